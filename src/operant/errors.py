@@ -1,0 +1,57 @@
+"""The errors that operant raises on a user's mistake, and the close-match suggestion they carry.
+
+Every message follows one template: what must hold, what was received, what to do about it. `assert` is
+kept for operant's own mistakes.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class OperantError(Exception):
+    """Base of every error that operant raises on purpose."""
+
+
+class SpecError(OperantError, ValueError):
+    """A specification (agent, network, environment, option) is not understood."""
+
+
+class SpaceError(OperantError, ValueError):
+    """A state or action does not fit its space, or an agent cannot serve the space."""
+
+
+class EnvironmentError(OperantError, RuntimeError):
+    """An environment broke its contract."""
+
+
+class CheckpointError(OperantError, RuntimeError):
+    """A file that should hold a checkpoint cannot be used."""
+
+
+class UsageError(OperantError, RuntimeError):
+    """A method was called out of order, or with arguments that exclude one another."""
+
+
+class BackendError(OperantError, RuntimeError):
+    """JAX or Keras is set up in a way that operant cannot work with."""
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return `` Did you mean 'x'?`` for the closest of the known names, else the list of them.
+
+    >>> suggest("ppoo", ["ppo", "dqn"])
+    " Did you mean 'ppo'?"
+    """
+    names = sorted(str(k) for k in known)
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    if close:
+        return f" Did you mean {close[0]!r}?"
+    return f" Known: {', '.join(names)}." if names else ""
+
+
+def value_error(argument: str, must: str, received: object, remedy: str = "") -> SpecError:
+    """Build the house message: ``x must be ... Received: x=... Remedy.``."""
+    text = f"{argument} must be {must}. Received: {argument}={received!r}."
+    return SpecError(f"{text} {remedy}".rstrip())

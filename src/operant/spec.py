@@ -1,0 +1,438 @@
+"""Hyperparameters and specifications: declared once, read everywhere.
+
+A `Config` is a frozen dataclass whose fields are made by `option`. Command-line flags and help tables,
+constructor arguments, search ranges, docs tables and checkpoint headers all derive from it. A `Registry`
+turns a specification (an object, a name, a dict with `type`, a JSON file, an importable class) into the
+thing it names.
+
+This module imports neither JAX nor Keras: help must come at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import json
+import math
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar, dataclass_transform
+
+from operant.errors import SpecError, suggest, value_error
+
+T = TypeVar("T")
+Search = Literal["log_uniform", "int", "categorical"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """What is known of one hyperparameter beside its name, type and default."""
+
+    help: str
+    """One or two sentences: what it is; what raising it does."""
+    unit: str | None = None
+    low: float | None = None
+    """Smallest legal value."""
+    high: float | None = None
+    """Largest legal value."""
+    low_open: bool = False
+    """Whether `low` itself is illegal."""
+    search: Search | None = None
+    """How tuning reads several values of it; None: it is not tuned."""
+    choices: tuple[Any, ...] | None = None
+    traced: bool = False
+    """A number that compiled code takes as an argument: it may change, be a schedule, or be mapped over by `vmap`,
+    without compiling again. Other options shape the program."""
+    aliases: tuple[str, ...] = ()
+    """Names accepted for it beside its own."""
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    unit: str | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    low_open: bool = False,
+    search: Search | None = None,
+    choices: tuple[Any, ...] | None = None,
+    traced: bool = False,
+    aliases: tuple[str, ...] = (),
+) -> Any:
+    """Declare one field of a `Config`."""
+    meta = Option(help, unit, low, high, low_open, search, choices, traced, aliases)
+    return dataclasses.field(default=default, metadata={"option": meta})
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """A hyperparameter that changes with time: linear, exponential, polynomial or piecewise.
+
+    Plain data; `operant.ops.schedules` evaluates it. Accepted wherever a `traced` option takes a number, as this
+    object, as a dict with `type`, or in short on the command line as ``linear:START:END:STEPS``.
+    """
+
+    type: Literal["constant", "linear", "exponential", "polynomial", "piecewise"]
+    start: float
+    """Value at step 0."""
+    end: float = 0.0
+    """Value from `steps` on (ignored by `constant` and `piecewise`)."""
+    steps: int = 1
+    """How long it takes from `start` to `end`, in `unit`."""
+    unit: Literal["timesteps", "episodes", "updates"] = "timesteps"
+    power: float = 1.0
+    """Exponent of `polynomial`."""
+    boundaries: tuple[int, ...] = ()
+    """`piecewise`: the steps at which the value changes."""
+    values: tuple[float, ...] = ()
+    """`piecewise`: the value from each boundary on."""
+
+    def __post_init__(self) -> None:
+        """Check the parts against one another."""
+        kinds = typing.get_args(typing.get_type_hints(Schedule)["type"])
+        if self.type not in kinds:
+            raise SpecError(f"Unknown schedule type {self.type!r}.{suggest(self.type, kinds)}")
+        if self.unit not in ("timesteps", "episodes", "updates"):
+            raise value_error("unit", "'timesteps', 'episodes' or 'updates'", self.unit)
+        if not isinstance(self.steps, int) or self.steps < 1:
+            raise value_error("steps", "a whole number of at least 1", self.steps)
+        if self.type == "exponential" and (self.start <= 0 or self.end <= 0):
+            raise value_error("start and end", "above 0 in an exponential schedule", (self.start, self.end))
+        for name in ("boundaries", "values"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.type == "piecewise":
+            increasing = all(a < b for a, b in zip(self.boundaries, self.boundaries[1:], strict=False))
+            if not self.boundaries or len(self.boundaries) != len(self.values) or not increasing:
+                raise value_error(
+                    "boundaries", "increasing, and as many as values", (self.boundaries, self.values)
+                )
+
+    @classmethod
+    def read(cls, value: Any) -> Schedule:
+        """Make one of a schedule, a dict, or ``kind:START:END:STEPS``."""
+        if isinstance(value, Schedule):
+            return value
+        if isinstance(value, Mapping):
+            return build(cls, dict(value), "schedule")
+        if isinstance(value, str) and value.count(":") == 3:
+            kind, start, end, steps = value.split(":")
+            try:
+                return cls(typing.cast(Any, kind), float(start), float(end), int(float(steps)))
+            except ValueError as error:
+                if isinstance(error, SpecError):
+                    raise
+        raise value_error("schedule", "a dict with 'type', or 'linear:START:END:STEPS'", value)
+
+    def range(self) -> tuple[float, float]:
+        """Return the smallest and the largest value it takes."""
+        values = self.values if self.type == "piecewise" else (self.start, self.end)
+        if self.type == "constant":
+            values = (self.start,)
+        elif self.type == "piecewise":
+            values = (self.start, *self.values)
+        return min(values), max(values)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option,))
+class ConfigMeta(type):
+    """Makes every subclass of `Config` a frozen, keyword-only dataclass."""
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
+        cls = super().__new__(mcs, name, bases, namespace)
+        return dataclasses.dataclass(frozen=True, kw_only=True)(cls)  # type: ignore[call-overload]
+
+
+class Config(metaclass=ConfigMeta):
+    """A named set of options with checked values. Never written to; `replace` gives a changed copy."""
+
+    def __post_init__(self) -> None:
+        """Check types and bounds of every field, then `check`, and report all faults at once."""
+        faults: list[str] = []
+        for name, meta in options(type(self)).items():
+            value = getattr(self, name)
+            if _traced_value(value):
+                continue
+            try:
+                object.__setattr__(self, name, _checked(type(self), name, meta, value))
+            except SpecError as fault:
+                faults.append(str(fault))
+        if not faults:
+            faults.extend(self.check())
+        if faults:
+            raise SpecError("\n".join(faults))
+
+    def check(self) -> Iterator[str]:
+        """Yield a message for every constraint between fields that does not hold."""
+        return iter(())
+
+    def replace(self, **changes: Any) -> typing.Self:
+        """Return a copy with some options changed; unknown names are errors."""
+        return type(self)(**{**vars(self), **canonical(type(self), changes)})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON data that `from_dict` turns back into an equal object."""
+        return {name: _plain(getattr(self, name)) for name in options(type(self))}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> typing.Self:
+        """Build one of `to_dict`'s data; missing options take their defaults."""
+        return build(cls, dict(data), cls.__name__)
+
+
+@functools.cache
+def options(cls: type[Config]) -> dict[str, Option]:
+    """Return the options of a config by name, in order of declaration."""
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    return {field.name: field.metadata["option"] for field in fields if "option" in field.metadata}
+
+
+def default(cls: type[Config], name: str) -> Any:
+    """Return the default of one option."""
+    return next(f.default for f in dataclasses.fields(cls) if f.name == name)  # type: ignore[arg-type]
+
+
+def traced(cls: type[Config]) -> tuple[str, ...]:
+    """Return the names of the options that compiled code takes as arguments."""
+    return tuple(name for name, meta in options(cls).items() if meta.traced)
+
+
+def canonical(cls: type[Config], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace aliases by names; refuse unknown names (with the close match) and doubles."""
+    known = options(cls)
+    names = {alias: name for name, meta in known.items() for alias in meta.aliases}
+    result: dict[str, Any] = {}
+    for key, value in given.items():
+        name = names.get(key, key)
+        if name not in known:
+            raise SpecError(f"{_label(cls)} takes no argument {key!r}.{suggest(key, known)}")
+        if name in result:
+            raise SpecError(f"{_label(cls)} got {name!r} twice, once as {key!r}. Give one of them.")
+        result[name] = value
+    return result
+
+
+def _label(cls: type) -> str:
+    return getattr(cls, "label", cls.__name__)
+
+
+def _traced_value(value: Any) -> bool:
+    return hasattr(value, "aval")
+
+
+@functools.cache
+def _adapter(cls: type[Config], name: str) -> Any:
+    import pydantic
+
+    hints = typing.get_type_hints(cls)
+    settings = pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True)
+    return pydantic.TypeAdapter(hints[name], config=settings)
+
+
+def _checked(cls: type[Config], name: str, meta: Option, value: Any) -> Any:
+    import pydantic
+
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if isinstance(value, list):
+        value = tuple(value)
+    if meta.traced and isinstance(value, Schedule | Mapping | str):
+        value = Schedule.read(value)
+        for bound in value.range():
+            _bounded(name, meta, bound)
+        return value
+    if isinstance(value, float) and math.isnan(value):
+        raise value_error(name, "a number", value)
+    try:
+        value = _adapter(cls, name).validate_python(value)
+    except pydantic.ValidationError as error:
+        wanted = _wanted(error)
+        raise value_error(name, wanted, value, _default_hint(cls, name)) from None
+    _bounded(name, meta, value)
+    if meta.choices is not None and value is not None and value not in meta.choices:
+        raise SpecError(
+            f"{name} must be one of {', '.join(map(repr, meta.choices))}. Received: {name}={value!r}."
+            f"{suggest(str(value), map(str, meta.choices)) if isinstance(value, str) else ''}"
+        )
+    return value
+
+
+def _wanted(error: Any) -> str:
+    kinds = {
+        "int_type": "a whole number",
+        "float_type": "a number",
+        "bool_type": "True or False",
+        "string_type": "a string",
+        "none_required": "None",
+        "tuple_type": "a list",
+    }
+    found = dict.fromkeys(kinds.get(e["type"], e["msg"].lower()) for e in error.errors(include_url=False))
+    return " or ".join(found)
+
+
+def _default_hint(cls: type[Config], name: str) -> str:
+    return f"The default is {default(cls, name)!r}."
+
+
+def _bounded(name: str, meta: Option, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    low_ok = meta.low is None or (value > meta.low if meta.low_open else value >= meta.low)
+    if low_ok and (meta.high is None or value <= meta.high):
+        return
+    parts = []
+    if meta.low is not None:
+        parts.append(f"{'above' if meta.low_open else 'at least'} {meta.low:g}")
+    if meta.high is not None:
+        parts.append(f"at most {meta.high:g}")
+    raise value_error(name, " and ".join(parts), value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Config):
+        return value.to_dict()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    raise SpecError(
+        f"{value!r} cannot be written as plain data. Give it by name or as a dict where it must be saved."
+    )
+
+
+def plain(value: Any) -> Any:
+    """Return `value` as JSON data (dicts, lists, numbers, strings), or raise `SpecError`."""
+    return _plain(value)
+
+
+def build(cls: Callable[..., T], arguments: dict[str, Any], label: str) -> T:
+    """Call `cls` with the arguments; unknown and missing ones are named, with the close match."""
+    if isinstance(cls, type) and issubclass(cls, Config):
+        return typing.cast(T, cls(**canonical(cls, arguments)))
+    import inspect
+
+    parameters = inspect.signature(cls).parameters
+    free = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for key in arguments:
+        if key not in parameters and not free:
+            raise SpecError(f"{label} takes no argument {key!r}.{suggest(key, parameters)}")
+    for name, p in parameters.items():
+        required = p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        if required and name not in arguments:
+            raise SpecError(f"{label} requires the argument {name!r}.")
+    return cls(**arguments)
+
+
+def read_json(path: str | Path, what: str) -> dict[str, Any]:
+    """Read a JSON file that holds one object."""
+    path = Path(path)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SpecError(f"The {what} file {str(path)!r} does not exist.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"The {what} file {str(path)!r} cannot be read: {error}.") from None
+    except json.JSONDecodeError as error:
+        raise SpecError(
+            f"The {what} file {str(path)!r} is not JSON: {error.msg} (line {error.lineno})."
+        ) from None
+    if not isinstance(data, dict):
+        raise SpecError(f"The {what} file {str(path)!r} must hold one JSON object, not a {type(data).__name__}.")
+    return data
+
+
+def import_object(path: str, what: str) -> Any:
+    """Import ``package.module.Name`` or ``package.module:Name``."""
+    module, _, name = path.replace(":", ".").rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SpecError(f"The {what} {path!r} cannot be imported: {error}.") from None
+
+
+class Registry(Generic[T]):
+    """Names and what they stand for; values are objects or import paths (``module:Name``) loaded when asked for."""
+
+    def __init__(self, what: str, entries: Mapping[str, Callable[..., T] | str]) -> None:
+        self.what = what
+        self._entries: dict[str, Callable[..., T] | str] = dict(entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def add(self, name: str, entry: Callable[..., T] | str) -> None:
+        """Register one more name; an existing name is an error."""
+        if name in self._entries:
+            raise SpecError(f"There already is a {self.what} named {name!r}.")
+        self._entries[name] = entry
+
+    def get(self, name: str) -> Callable[..., T]:
+        """Return what a name stands for; unknown names are errors with the close match."""
+        if name not in self._entries:
+            raise SpecError(f"Unknown {self.what} {name!r}.{suggest(name, self._entries)}")
+        entry = self._entries[name]
+        if isinstance(entry, str):
+            entry = typing.cast("Callable[..., T]", import_object(entry, self.what))
+            self._entries[name] = entry
+        return entry
+
+    def parse(self, spec: Any, **extra: Any) -> tuple[Callable[..., T], dict[str, Any], str]:
+        """Split a specification into what to call, with which arguments, and the name to use in messages.
+
+        Args:
+            spec: a registered name, ``module.Class``, the path of a JSON file, a class, or a dict with one of
+                these as `type`.
+            extra: arguments beside those in the specification; giving one twice is an error.
+        """
+        arguments: dict[str, Any] = {}
+        seen: list[str] = []
+        while True:
+            if isinstance(spec, Mapping):
+                inner = dict(spec)
+                spec = inner.pop("type", None)
+                if spec is None:
+                    raise SpecError(
+                        f"A {self.what} given as a dict needs a 'type'. Received the keys: {', '.join(map(str, inner))}."
+                    )
+                for key, value in inner.items():
+                    arguments.setdefault(str(key), value)
+            elif isinstance(spec, str | Path) and str(spec).endswith(".json"):
+                if str(spec) in seen:
+                    raise SpecError(f"The {self.what} file {str(spec)!r} names itself as its type.")
+                seen.append(str(spec))
+                spec = read_json(spec, self.what)
+            else:
+                break
+        for key, value in extra.items():
+            if key in arguments and arguments[key] != value:
+                raise SpecError(
+                    f"{self.what} argument {key!r} is given twice, as {arguments[key]!r} and {value!r}."
+                )
+            arguments[key] = value
+        if isinstance(spec, str):
+            if spec in self or ("." not in spec and ":" not in spec):
+                return self.get(spec), arguments, spec
+            return import_object(spec, self.what), arguments, spec
+        if callable(spec):
+            return spec, arguments, getattr(spec, "__name__", str(spec))
+        raise SpecError(
+            f"A {self.what} must be a name, a dict with 'type', a JSON file or a class. Received: {spec!r}."
+        )
+
+    def create(self, spec: Any, **extra: Any) -> T:
+        """Build what a specification describes."""
+        target, arguments, label = self.parse(spec, **extra)
+        return build(target, arguments, label)
