@@ -1,0 +1,21 @@
+"""State and action spaces: what they are made of, checks of values, and Gymnasium's spaces to and fro.
+
+Inside operant an observation or an action is a flat dict of arrays by component name. `Space` knows the user's
+structure and converts at the door. Environment workers use this package: it never imports JAX.
+"""
+
+from operant.spaces.convert import Codec, SpaceCodec, from_gymnasium, to_gymnasium
+from operant.spaces.leaf import Leaf
+from operant.spaces.space import RESERVED, Space, Spaces, require
+
+__all__ = [
+    "RESERVED",
+    "Codec",
+    "Leaf",
+    "Space",
+    "SpaceCodec",
+    "Spaces",
+    "from_gymnasium",
+    "require",
+    "to_gymnasium",
+]

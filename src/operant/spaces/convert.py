@@ -1,0 +1,367 @@
+"""Gymnasium's spaces to ours and back, and the conversion of observations and actions between the two.
+
+Gymnasium is imported when a conversion is asked for, not before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from operant.errors import SpaceError
+from operant.spaces.fields import STORAGE, NDArray
+from operant.spaces.leaf import Leaf
+from operant.spaces.space import RESERVED, Flat, Kind, Space, Spaces
+
+INFINITE = 1e6
+"""A bound of a Box this large counts as none: environments write large numbers where they know no limit."""
+
+Node: TypeAlias = "Part | dict[Any, Node] | tuple[Node, ...]"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """How one elementary Gymnasium space maps to components: to one, or entry by entry to several."""
+
+    names: tuple[str, ...]
+    """Flat names of the components."""
+    shape: tuple[int, ...]
+    """Gymnasium's shape."""
+    dtype: np.dtype[Any]
+    """Gymnasium's type."""
+    storage: np.dtype[Any]
+    """The components' type."""
+    split: bool = False
+    """Whether each entry is a component."""
+    moved: bool = False
+    """Whether Gymnasium's first axis is the component's last."""
+    scalar: bool = False
+    """Whether unbatched values are NumPy scalars, not arrays."""
+    start: NDArray | None = None
+    """Smallest value of a choice, which is 0 in the component, `[*shape]`."""
+    low: NDArray | None = None
+    """Bounds to clip to, `[*shape]`."""
+    high: NDArray | None = None
+
+    @property
+    def direct(self) -> bool:
+        """Whether a value of the right type is the component as it stands."""
+        return not self.split and not self.moved and self.start is None and self.storage.kind != "b"
+
+    def encode(self, value: Any, batched: bool, flat: Flat) -> None:
+        """Write Gymnasium's value `[N?, *shape]` into a flat dict."""
+        array = np.asarray(value)
+        lead = array.ndim - len(self.shape)
+        if lead != batched or array.shape[lead:] != self.shape:
+            batch = "N, " if batched else ""
+            raise SpaceError(
+                f"The value of {self.names[0]!r} must have shape ({batch}{', '.join(map(str, self.shape))}). "
+                f"Received: shape {array.shape}."
+            )
+        if self.start is not None:
+            array = array.astype(np.int64) - self.start
+        if self.moved:
+            array = np.moveaxis(array, lead, -1)
+        if array.dtype != self.storage:
+            with np.errstate(
+                over="ignore"
+            ):  # a float64 too large becomes inf, for the check of values to find
+                array = array.astype(self.storage)
+        if self.split:
+            array = array.reshape((*array.shape[:lead], len(self.names)))
+            flat.update((name, array[..., i]) for i, name in enumerate(self.names))
+        else:
+            flat[self.names[0]] = array
+
+    def decode(self, flat: Mapping[str, Any], batched: bool) -> Any:
+        """Return Gymnasium's value `[N?, *shape]`, clipped to the bounds."""
+        array = np.asarray(flat[self.names[0]])
+        if self.split:
+            entries = np.stack([np.asarray(flat[name]) for name in self.names], -1)
+            array = entries.reshape(array.shape + self.shape)
+        if self.moved:
+            array = np.moveaxis(array, -1, int(batched))
+        if self.start is not None:
+            array = array.astype(np.int64) + self.start
+        array = np.asarray(array).astype(self.dtype, copy=False)
+        if self.low is not None and self.high is not None:
+            array = np.asarray(np.minimum(np.maximum(array, self.low), self.high))
+        return self.dtype.type(array) if self.scalar and not batched else array
+
+
+class SpaceCodec:
+    """Converts values of one Gymnasium space to flat components and back."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self._parts = list(_parts(node, ()))
+        self._name = ""
+        self._storage: np.dtype[Any] | None = None
+        self._shape: tuple[int, ...] = ()
+        if isinstance(node, Part) and node.direct:
+            self._name, self._storage, self._shape = node.names[0], node.storage, node.shape
+        self._ndim = len(self._shape)
+
+    def encode(self, value: Any, batched: bool) -> Flat:
+        """Return Gymnasium's value by flat component name, not copied where the type agrees.
+
+        Args:
+            value: a member of the space, or with `batched` what a vector environment gives: dicts and tuples of
+                arrays `[N, ...]`.
+            batched: whether there is a leading axis of environments.
+
+        Raises:
+            SpaceError: an array has another shape than its space.
+        """
+        if (
+            type(value) is np.ndarray
+            and value.dtype is self._storage
+            and value.ndim == self._ndim + batched
+            and value.shape[batched:] == self._shape
+        ):
+            return {self._name: value}
+        flat: Flat = {}
+        for path, part in self._parts:
+            entry = value
+            for key in path:
+                entry = entry[key]
+            part.encode(entry, batched, flat)
+        return flat
+
+    def decode(self, flat: Mapping[str, Any], batched: bool) -> Any:
+        """Return flat components `[N?, ...]` as Gymnasium's value: the inverse of `encode`, clipped to the bounds."""
+        return _build(self.node, flat, batched)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Codec:
+    """Converts what passes between an environment of Gymnasium, single or vector, and operant."""
+
+    observation: SpaceCodec
+    action: SpaceCodec
+
+    def encode(self, observation: Any, batched: bool) -> Flat:
+        """Return an observation by flat component name, masks included (see `SpaceCodec.encode`)."""
+        return self.observation.encode(observation, batched)
+
+    def decode(self, action: Mapping[str, Any], batched: bool) -> Any:
+        """Return flat actions `[N?, ...]` as Gymnasium's environments take them, floats clipped to their bounds."""
+        return self.action.decode(action, batched)
+
+    def decode_one(self, action: Mapping[str, Any], index: int) -> Any:
+        """Return row `index` of flat actions `[N, ...]` as one environment takes it."""
+        return self.action.decode({name: value[index] for name, value in action.items()}, False)
+
+
+def _parts(node: Node, path: tuple[Any, ...]) -> Iterable[tuple[tuple[Any, ...], Part]]:
+    if isinstance(node, Part):
+        yield path, node
+        return
+    for key, branch in node.items() if isinstance(node, dict) else enumerate(node):
+        yield from _parts(branch, (*path, key))
+
+
+def _build(node: Node, flat: Mapping[str, Any], batched: bool) -> Any:
+    if isinstance(node, Part):
+        return node.decode(flat, batched)
+    if isinstance(node, dict):
+        return {key: _build(branch, flat, batched) for key, branch in node.items()}
+    return tuple(_build(branch, flat, batched) for branch in node)
+
+
+def from_gymnasium(
+    observation_space: Any, action_space: Any, *, frames: int | None = None, channels_first: bool = False
+) -> tuple[Spaces, Codec]:
+    """Read the spaces of an environment of Gymnasium.
+
+    Of vector environments, give `single_observation_space` and `single_action_space`. Names: a Dict gives its keys, a
+    Tuple its positions, a MultiDiscrete with unequal counts its entries in C order. `/` in a key becomes `_`; a
+    reserved name gets `_` behind it. An entry `<action>_mask` of a Dict observation (`action_mask` for a single
+    action) that fits a Discrete or MultiDiscrete action becomes its mask. Box observations of integers are read as
+    numbers (type float) stored in an integer type; 64-bit types are stored in 32 bits.
+
+    Args:
+        observation_space: Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these, at any depth.
+        action_space: the same.
+        frames: how many successive frames a stacked observation holds. Declares every Box of two or more axes whose
+            axis of frames (the last; the first with `channels_first`) is that long.
+        channels_first: whether the channels or stacked frames of images are Gymnasium's first axis; it is moved to
+            the end, for every Box of three axes and for stacks.
+
+    Raises:
+        SpaceError: a space is of a kind that cannot be served (Text, Graph, Sequence), or no Box holds `frames`.
+    """
+    action_reader = _Reader("action")
+    action_tree, action_node = action_reader.read(action_space, "")
+    actions = Space(action_tree, "action")
+    reader = _Reader("state", frames, channels_first)
+    reader.masks = {
+        f"{name}_mask": (*leaf.shape, leaf.num_values)
+        for name, leaf in actions.components.items()
+        if leaf.num_values is not None
+    }
+    tree, node = reader.read(observation_space, "")
+    if tree is None:
+        raise SpaceError("The observation space must hold more than masks.")
+    if frames is not None and frames > 1 and not reader.stacks:
+        raise SpaceError(
+            f"No Box of the observation space holds {frames} frames. Received: {observation_space}."
+        )
+    masks = tuple(name.removesuffix("_mask") for name in reader.found)
+    return Spaces(Space(tree, "state"), actions, masks), Codec(SpaceCodec(node), SpaceCodec(action_node))
+
+
+class _Reader:
+    """Reads one Gymnasium space into a tree of leaves and a tree of parts."""
+
+    def __init__(self, kind: Kind, frames: int | None = None, channels_first: bool = False) -> None:
+        self.kind = kind
+        self.frames = frames or 1
+        self.channels_first = channels_first
+        self.masks: dict[str, tuple[int, ...]] = {}
+        self.found: list[str] = []
+        self.stacks = 0
+
+    def read(self, space: Any, name: str) -> tuple[Any, Node]:
+        """Return the leaves (None for a mask) and the parts of a space."""
+        from gymnasium import spaces
+
+        readers: list[tuple[type, Callable[[Any, str], tuple[Any, Node]]]] = [
+            (spaces.Dict, lambda s, n: self._branches(s.spaces, n)),
+            (spaces.Tuple, self._tuple),
+            (spaces.Discrete, self._discrete),
+            (spaces.MultiDiscrete, lambda s, n: self._choices(s, n, s.nvec, s.start)),
+            (spaces.MultiBinary, self._bool),
+            (spaces.Box, self._box),
+        ]
+        for cls, reader in readers:
+            if isinstance(space, cls):
+                return reader(space, name)
+        where = f" {name!r}" if name else ""
+        raise SpaceError(
+            f"The {self.kind} space{where} must be a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple. "
+            f"Received: {space!r}. Convert it with a wrapper."
+        )
+
+    def _branches(self, branches: Mapping[Any, Any], name: str) -> tuple[Any, Node]:
+        tree: dict[str, Any] = {}
+        node: dict[Any, Node] = {}
+        for original, branch in branches.items():
+            key = str(original).replace("/", "_") or "_"
+            key = f"{key}_" if key in RESERVED else key
+            if key in tree:
+                raise SpaceError(f"Two entries of the {self.kind} space would be named {key!r}. Rename one.")
+            leaf, node[original] = self.read(branch, f"{name}/{key}" if name else key)
+            if leaf is not None:
+                tree[key] = leaf
+        return tree or None, node
+
+    def _tuple(self, space: Any, name: str) -> tuple[Any, Node]:
+        tree, node = self._branches(dict(enumerate(space.spaces)), name)
+        assert isinstance(node, dict)
+        return tree, tuple(node.values())
+
+    def _discrete(self, space: Any, name: str) -> tuple[Any, Node]:
+        leaf = Leaf("int", (), int(space.n), int(space.start))
+        start = np.asarray(space.start) if leaf.has_offset else None
+        return leaf, Part((name or self.kind,), (), space.dtype, leaf.storage, scalar=True, start=start)
+
+    def _choices(self, space: Any, name: str, counts: NDArray, start: Any) -> tuple[Any, Node]:
+        """Read an array of choices: one component if all have as many values, else one for each entry."""
+        start = np.asarray(start, np.int64)
+        offset = start if start.any() else None
+        storage = np.dtype(STORAGE["int"][0])
+        if np.all(counts == counts.flat[0]):
+            leaf = Leaf("int", space.shape, int(counts.flat[0]), start)
+            return leaf, Part((name or self.kind,), space.shape, space.dtype, storage, start=offset)
+        leaves = {
+            str(i): Leaf("int", (), int(count), int(first))
+            for i, (count, first) in enumerate(zip(counts.flat, start.flat, strict=True))
+        }
+        names = tuple(f"{name}/{key}" if name else key for key in leaves)
+        return leaves, Part(names, space.shape, space.dtype, storage, split=True, start=offset)
+
+    def _bool(self, space: Any, name: str) -> tuple[Any, Node]:
+        leaf = None if self._is_mask(space, name) else Leaf("bool", space.shape)
+        return leaf, Part((name or self.kind,), space.shape, space.dtype, np.dtype(np.bool_))
+
+    def _is_mask(self, space: Any, name: str) -> bool:
+        found = name in self.masks and space.shape == self.masks[name]
+        if found:
+            self.found.append(name)
+        return found
+
+    def _box(self, space: Any, name: str) -> tuple[Any, Node]:
+        integer = space.dtype.kind in "iu"
+        binary = integer and np.all(space.low == 0) and np.all(space.high == 1)
+        if space.dtype.kind == "b" or (binary and name in self.masks and space.shape == self.masks[name]):
+            return self._bool(space, name)
+        low, high = (_open(bound) for bound in (space.low, space.high))
+        if integer and self.kind == "action":
+            return self._box_choices(space, name, low, high)
+        stack = self.frames if self._is_stack(space.shape) else 1
+        self.stacks += stack > 1
+        moved = self.channels_first and (stack > 1 or len(space.shape) == 3)
+        if moved:
+            low, high = np.moveaxis(low, 0, -1), np.moveaxis(high, 0, -1)
+        storage = _storage(space)
+        leaf = Leaf("float", low.shape, None, low, high, storage, stack)
+        clip = np.isfinite(space.low).any() or np.isfinite(space.high).any()
+        bounds = (space.low, space.high) if clip else (None, None)
+        names = (name or self.kind,)
+        return leaf, Part(names, space.shape, space.dtype, leaf.storage, False, moved, False, None, *bounds)
+
+    def _is_stack(self, shape: tuple[int, ...]) -> bool:
+        return self.frames > 1 and len(shape) > 1 and shape[0 if self.channels_first else -1] == self.frames
+
+    def _box_choices(self, space: Any, name: str, low: NDArray, high: NDArray) -> tuple[Any, Node]:
+        if not (np.isfinite(low).all() and np.isfinite(high).all()):
+            raise SpaceError(f"An action Box of integers must have both bounds. Received: {space!r}.")
+        return self._choices(space, name, (high - low + 1).astype(np.int64), low)
+
+
+def _open(bound: NDArray) -> Any:
+    wide = bound.astype(np.float64)
+    return np.where(np.abs(wide) >= INFINITE, np.copysign(np.inf, wide), wide)
+
+
+def _storage(space: Any) -> str:
+    """Return the type in which to store a Box: its own where allowed, int32 where it suffices, else float32."""
+    if space.dtype.name in STORAGE["float"]:
+        return str(space.dtype.name)
+    info = np.iinfo(np.int32)
+    if space.dtype.kind in "iu" and space.low.min() >= info.min and space.high.max() <= info.max:
+        return "int32"
+    return "float32"
+
+
+def to_gymnasium(space: Space) -> Any:
+    """Return the Gymnasium space of the same values; `from_gymnasium` reads it back as an equal space.
+
+    What Gymnasium cannot say is lost: `frames`, bounds of 1e6 and more, and that a state is an `int` without
+    `num_values` (it comes back as a number stored as int32).
+    """
+    return _to_gymnasium(space.tree)
+
+
+def _to_gymnasium(tree: Any) -> Any:
+    from gymnasium import spaces
+
+    if not isinstance(tree, Leaf):
+        return spaces.Dict([(key, _to_gymnasium(branch)) for key, branch in tree.items()])
+    if tree.type == "bool":
+        return spaces.MultiBinary(tree.shape)
+    if tree.num_values is not None and not tree.shape:
+        return spaces.Discrete(tree.num_values, start=int(tree.low))
+    if tree.num_values is not None:
+        return spaces.MultiDiscrete(np.full(tree.shape, tree.num_values), start=tree.low.astype(np.int64))
+    if tree.storage.kind == "f":
+        return spaces.Box(
+            tree.low.astype(tree.storage), tree.high.astype(tree.storage), tree.shape, tree.storage.type
+        )
+    info = np.iinfo(tree.storage)
+    low, high = (np.clip(bound.astype(float), info.min, info.max) for bound in (tree.low, tree.high))
+    return spaces.Box(low.astype(tree.storage), high.astype(tree.storage), tree.shape, tree.storage.type)

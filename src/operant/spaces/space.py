@@ -1,0 +1,389 @@
+"""States and actions: nested dicts of components, the checks of their values, and masks of actions."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from operant.errors import SpaceError, SpecError, suggest
+from operant.spaces.fields import NDArray
+from operant.spaces.leaf import Leaf
+
+Kind: TypeAlias = Literal["state", "action"]
+Tree: TypeAlias = "Leaf | dict[str, Tree]"
+Flat: TypeAlias = dict[str, NDArray]
+"""Arrays by flat component name."""
+
+RESERVED = frozenset(field.name for field in dataclasses.fields(Leaf)) | {"bool", "int", "float"}
+"""Names that no component may have: a dict with one of Leaf's fields as key is one component, not several."""
+
+
+class Space:
+    """All states or all actions: one unnamed component, or a nested dict of named ones.
+
+    Immutable and hashable. Equal spaces have the same components in the same order.
+
+    Args:
+        spec: a leaf, a dict of its fields, or a dict of such by name, nested as deep as wanted.
+        kind: `state` or `action`; also the flat name of a single unnamed component.
+
+    Raises:
+        SpecError: the specification is not understood.
+    """
+
+    def __init__(self, spec: Any, kind: Kind = "state") -> None:
+        if kind not in ("state", "action"):
+            raise SpecError(f"kind must be 'state' or 'action'. Received: kind={kind!r}.")
+        self.kind: Kind = kind
+        self.tree: Tree = self._read(spec, "")
+        self.components: dict[str, Leaf] = dict(
+            _leaves(self.tree, kind if isinstance(self.tree, Leaf) else "")
+        )
+        """Leaves by flat name (`camera/left`), in the order in which they were given."""
+        self.single = isinstance(self.tree, Leaf)
+        """Whether it is one unnamed component."""
+        self._labels = {name: self._label("" if self.single else name) for name in self.components}
+        self._first = next(iter(self.components.items()))
+
+    def _label(self, name: str) -> str:
+        return f"{self.kind} {name!r}" if name else self.kind
+
+    def _read(self, spec: Any, name: str) -> Tree:
+        branches = isinstance(spec, Mapping) and any(isinstance(v, Mapping | Leaf) for v in spec.values())
+        if isinstance(spec, Mapping) and not spec:
+            raise SpecError(f"The {self._label(name)} must have at least one component. Received: {{}}.")
+        if not branches:
+            return self._read_leaf(spec, self._label(name))
+        for key in spec:
+            if not isinstance(key, str) or not key or "/" in key:
+                raise SpecError(
+                    f"A {self.kind} name must be a non-empty string without '/'. Received: {key!r}. "
+                    f"Write nested names as nested dicts."
+                )
+            if key in RESERVED:
+                raise SpecError(
+                    f"The {self.kind} name {_join(name, key)!r} is reserved. Rename that component."
+                )
+        return {key: self._read(value, _join(name, key)) for key, value in spec.items()}
+
+    def _read_leaf(self, spec: Any, label: str) -> Leaf:
+        leaf = Leaf.read(spec, label, action=self.kind == "action")
+        if self.kind == "action" and leaf.type == "float" and leaf.storage.kind != "f":
+            raise SpecError(
+                f"The {label} of type 'float' must have a float dtype. Received: dtype={leaf.dtype!r}."
+            )
+        if self.kind == "action" and leaf.frames > 1:
+            raise SpecError(f"The {label} has no frames: only states do. Received: frames={leaf.frames}.")
+        return leaf
+
+    @classmethod
+    def read(cls, spec: Any, kind: Kind = "state") -> Space:
+        """Return the space itself, or make one of a specification."""
+        if not isinstance(spec, Space):
+            return cls(spec, kind)
+        if spec.kind != kind:
+            raise SpecError(f"A space of {kind}s is needed. Received a space of {spec.kind}s.")
+        return spec
+
+    def to_spec(self) -> dict[str, Any]:
+        """Return it as JSON data; `read` takes it back."""
+        return _specs(self.tree)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Space) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __repr__(self) -> str:
+        return f"Space({self.to_spec()!r}, {self.kind!r})"
+
+    @property
+    def _key(self) -> Any:
+        return self.kind, self.single, tuple(self.components.items())
+
+    def check(self, value: Any, batch_shape: tuple[int, ...] | None = (), *, values: bool = True) -> Flat:
+        """Check a value in the user's structure and return it flat, as stored (see `Leaf.accept`).
+
+        Args:
+            value: nested as the space is; a single component bare, or as a dict of its default name.
+            batch_shape: the leading axes that every component must have; None: any, but all the same.
+            values: whether to look at the numbers too (NaN, infinities, range), beside structure, shape and kind.
+
+        Raises:
+            SpaceError: the value does not fit; names the component, what it must be and what was received.
+        """
+        if self.single:
+            name, leaf = self._first
+            if type(value) is not np.ndarray and isinstance(value, Mapping):
+                value = self._gather({name: leaf}, value, "")[name]
+            return {name: leaf.accept(value, self.kind, batch_shape, values=values)}
+        raw = self._gather(self.tree, value, "")
+        flat: Flat = {}
+        for name, leaf in self.components.items():
+            flat[name] = array = leaf.accept(raw[name], self._labels[name], batch_shape, values=values)
+            if batch_shape is None:  # what the first component has, all must have
+                batch_shape = array.shape[: array.ndim - len(leaf.shape)]
+        return flat
+
+    def flatten(self, value: Any) -> Flat:
+        """Return a value flat and as stored, with any leading axes; structure, shapes and kinds are checked."""
+        return self.check(value, None, values=False)
+
+    def unflatten(self, flat: Mapping[str, Any]) -> Any:
+        """Return stored values in the user's structure and range: the inverse of `flatten`.
+
+        A component of shape `()` without leading axes becomes a Python number, others arrays.
+        """
+        if flat.keys() != self.components.keys():
+            self._refuse(flat, self.components, "")
+        return _nest(self.tree, self.kind if self.single else "", flat)
+
+    def batch_shape(self, flat: Mapping[str, NDArray]) -> tuple[int, ...]:
+        """Return the leading axes of a flat value."""
+        name, leaf = self._first
+        shape = flat[name].shape
+        return shape[: len(shape) - len(leaf.shape)]
+
+    def clip(self, flat: Mapping[str, Any]) -> Flat:
+        """Return stored values with floats brought within their bounds; other components are not copied."""
+        return {
+            name: np.clip(flat[name], leaf.low, leaf.high)
+            if leaf.type == "float" and (leaf.min_value is not None or leaf.max_value is not None)
+            else np.asarray(flat[name])
+            for name, leaf in self.components.items()
+        }
+
+    def _gather(self, tree: Tree, value: Any, name: str) -> dict[str, Any]:
+        if isinstance(tree, Leaf):
+            return {name: value}
+        if not isinstance(value, Mapping):
+            keys = ", ".join(map(repr, tree))
+            raise SpaceError(
+                f"The {self._label(name)} must be a dict with {keys}. Received: {type(value).__name__}."
+            )
+        if value.keys() != tree.keys():
+            self._refuse(value, tree, f"{name}/" if name else "")
+        raw: dict[str, Any] = {}
+        for key, branch in tree.items():
+            raw.update(self._gather(branch, value[key], _join(name, key)))
+        return raw
+
+    def _refuse(self, value: Mapping[Any, Any], known: Collection[str], prefix: str) -> None:
+        for key in value:
+            if key not in known:
+                mask = (
+                    " Masks must be declared: Spaces.read(states, actions, masks=...)."
+                    if str(key).endswith("_mask")
+                    else ""
+                )
+                raise SpaceError(
+                    f"There is no {self.kind} {f'{prefix}{key}'!r}.{suggest(str(key), known)}{mask}"
+                )
+        for key in known:
+            if key not in value:
+                received = ", ".join(repr(k) for k in value) or "nothing"
+                raise SpaceError(f"The {self.kind} {f'{prefix}{key}'!r} is missing. Received: {received}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Spaces:
+    """What an agent sees and does.
+
+    A mask tells for each value of an `int` action whether it is allowed now. It travels with the observation, under
+    the name of the action with `_mask` behind it (`action_mask` for a single unnamed action).
+
+    Raises:
+        SpecError: a mask belongs to no action with `num_values`, or its name is taken.
+    """
+
+    states: Space
+    """Without masks."""
+    actions: Space
+    masks: tuple[str, ...] = ()
+    """Flat names of the actions that come with a mask."""
+
+    def __post_init__(self) -> None:
+        """Check kinds, and that every mask has its action."""
+        Space.read(self.states, "state")
+        Space.read(self.actions, "action")
+        for action in self.masks:
+            leaf = self.actions.components.get(action)
+            if leaf is None:
+                raise SpecError(
+                    f"There is no action {action!r} to mask.{suggest(action, self.actions.components)}"
+                )
+            if leaf.type != "int":
+                raise SpecError(
+                    f"Only 'int' actions can be masked. Received: action {action!r} of type {leaf.type!r}."
+                )
+            if f"{action}_mask" in self.states.components:
+                raise SpecError(
+                    f"The state {f'{action}_mask'!r} has the name of a mask. Rename that component."
+                )
+
+    @classmethod
+    def read(cls, states: Any, actions: Any, masks: Collection[str] = ()) -> Spaces:
+        """Make spaces of specifications; entries `<action>_mask` among the states become masks.
+
+        Args:
+            states: what `Space` reads. A mask among them is bool, of the action's shape with `num_values` behind it.
+            actions: what `Space` reads.
+            masks: names of further actions whose mask comes with the observation.
+
+        Raises:
+            SpecError: a specification is not understood, or a mask does not fit its action.
+        """
+        action_space = Space.read(actions, "action")
+        spec = states.tree if isinstance(states, Space) else states
+        found = dict.fromkeys((masks,) if isinstance(masks, str) else masks)
+        for name, leaf in action_space.components.items():
+            mask = None
+            if isinstance(spec, Mapping):
+                spec, mask = _pop(spec, f"{name}_mask")
+            if mask is None:
+                continue
+            received = Leaf.read(mask, f"state '{name}_mask'")
+            if leaf.num_values is None:
+                raise SpecError(
+                    f"Only 'int' actions can be masked. Received: {name}_mask for a {leaf.type!r} action."
+                )
+            wanted = (*leaf.shape, leaf.num_values)
+            if received.type != "bool" or received.shape != wanted:
+                raise SpecError(
+                    f"The mask {f'{name}_mask'!r} must be of type 'bool' and shape {wanted}. "
+                    f"Received: type {received.type!r} and shape {received.shape}."
+                )
+            found[name] = None
+        if found and isinstance(spec, Mapping) and spec.keys() == {"state"}:
+            spec = spec["state"]  # the single state is named only to stand beside its mask
+        return cls(Space(spec, "state"), action_space, tuple(found))
+
+    def mask_leaf(self, action: str) -> Leaf:
+        """Return the component that the mask of an action is: bool, `[*shape, num_values]`."""
+        leaf = self.actions.components[action]
+        if leaf.num_values is None:
+            raise SpecError(
+                f"Only 'int' actions can be masked. Received: action {action!r} of type {leaf.type!r}."
+            )
+        return Leaf("bool", (*leaf.shape, leaf.num_values))
+
+    @functools.cached_property
+    def observation_components(self) -> dict[str, Leaf]:
+        """What an observation holds by flat name: states, then masks."""
+        return self.states.components | {f"{action}_mask": self.mask_leaf(action) for action in self.masks}
+
+    def observe(self, value: Any, batch_shape: tuple[int, ...] | None = None, *, values: bool = True) -> Flat:
+        """Check an observation in the user's structure and return it flat, with its masks.
+
+        Args:
+            value: the states, with or without mask entries; a mask that is missing allows everything. A single
+                unnamed state with a mask comes as ``{"state": ..., "action_mask": ...}``.
+            batch_shape: the leading axes of every component; None: any, but all the same.
+            values: whether to look at the numbers too, beside structure, shape and kind.
+
+        Raises:
+            SpaceError: a component does not fit, or a mask allows nothing.
+        """
+        given: dict[str, Any] = {}
+        if self.masks and type(value) is not np.ndarray and isinstance(value, Mapping):
+            for action in self.masks:
+                value, given[action] = _pop(value, f"{action}_mask")
+        flat = self.states.check(value, batch_shape, values=values)
+        if self.masks:
+            batch_shape = self.states.batch_shape(flat)
+            for action in self.masks:
+                flat[f"{action}_mask"] = self._mask(action, given.get(action), batch_shape, values)
+        return flat
+
+    def _mask(self, action: str, value: Any, batch_shape: tuple[int, ...], values: bool) -> NDArray:
+        leaf = self.observation_components[f"{action}_mask"]
+        if value is None:
+            return np.ones(batch_shape + leaf.shape, np.bool_)
+        label = f"mask {f'{action}_mask'!r}"
+        array = np.asarray(value)
+        if array.dtype.kind in "iu" and np.all((array == 0) | (array == 1)):
+            array = array.astype(np.bool_)
+        mask = leaf.accept(array, label, batch_shape)
+        if values and not mask.any(-1).all():
+            index = tuple(int(i) for i in np.argwhere(~mask.any(-1))[0])
+            place = f" at index {index}" if index else ""
+            raise SpaceError(f"The {label} must allow at least one value. Received: all False{place}.")
+        return mask
+
+    def to_spec(self) -> dict[str, Any]:
+        """Return them as JSON data, for `from_spec`."""
+        return {"states": self.states.to_spec(), "actions": self.actions.to_spec(), "masks": list(self.masks)}
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any]) -> Spaces:
+        """Make spaces of what `to_spec` returned."""
+        try:
+            states, actions, masks = spec["states"], spec["actions"], spec.get("masks", ())
+        except KeyError as error:
+            raise SpecError(f"Spaces must have 'states' and 'actions'. {error} is missing.") from None
+        return cls(Space(states, "state"), Space(actions, "action"), tuple(masks))
+
+
+def require(spaces: Spaces, algorithm: str, allowed: Collection[str], instead: str) -> None:
+    """Refuse actions that an algorithm cannot serve.
+
+    Args:
+        spaces: what the agent must serve.
+        algorithm: the name of the algorithm, for the message.
+        allowed: the types of actions that it serves, of `float`, `int`, `bool`.
+        instead: what to use for the others.
+
+    Raises:
+        SpaceError: an action is of another type; names the algorithm, the action, its type and what to use.
+    """
+    for name, leaf in spaces.actions.components.items():
+        if leaf.type not in allowed:
+            which = "the action is" if spaces.actions.single else f"action {name!r} is"
+            serves = " and ".join(repr(kind) for kind in ("float", "int", "bool") if kind in allowed)
+            raise SpaceError(
+                f"{algorithm} serves {serves} actions only, and {which} {leaf.type!r}. Use {instead} instead."
+            )
+
+
+def _join(name: str, key: str) -> str:
+    return f"{name}/{key}" if name else key
+
+
+def _leaves(tree: Tree, name: str) -> Iterator[tuple[str, Leaf]]:
+    if isinstance(tree, Leaf):
+        yield name, tree
+        return
+    for key, branch in tree.items():
+        yield from _leaves(branch, _join(name, key))
+
+
+def _specs(tree: Tree) -> dict[str, Any]:
+    return tree.to_spec() if isinstance(tree, Leaf) else {key: _specs(branch) for key, branch in tree.items()}
+
+
+def _nest(tree: Tree, name: str, flat: Mapping[str, Any]) -> Any:
+    if not isinstance(tree, Leaf):
+        return {key: _nest(branch, _join(name, key), flat) for key, branch in tree.items()}
+    array = np.asarray(flat[name])
+    if tree.has_offset:
+        array = np.asarray(array.astype(np.int64) + tree.offset)
+    return array.item() if array.ndim == 0 else array
+
+
+def _pop(tree: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], Any]:
+    """Return a nested dict without one entry, and that entry or None; the argument stays as it is."""
+    if name in tree:
+        return {key: value for key, value in tree.items() if key != name}, tree[name]
+    head, _, tail = name.partition("/")
+    branch = tree.get(head)
+    if not tail or not isinstance(branch, Mapping):
+        return tree, None
+    rest, found = _pop(branch, tail)
+    if rest is branch:
+        return tree, None
+    return {key: rest if key == head else value for key, value in tree.items() if key != head or rest}, found
