@@ -15,6 +15,7 @@ import functools
 import importlib
 import json
 import math
+import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -97,18 +98,30 @@ class Schedule:
             raise SpecError(f"Unknown schedule type {self.type!r}.{suggest(self.type, kinds)}")
         if self.unit not in ("timesteps", "episodes", "updates"):
             raise value_error("unit", "'timesteps', 'episodes' or 'updates'", self.unit)
-        if not isinstance(self.steps, int) or self.steps < 1:
+        for name in ("start", "end", "power", "steps", "boundaries", "values"):
+            object.__setattr__(self, name, _settled(getattr(self, name)))
+        for name in ("start", "end", "power"):
+            if not _finite(getattr(self, name)):
+                raise value_error(name, "a finite number", getattr(self, name))
+        if type(self.steps) is not int or self.steps < 1:
             raise value_error("steps", "a whole number of at least 1", self.steps)
         if self.type == "exponential" and (self.start <= 0 or self.end <= 0):
             raise value_error("start and end", "above 0 in an exponential schedule", (self.start, self.end))
-        for name in ("boundaries", "values"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.type == "polynomial" and self.power <= 0:
+            raise value_error("power", "above 0", self.power)
         if self.type == "piecewise":
-            increasing = all(a < b for a, b in zip(self.boundaries, self.boundaries[1:], strict=False))
-            if not self.boundaries or len(self.boundaries) != len(self.values) or not increasing:
-                raise value_error(
-                    "boundaries", "increasing, and as many as values", (self.boundaries, self.values)
-                )
+            self._check_pieces()
+
+    def _check_pieces(self) -> None:
+        """Check the two lists of a piecewise schedule."""
+        steps, values = self.boundaries, self.values
+        if not isinstance(values, tuple) or not values or not all(map(_finite, values)):
+            raise value_error("values", "a list of one or more finite numbers", values)
+        whole = isinstance(steps, tuple) and all(type(step) is int for step in steps)
+        if not whole or len(steps) != len(values) or sorted(set(steps)) != list(steps):
+            raise value_error(
+                "boundaries", f"{len(values)} increasing whole numbers, as many as values", steps
+            )
 
     @classmethod
     def read(cls, value: Any) -> Schedule:
@@ -118,12 +131,14 @@ class Schedule:
         if isinstance(value, Mapping):
             return build(cls, dict(value), "schedule")
         if isinstance(value, str) and value.count(":") == 3:
-            kind, start, end, steps = value.split(":")
+            kind, *parts = value.split(":")
             try:
-                return cls(typing.cast(Any, kind), float(start), float(end), int(float(steps)))
-            except ValueError as error:
-                if isinstance(error, SpecError):
-                    raise
+                start, end, steps = map(float, parts)
+                whole = int(steps)
+            except (ValueError, OverflowError):
+                pass
+            else:
+                return cls(typing.cast(Any, kind), start, end, whole)
         raise value_error("schedule", "a dict with 'type', or 'linear:START:END:STEPS'", value)
 
     def range(self) -> tuple[float, float]:
@@ -141,8 +156,9 @@ class ConfigMeta(type):
     """Makes every subclass of `Config` a frozen, keyword-only dataclass."""
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
+        """Make the class, then the dataclass."""
         cls = super().__new__(mcs, name, bases, namespace)
-        return dataclasses.dataclass(frozen=True, kw_only=True)(cls)  # type: ignore[call-overload]
+        return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
 
 class Config(metaclass=ConfigMeta):
@@ -172,9 +188,15 @@ class Config(metaclass=ConfigMeta):
         """Return a copy with some options changed; unknown names are errors."""
         return type(self)(**{**vars(self), **canonical(type(self), changes)})
 
+    def with_values(self, values: Mapping[str, Any]) -> typing.Self:
+        """Return a copy with values put in unchecked: compiled code's numbers in place of floats and schedules."""
+        copy = object.__new__(type(self))
+        copy.__dict__.update({**vars(self), **values})
+        return copy
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON data that `from_dict` turns back into an equal object."""
-        return {name: _plain(getattr(self, name)) for name in options(type(self))}
+        return {name: plain(getattr(self, name)) for name in options(type(self))}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> typing.Self:
@@ -185,13 +207,13 @@ class Config(metaclass=ConfigMeta):
 @functools.cache
 def options(cls: type[Config]) -> dict[str, Option]:
     """Return the options of a config by name, in order of declaration."""
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    fields = dataclasses.fields(cls)
     return {field.name: field.metadata["option"] for field in fields if "option" in field.metadata}
 
 
 def default(cls: type[Config], name: str) -> Any:
     """Return the default of one option."""
-    return next(f.default for f in dataclasses.fields(cls) if f.name == name)  # type: ignore[arg-type]
+    return next(f.default for f in dataclasses.fields(cls) if f.name == name)
 
 
 def traced(cls: type[Config]) -> tuple[str, ...]:
@@ -219,7 +241,24 @@ def _label(cls: type) -> str:
 
 
 def _traced_value(value: Any) -> bool:
-    return hasattr(value, "aval")
+    """Tell whether it is a number inside a JAX transformation, not known yet."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(value, jax.core.Tracer)
+
+
+def _settled(value: Any) -> Any:
+    """Return the one form in which options hold a value: tuples for lists, Python's numbers for scalar arrays."""
+    if isinstance(value, list | tuple):
+        return tuple(_settled(v) for v in value)
+    if isinstance(value, dict):
+        return {str(k): _settled(v) for k, v in value.items()}
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        return value.item()
+    return value
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @functools.cache
@@ -234,12 +273,12 @@ def _adapter(cls: type[Config], name: str) -> Any:
 def _checked(cls: type[Config], name: str, meta: Option, value: Any) -> Any:
     import pydantic
 
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        value = value.item()
-    if isinstance(value, list):
-        value = tuple(value)
+    value = _settled(value)
     if meta.traced and isinstance(value, Schedule | Mapping | str):
-        value = Schedule.read(value)
+        try:
+            value = Schedule.read(value)
+        except SpecError as fault:
+            raise SpecError(f"{name}: {fault}") from None
         for bound in value.range():
             _bounded(name, meta, bound)
         return value
@@ -267,8 +306,13 @@ def _wanted(error: Any) -> str:
         "string_type": "a string",
         "none_required": "None",
         "tuple_type": "a list",
+        "dataclass_exact_type": "a schedule",
     }
-    found = dict.fromkeys(kinds.get(e["type"], e["msg"].lower()) for e in error.errors(include_url=False))
+    found: dict[str, None] = {}
+    for e in error.errors(include_url=False):
+        wanted = kinds.get(e["type"]) or e["msg"].removeprefix("Input should be ")
+        inside = any(isinstance(part, int) for part in e["loc"])
+        found[f"a list whose every entry is {wanted}" if inside else wanted] = None
     return " or ".join(found)
 
 
@@ -290,15 +334,16 @@ def _bounded(name: str, meta: Option, value: Any) -> None:
     raise value_error(name, " and ".join(parts), value)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return `value` as JSON data (dicts, lists, numbers, strings), or raise `SpecError`."""
     if isinstance(value, Config):
         return value.to_dict()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Path):
@@ -308,11 +353,6 @@ def _plain(value: Any) -> Any:
     raise SpecError(
         f"{value!r} cannot be written as plain data. Give it by name or as a dict where it must be saved."
     )
-
-
-def plain(value: Any) -> Any:
-    """Return `value` as JSON data (dicts, lists, numbers, strings), or raise `SpecError`."""
-    return _plain(value)
 
 
 def build(cls: Callable[..., T], arguments: dict[str, Any], label: str) -> T:
@@ -330,7 +370,7 @@ def build(cls: Callable[..., T], arguments: dict[str, Any], label: str) -> T:
         required = p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
         if required and name not in arguments:
             raise SpecError(f"{label} requires the argument {name!r}.")
-    return cls(**arguments)
+    return typing.cast(T, cls(**arguments))
 
 
 def read_json(path: str | Path, what: str) -> dict[str, Any]:
@@ -347,7 +387,9 @@ def read_json(path: str | Path, what: str) -> dict[str, Any]:
             f"The {what} file {str(path)!r} is not JSON: {error.msg} (line {error.lineno})."
         ) from None
     if not isinstance(data, dict):
-        raise SpecError(f"The {what} file {str(path)!r} must hold one JSON object, not a {type(data).__name__}.")
+        raise SpecError(
+            f"The {what} file {str(path)!r} must hold one JSON object, not a {type(data).__name__}."
+        )
     return data
 
 

@@ -1,0 +1,85 @@
+"""The algorithms: one file each, and this table.
+
+A line here is all that another file needs to know of an algorithm: its name, its module (which defines `Config`,
+`State` and the class named here), and options that a second name fixes.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from operant.errors import SpecError, suggest
+from operant.spec import Config
+
+if TYPE_CHECKING:
+    from operant.agents.protocol import Algorithm
+
+
+class Entry(NamedTuple):
+    """One name of the table."""
+
+    module: str
+    """Module of this package."""
+    cls: str
+    """Class of the algorithm in it."""
+    help: str
+    """One line."""
+    options: dict[str, Any] = {}  # noqa: RUF012 - read only
+    """Options that this name fixes to other defaults."""
+
+
+AGENTS: dict[str, Entry] = {
+    "dqn": Entry("dqn", "DQN", "Deep Q-network: replay, target network; discrete actions"),
+    "ddqn": Entry("dqn", "DQN", "Double DQN: dqn with --double", {"double": True}),
+    "ppo": Entry("ppo", "PPO", "Proximal policy optimization: clipped surrogate; any actions"),
+}
+
+ALIASES = {"double_dqn": "ddqn"}
+
+
+def entry(name: str) -> Entry:
+    """Look a name up; an unknown one is an error with the close match."""
+    name = ALIASES.get(name, name)
+    if name not in AGENTS:
+        raise SpecError(f"Unknown agent {name!r}.{suggest(name, [*AGENTS, *ALIASES])}")
+    return AGENTS[name]
+
+
+def algorithm_class(name: str) -> type[Algorithm]:
+    """Import an algorithm by name."""
+    found = entry(name)
+    cls: type[Algorithm] = getattr(importlib.import_module(f"{__name__}.{found.module}"), found.cls)
+    return cls
+
+
+@functools.cache
+def config_class(name: str) -> type[Config]:
+    """Return an algorithm's `Config` without importing JAX.
+
+    Help must come within half a second, importing JAX takes longer. So only the class `Config` is taken from the
+    algorithm's source; its bases and field functions come from `operant.agents.config` and `operant.spec`, and it may
+    use nothing else.
+    """
+    import collections.abc
+    import typing
+
+    from operant import spec
+    from operant.agents import config
+
+    found = entry(name)
+    origin = Path(__file__).parent / f"{found.module}.py"
+    tree = ast.parse(origin.read_text(encoding="utf-8"))
+    nodes = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Config"]
+    future = ast.ImportFrom(module="__future__", names=[ast.alias("annotations")], level=0)
+    module = ast.fix_missing_locations(ast.Module(body=[future, *nodes], type_ignores=[]))
+    # The same bases may be read twice (here, and when the algorithm is imported): the fields are equal.
+    names = {**vars(typing), **vars(collections.abc), **vars(spec), **vars(config), "__name__": f"{__name__}.config"}
+    exec(compile(module, str(origin), "exec"), names)  # noqa: S102 - our own source file
+    cls: type[Config] = names["Config"]
+    cls.label = name  # type: ignore[attr-defined]
+    return cls

@@ -1,0 +1,85 @@
+"""Options that several algorithms share, declared once.
+
+Imports neither JAX nor Keras: the command line reads every algorithm's options for its help tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from operant.spec import Config, Schedule, option
+
+
+class AgentConfig(Config):
+    """Options of every algorithm that trains a network."""
+
+    gamma: float | Schedule = option(
+        0.99,
+        "Discount factor",
+        low=0.0,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
+        aliases=("discount",),
+    )
+    lr: float | Schedule = option(
+        0.0007,
+        "Learning rate of the optimizer",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+        aliases=("learning_rate",),
+    )
+    beta1: float | Schedule = option(
+        0.9, "First moment's decay rate in Adam-like optimizers", low=0.0, high=1.0, search="log_uniform", traced=True
+    )
+    beta2: float | Schedule = option(
+        0.999, "Second moment's decay rate in Adam-like optimizers", low=0.0, high=1.0, search="log_uniform", traced=True
+    )
+    opt_epsilon: float | Schedule = option(
+        1e-07, "Epsilon of the optimizer's denominator", low=0.0, search="log_uniform", traced=True
+    )
+    optimizer: str = option("adam", "Optimizer by name: adam, adamw, nadam, rmsprop, sgd")
+    model: Any = option(
+        "auto", "Network: 'auto', a list of layers, a Keras model, or the path to a file that holds one", aliases=("network",)
+    )
+    normalize_observations: bool = option(
+        False, "Scale float observations by their running mean and standard deviation, which are saved with the agent"
+    )
+
+
+class ReplayConfig(AgentConfig):
+    """Options of algorithms that learn from a replay memory."""
+
+    buffer_max_size: int = option(
+        10000, "Maximum replay buffer size", unit="rows of all environments together", low=2, search="int", aliases=("memory",)
+    )
+    buffer_initial_size: int | None = option(
+        None,
+        "Replay buffer initial size: environment steps with random actions before learning starts (default: buffer-max-size)",
+        unit="environment steps",
+        low=0,
+        search="int",
+    )
+    buffer_batch_size: int = option(
+        32, "Replay buffer batch size", unit="transitions", low=1, search="categorical", aliases=("batch_size",)
+    )
+
+    @property
+    def initial_size(self) -> int:
+        """Environment steps before the first update."""
+        return self.buffer_max_size if self.buffer_initial_size is None else self.buffer_initial_size
+
+    def check(self) -> Iterator[str]:
+        """Refuse sizes that leave learning for ever."""
+        if self.buffer_initial_size is not None and self.buffer_initial_size > self.buffer_max_size:
+            yield (
+                "buffer_initial_size must be at most buffer_max_size. "
+                f"Received: buffer_initial_size={self.buffer_initial_size}, buffer_max_size={self.buffer_max_size}."
+            )
+        if self.buffer_batch_size > self.buffer_max_size:
+            yield (
+                "buffer_batch_size must be at most buffer_max_size. "
+                f"Received: buffer_batch_size={self.buffer_batch_size}, buffer_max_size={self.buffer_max_size}."
+            )

@@ -1,0 +1,248 @@
+"""The iteration that every driver runs, as pure functions around an algorithm.
+
+A `Train` is everything that a run needs to continue, apart from the environments: the algorithm's state, its memory,
+the hyperparameters in force, the run's key and the counters. All randomness is addressed: the noise of row `t` is a
+function of (key, `t`), the key of update `u` a function of (key, `u`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float
+
+from operant.agents.protocol import Algorithm, Counters, count_valid, fold
+from operant.errors import SpecError
+from operant.memory.replay import Row
+from operant.ops import schedules
+from operant.spec import Config, Schedule, traced
+from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
+
+# Purposes of the run's key.
+INIT, ACT, UPDATE, ENV = range(4)
+
+METER_SLOTS = 32
+"""Most metrics that an update may report."""
+
+
+class Train(NamedTuple):
+    """Everything that continuing a run needs, apart from the environments."""
+
+    state: Tree
+    memory: Tree
+    hyper: Float[Array, " H"]
+    """The traced options, in the order of `traced(Config)`. An option with a schedule stands here as a factor (1)."""
+    key: Key
+    counters: Counters
+
+
+class Acting(NamedTuple):
+    """What one call of `act` needs of a `Train`."""
+
+    policy: Tree
+    hyper: Float[Array, " H"]
+
+
+class Learner:
+    """An algorithm with its memory: `init`, `act`, `absorb`. Static; everything that changes is in `Train`."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.algorithm = algorithm
+        self.names = traced(type(algorithm.config))
+        self.metric_names: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Rows of every actor that one update consumes."""
+        return self.algorithm.rows
+
+    def hyper(self, config: Config | None = None) -> Float[Array, " H"]:
+        """Return the traced options of a config as one vector (default: the algorithm's own).
+
+        Compiled functions take this vector, so that another learning rate does not compile again.
+        """
+        config = self.algorithm.config if config is None else config
+        values = [getattr(config, name) for name in self.names]
+        for name, value in zip(self.names, values, strict=True):
+            own = getattr(self.algorithm.config, name)
+            if isinstance(value, Schedule | None) and value != own:
+                raise SpecError(f"{name} cannot become {value!r} in a running agent. Create a new one.")
+        return jnp.asarray([v if isinstance(v, int | float) else 1.0 for v in values], jnp.float32)
+
+    def scaled_lr(self, train: Train, factor: float) -> tuple[Train, float, float]:
+        """Multiply the learning rate in force; return the train, the old and the new rate."""
+        i = self.names.index("lr")
+        now = self._now(train.hyper, train.counters)
+        old = float(now[i])
+        return train._replace(hyper=train.hyper.at[i].multiply(factor)), old, old * factor
+
+    def _at(self, values: Float[Array, " H"]) -> Algorithm:
+        """Return the algorithm with the given numbers as its traced options."""
+        config = self.algorithm.config
+        put = {n: values[i] for i, n in enumerate(self.names) if getattr(config, n) is not None}
+        return dataclasses.replace(self.algorithm, config=config.with_values(put))  # type: ignore[type-var]
+
+    def _now(self, hyper: Float[Array, " H"], counters: Counters) -> Float[Array, " H"]:
+        """Evaluate the schedules."""
+        scheduled = {
+            i: getattr(self.algorithm.config, name)
+            for i, name in enumerate(self.names)
+            if isinstance(getattr(self.algorithm.config, name), Schedule)
+        }
+        for i, schedule in scheduled.items():
+            step = getattr(counters, schedule.unit)
+            hyper = hyper.at[i].set(hyper[i] * schedules.value(schedule, step))
+        return hyper
+
+    def init(self, key: Key, hyper: Float[Array, " H"]) -> Train:
+        """Return the start of a run: everything in it is a function of the key and the hyperparameters."""
+        counters = Counters(*(jnp.zeros((), jnp.uint32) for _ in Counters._fields))
+        algorithm = self._at(self._now(hyper, counters))
+        state = algorithm.init(fold(key, INIT))
+        memory = () if algorithm.memory is None else algorithm.memory.init(self.example())
+        return Train(state, memory, hyper, key, counters)
+
+    def example(self) -> Row:
+        """Return shapes and dtypes of one row of one actor."""
+        block = self._block_shape(1, 1)
+        row = Row(block.observation, block.action, block.extras)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), row)
+
+    @functools.cached_property
+    def _one(self) -> tuple[Arrays, Action, Tree]:
+        """Shapes of one actor's observation, action and carry; tracing them takes a while, so once."""
+        algorithm = self.algorithm
+        leaves = algorithm.spaces.observation_components
+        observation = {k: jax.ShapeDtypeStruct((1, *v.shape), v.dtype) for k, v in leaves.items()}
+        carry = jax.eval_shape(lambda: algorithm.initial_carry(1))
+        action = jax.eval_shape(self._first_action, jax.random.key(0), observation, carry)
+        return observation, action, carry
+
+    def _block_shape(self, rows: int, n: int) -> Block:
+        observation, action, carry = self._one
+
+        def wide(tree: Tree, *lead: int) -> Tree:
+            return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, *x.shape[1:]), x.dtype), tree)
+
+        flag = jax.ShapeDtypeStruct((rows, n), jnp.bool_)
+        return Block(
+            observation=wide(observation, rows + 1, n),
+            action=wide(action.action, rows, n),
+            reward=jax.ShapeDtypeStruct((rows, n), jnp.float32),
+            terminated=flag,
+            truncated=flag,
+            valid=flag,
+            extras=wide(action.extras, rows, n),
+            carry=wide(carry, n),
+        )
+
+    def block_shape(self, n: int) -> Block:
+        """Return shapes and dtypes of the block that `n` actors fill for one update."""
+        return self._block_shape(self.rows, n)
+
+    def _first_action(self, key: Key, observation: Arrays, carry: Tree) -> Action:
+        counters = Counters(*(jnp.zeros((), jnp.uint32) for _ in Counters._fields))
+        algorithm = self._at(self.hyper())
+        acting = algorithm.acting(algorithm.init(fold(key, INIT)), counters)
+        return algorithm.act(acting, observation, carry, algorithm.noise(fold(key, ACT), 1), True)
+
+    def acting(self, train: Train) -> Acting:
+        """Return what `act` needs."""
+        hyper = self._now(train.hyper, train.counters)
+        return Acting(self._at(hyper).acting(train.state, train.counters), hyper)
+
+    def noise(self, key: Key, row: Array, n: int) -> Tree:
+        """Return the randomness of row `row` of a run with `n` actors."""
+        return self.algorithm.noise(fold(key, ACT, row), n)
+
+    def act(
+        self,
+        acting: Acting,
+        observation: Arrays,
+        carry: Tree,
+        first: Bool[Array, " n"],
+        noise: Tree,
+        *,
+        explore: bool,
+    ) -> Action:
+        """Act on observations `[n, ...]`; `first` marks actors that begin an episode here (their carry starts anew)."""
+        algorithm = self._at(acting.hyper)
+        carry = reset_carry(algorithm, carry, first)
+        return algorithm.act(acting.policy, observation, carry, noise, explore)
+
+    def emit(self, action: Arrays) -> Arrays:
+        """Return actions as environments take them: floats clipped to their bounds."""
+        leaves = self.algorithm.spaces.actions.components
+
+        def clip(name: str, x: Array) -> Array:
+            if leaves[name].type != "float":
+                return x
+            low, high = (jnp.broadcast_to(jnp.asarray(b, x.dtype), x.shape) for b in (leaves[name].low, leaves[name].high))
+            return jnp.clip(x, low, high)
+
+        return {name: clip(name, x) for name, x in action.items()}
+
+    def absorb(self, train: Train, block: Block) -> tuple[Train, Metrics]:
+        """Learn from the next block: put it into the memory, update, count."""
+        train = self.remember(train, block, None)
+        return self.learn(train, block)
+
+    def remember(self, train: Train, block: Block, columns: Array | None) -> Train:
+        """Put rows of some actors (None: of all, in order) into the memory."""
+        if self.algorithm.memory is None:
+            return train
+        return train._replace(memory=self.algorithm.memory.add(train.memory, block, columns))
+
+    def meter(self) -> Float[Array, "2 M"]:
+        """Return sums and counts of the metrics, empty."""
+        return jnp.zeros((2, METER_SLOTS), jnp.float32)
+
+    def metered(self, train: Train, meter: Array, block: Block) -> tuple[Train, Array]:
+        """Absorb a block and add its metrics to the meter."""
+        train, metrics = self.absorb(train, block)
+        return train, self.add(meter, metrics)
+
+    def add(self, meter: Array, metrics: Metrics) -> Array:
+        """Add scalars to a meter; NaN means that a metric does not apply."""
+        assert len(metrics) <= METER_SLOTS
+        self.metric_names = tuple(metrics)  # known from tracing on, which is before any is read
+        values = jnp.stack([jnp.asarray(x, jnp.float32) for x in metrics.values()])
+        applies = ~jnp.isnan(values)
+        added = jnp.stack([jnp.where(applies, values, 0.0), applies.astype(jnp.float32)])
+        return meter.at[:, : len(metrics)].add(added)
+
+    def read(self, meter: np.ndarray) -> dict[str, float]:
+        """Return averages from a meter; metrics that never applied are left out."""
+        return {k: float(t / c) for k, t, c in zip(self.metric_names, *meter, strict=False) if c > 0}
+
+    def learn(self, train: Train, block: Block) -> tuple[Train, Metrics]:
+        """Update once from a block that the memory already holds."""
+        before = train.counters
+        steps, episodes = count_valid(block)
+        counters = before._replace(
+            timesteps=before.timesteps + steps,
+            episodes=before.episodes + episodes,
+            rows=before.rows + jnp.uint32(block.reward.shape[0]),
+        )
+        algorithm = self._at(self._now(train.hyper, counters))
+        key = fold(train.key, UPDATE, before.updates)
+        state, memory, metrics = algorithm.update(train.state, train.memory, block, counters, key)
+        counters = counters._replace(updates=before.updates + jnp.uint32(1))
+        return train._replace(state=state, memory=memory, counters=counters), metrics
+
+
+def reset_carry(algorithm: Algorithm, carry: Tree, first: Bool[Array, " n"]) -> Tree:
+    """Start the recurrent state of some actors anew."""
+    if not jax.tree.leaves(carry):
+        return carry
+    start = algorithm.initial_carry(first.shape[0])
+
+    def pick(new: Array, old: Array) -> Array:
+        return jnp.where(first.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+
+    return jax.tree.map(pick, start, carry)

@@ -1,0 +1,73 @@
+"""From a specification to an algorithm: names, dicts, files and classes; presets; keyword arguments."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from operant.agents import AGENTS, ALIASES, algorithm_class, entry
+from operant.agents.protocol import Algorithm, config_type
+from operant.errors import SpecError, suggest
+from operant.spec import Config, build, import_object, read_json
+
+
+class Definition(NamedTuple):
+    """An algorithm and its options, before it meets an environment."""
+
+    name: str
+    """Name in the table, or import path of a class that is not in it."""
+    cls: type[Algorithm]
+    config: Config
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON data that `define` takes back."""
+        return {"type": self.name, **self.config.to_dict()}
+
+
+def define(agent: Any, **options: Any) -> Definition:
+    """Read the specification of an agent.
+
+    Args:
+        agent: name, dict with `type` (or `agent`), path of a JSON file, algorithm class, import path of one, or a
+            `Definition`.
+        options: hyperparameters beside those in the specification; they win over the specification's.
+
+    Raises:
+        SpecError: an unknown name or option, with the close match, or a value out of bounds.
+    """
+    given: dict[str, Any] = dict(options)
+    while not isinstance(agent, type):
+        if isinstance(agent, Definition):
+            given = {**agent.config.to_dict(), **given}
+            agent = agent.cls
+        elif isinstance(agent, Mapping):
+            inner = dict(agent)
+            kind = inner.pop("agent", None) or inner.pop("type", None)
+            if kind is None:
+                raise SpecError("An agent given as a dict needs a 'type'. Known: " + ", ".join(AGENTS) + ".")
+            given = {**inner, **given}
+            agent = kind
+        elif isinstance(agent, Path) or (isinstance(agent, str) and agent.endswith(".json")):
+            agent = read_json(agent, "agent")
+        elif isinstance(agent, str) and (agent in AGENTS or agent in ALIASES):
+            fixed = {**entry(agent).options, **given}
+            return _defined(ALIASES.get(agent, agent), algorithm_class(agent), fixed)
+        elif isinstance(agent, str) and "." in agent:
+            agent = import_object(agent, "agent")
+        else:
+            known = [*AGENTS, *ALIASES]
+            raise SpecError(
+                f"An agent must be a name, a dict with 'type', a JSON file or an algorithm class. Received: {agent!r}."
+                f"{suggest(str(agent), known)}"
+            )
+    if getattr(sys.modules[agent.__module__], "Config", None) is None or not hasattr(agent, "update"):
+        raise SpecError(f"{agent.__name__} is not an algorithm: its module must define `Config` beside the class.")
+    names = [name for name, e in AGENTS.items() if e.cls == agent.__name__ and agent.__module__.endswith(f".{e.module}")]
+    return _defined(names[0] if names else f"{agent.__module__}:{agent.__qualname__}", agent, given)
+
+
+def _defined(name: str, cls: type[Algorithm], options: dict[str, Any]) -> Definition:
+    config = config_type(cls)
+    return Definition(name, cls, build(config, options, name))

@@ -1,0 +1,277 @@
+"""Proximal policy optimization (PPO), clipped surrogate version.
+
+Paper: Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (https://arxiv.org/abs/1707.06347).
+
+    r(θ) = π_θ(a|s) / π_old(a|s)
+    L_policy = -mean(min(r A, clip(r, 1-ε, 1+ε) A))                                  (eq. 7)
+    L_value  = mean(½ max((V - R)², (V_old + clip(V - V_old, -ε, ε) - R)²))
+    L        = L_policy + c_v L_value - c_e H(π_θ)                                    (eq. 9)
+
+with A from generalised advantage estimation (Schulman et al. 2016, eq. 16) over blocks of `n_steps` rows, R = A + V_old,
+and `ppo_epochs` passes over the block in `mini_batches` shuffled parts.
+
+Deviations: the value is clipped with the policy's ε and advantages are standardised per minibatch, as in the authors' code,
+not in the paper (`clip_value`, `normalize_advantage` turn them off). A time limit bootstraps from the value of the last
+observation. If the block does not divide into minibatches, each epoch leaves out another random remainder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from operant.agents.config import AgentConfig
+from operant.agents.protocol import Counters, split_masks
+from operant.errors import value_error
+from operant.memory.replay import Replay
+from operant.nn import Head, Model, Policy, build
+from operant.ops import losses, optimise, returns, statistics
+from operant.ops.statistics import RewardScale
+from operant.spaces import Spaces
+from operant.spec import Schedule, option
+from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
+
+
+class Config(AgentConfig):
+    """Options of PPO."""
+
+    advantage_epsilon: float | Schedule = option(
+        1e-08, "Value added to estimated advantage", low=0.0, search="log_uniform", traced=True
+    )
+    clip_norm: float | Schedule = option(
+        0.1,
+        "Clip range ε of the probability ratio (and of the value's change). Larger: bigger policy steps",
+        low=0.0,
+        low_open=True,
+        search="log_uniform",
+        traced=True,
+    )
+    entropy_coef: float | Schedule = option(
+        0.01, "Entropy coefficient for loss calculation. Larger: more exploration", low=0.0, search="log_uniform", traced=True
+    )
+    grad_norm: float | None = option(
+        0.5, "Global norm to which gradients are clipped (None: not)", low=0.0, low_open=True, search="log_uniform"
+    )
+    lam: float | Schedule = option(
+        0.95, "GAE-Lambda for advantage estimation", low=0.0, high=1.0, search="log_uniform", traced=True
+    )
+    mini_batches: int = option(4, "Number of mini-batches to use per update", low=1, search="categorical")
+    n_steps: int = option(
+        128, "Transition steps", unit="environment steps per environment and update", low=1, search="categorical"
+    )
+    ppo_epochs: int = option(4, "Gradient updates per training step: passes over each block", low=1, search="categorical")
+    value_loss_coef: float | Schedule = option(
+        0.5, "Value loss coefficient for value loss calculation", low=0.0, search="log_uniform", traced=True
+    )
+    clip_value: bool = option(True, "Clip the value's change by clip-norm as well")
+    normalize_advantage: bool = option(True, "Standardise advantages in each mini-batch")
+    normalize_rewards: bool = option(False, "Divide rewards by the running standard deviation of the discounted return")
+    separate: bool = option(False, "Separate networks for policy and value instead of one trunk with two heads")
+    distribution: str = option(
+        "clip",
+        "Distribution of bounded float actions: clip (Gaussian, clipped), squash (tanh of a Gaussian), beta",
+        choices=("clip", "squash", "beta"),
+    )
+    std: str = option(
+        "global", "Gaussian's deviation: one learned number per action (global) or an output (predicted)", choices=("global", "predicted")
+    )
+
+
+class State(NamedTuple):
+    """What training PPO changes."""
+
+    variables: Tree
+    optimizer: optax.OptState
+    reward_scale: RewardScale | tuple[()]
+
+
+class Batch(NamedTuple):
+    """What a gradient step reads; leaves `[B, ...]`, for a recurrent model `[T, B, ...]`."""
+
+    observation: Arrays
+    action: Arrays
+    log_prob: Array
+    value: Array
+    advantage: Array
+    target: Array
+    valid: Array
+
+
+def loss(
+    params: Tree, state: Tree, algorithm: PPO, batch: Batch, carry: Tree
+) -> tuple[Array, Metrics]:
+    """Return eq. 9 of the paper on one minibatch, and what to watch."""
+    c = algorithm.config
+    outputs = algorithm.evaluate({"params": params, "state": state}, batch.observation, carry, batch.valid)
+    policy = algorithm.policy.distribution(outputs, split_masks(batch.observation)[1])
+    log_ratio = policy.log_prob(batch.action) - batch.log_prob
+    weight = batch.valid.astype(jnp.float32)
+    advantage = batch.advantage
+    if c.normalize_advantage:
+        advantage = losses.normalise(advantage, weight, epsilon=c.advantage_epsilon)
+    policy_loss = losses.weighted_mean(losses.clipped_surrogate(log_ratio, advantage, clip=c.clip_norm), weight)
+    value = outputs["value"]
+    if c.clip_value:
+        value_error = losses.clipped_value_loss(value, batch.value, batch.target, clip=c.clip_norm)
+    else:
+        value_error = losses.squared(value - batch.target)
+    value_loss = 0.5 * losses.weighted_mean(value_error, weight)
+    entropy = losses.weighted_mean(policy.entropy(), weight)
+    total = policy_loss + c.value_loss_coef * value_loss - c.entropy_coef * entropy
+    clipped = (jnp.abs(jnp.exp(log_ratio) - 1.0) > c.clip_norm).astype(jnp.float32)
+    return total, {
+        "loss/policy": policy_loss,
+        "loss/value": value_loss,
+        "policy/entropy": entropy,
+        "update/kl": losses.approx_kl(log_ratio, weight),
+        "update/clip_fraction": losses.weighted_mean(clipped, weight),
+    }
+
+
+def _divisible(config: Config, units: int, made_of: str) -> None:
+    if units < config.mini_batches:
+        raise value_error(
+            "mini_batches",
+            f"at most {units} ({made_of})",
+            config.mini_batches,
+            "Use fewer mini_batches, a larger n_steps or more environments.",
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PPO:
+    """PPO for any mix of float, int and bool actions, masked ones included."""
+
+    config: Config
+    spaces: Spaces
+    actors: int
+    model: Model
+    policy: Policy
+
+    @classmethod
+    def create(cls, config: Config, spaces: Spaces, actors: int) -> PPO:
+        """Build the networks; refuse blocks that cannot be divided into the minibatches asked for."""
+        _divisible(config, actors * config.n_steps, f"{actors} environments x n_steps {config.n_steps} rows")
+        policy = Policy(spaces.actions.components, std=config.std, bounded=config.distribution)
+        heads = {**policy.heads(), "value": Head((), scale=1.0)}
+        towers = (tuple(policy.heads()), ("value",)) if config.separate else ()
+        model = build(
+            config.model,
+            spaces.states.components,
+            heads,
+            towers=towers,
+            normalize=config.normalize_observations,
+        )
+        if model.recurrent:
+            _divisible(config, actors, f"{actors} environments, whose sequences stay whole for a recurrent model")
+        return cls(config, spaces, actors, model, policy)
+
+    @property
+    def rows(self) -> int:
+        """Rows per actor and update."""
+        return self.config.n_steps
+
+    @property
+    def memory(self) -> Replay | None:
+        """None: PPO is on-policy."""
+        return None
+
+    def _optimizer(self) -> optax.GradientTransformation:
+        c = self.config
+        return optimise.optimizer(c.optimizer, c.lr, c.beta1, c.beta2, c.opt_epsilon, c.grad_norm)
+
+    def init(self, key: Key) -> State:
+        """Initialise networks and optimizer."""
+        variables = self.model.init(key)
+        scale = statistics.init_reward_scale(self.actors) if self.config.normalize_rewards else ()
+        return State(variables, self._optimizer().init(variables["params"]), scale)
+
+    def acting(self, state: State, counters: Counters) -> Tree:
+        """Acting needs the networks."""
+        return state.variables
+
+    def noise(self, key: Key, n: int) -> Tree:
+        """Return the policy's noise."""
+        return self.policy.noise(key, n)
+
+    def initial_carry(self, n: int) -> Tree:
+        """Return the model's recurrent state at the start of an episode."""
+        return self.model.initial_carry(n)
+
+    def act(self, acting: Tree, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
+        """Draw from the policy (or take its mode), with the log-probability as extra."""
+        outputs, carry = self.model.apply(acting, observation, carry)
+        policy = self.policy.distribution(outputs, split_masks(observation)[1])
+        action = policy.sample(noise) if explore else policy.mode()
+        return Action(action, {"log_prob": policy.log_prob(action)}, carry)
+
+    def evaluate(self, variables: Tree, observation: Arrays, carry: Tree, valid: Array) -> Arrays:
+        """Run the model over rows; a recurrent one from `carry`, starting anew after each invalid row."""
+        if not self.model.recurrent:
+            return self.model.apply(variables, observation)[0]
+        first = jnp.concatenate([jnp.zeros_like(valid[:1]), ~valid[:-1]])
+        return self.model.unroll(variables, observation, carry, first)[0]
+
+    def update(
+        self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
+    ) -> tuple[State, Tree, Metrics]:
+        """Estimate advantages, then `ppo_epochs` passes of `mini_batches` gradient steps."""
+        c = self.config
+        reward, scale = block.reward, state.reward_scale
+        if c.normalize_rewards:
+            ended = block.terminated | block.truncated
+            scale, reward = statistics.scale_rewards(scale, reward, ended, block.valid, gamma=c.gamma)
+        variables = self.model.observe(state.variables, block.observation, block.valid)
+        rows_valid = jnp.concatenate([block.valid, jnp.ones_like(block.valid[:1])])
+        value = self.evaluate(variables, block.observation, block.carry, rows_valid)["value"]
+        discount = returns.discounts(block.terminated, gamma=c.gamma)
+        trace = returns.traces(block.truncated, block.valid, lambda_=c.lam)
+        advantage = returns.gae(reward, discount, value, trace)
+        batch = Batch(
+            observation=jax.tree.map(lambda x: x[:-1], block.observation),
+            action=block.action,
+            log_prob=block.extras["log_prob"],
+            value=value[:-1],
+            advantage=advantage,
+            target=advantage + value[:-1],
+            valid=block.valid,
+        )
+        (params, opt_state), metrics = self._epochs(variables, state.optimizer, batch, block.carry, key)
+        weight = block.valid.astype(jnp.float32)
+        metrics["value/mean"] = losses.weighted_mean(batch.value, weight)
+        metrics["update/explained_variance"] = losses.explained_variance(batch.value, batch.target, weight)
+        metrics["update/lr"] = jnp.asarray(c.lr, jnp.float32)
+        state = State({"params": params, "state": variables["state"]}, opt_state, scale)
+        return state, memory, metrics
+
+    def _epochs(
+        self, variables: Tree, opt_state: optax.OptState, batch: Batch, carry: Tree, key: Key
+    ) -> tuple[tuple[Tree, optax.OptState], Metrics]:
+        """Run all gradient steps of one update in one scan."""
+        optimizer = self._optimizer()
+        axis = 1 if self.model.recurrent else 0
+        if not self.model.recurrent:  # rows of a feed-forward model are independent of one another
+            batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+        units = batch.valid.shape[axis]
+        size = units // self.config.mini_batches
+        keys = jax.random.split(key, self.config.ppo_epochs)
+        order = jax.vmap(lambda k: jax.random.permutation(k, units))(keys)
+        order = order[:, : size * self.config.mini_batches].reshape(-1, size)
+
+        def step(learned: tuple[Tree, optax.OptState], index: Array) -> tuple[tuple[Tree, optax.OptState], Metrics]:
+            params, opt_state = learned
+            part = jax.tree.map(lambda x: jnp.take(x, index, axis=axis), batch)
+            start = jax.tree.map(lambda x: x[index], carry)
+            (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(
+                params, variables["state"], self, part, start
+            )
+            params, opt_state, info = optimise.apply(optimizer, params, opt_state, grads)
+            return (params, opt_state), {**metrics, **{f"update/{k}": v for k, v in info.items()}}
+
+        learned, metrics = jax.lax.scan(step, (variables["params"], opt_state), order)
+        skipped = jnp.sum(metrics.pop("update/skipped"))
+        return learned, {**jax.tree.map(jnp.mean, metrics), "update/skipped": skipped}

@@ -1,0 +1,118 @@
+"""What an algorithm is: a frozen description with pure functions over its state.
+
+See `docs/architecture.md` for how DQN, PPO, ACER and TRPO fit it, and `docs/add-an-algorithm.md` for how to write one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+from jaxtyping import UInt32
+
+from operant.memory.replay import Replay
+from operant.spaces import Spaces
+from operant.spec import Config
+from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
+
+
+class Counters(NamedTuple):
+    """How far a run is, for schedules. Exact up to 2^32."""
+
+    timesteps: UInt32[Array, ""]
+    """Environment steps of all actors."""
+    episodes: UInt32[Array, ""]
+    updates: UInt32[Array, ""]
+    """Calls of `update`."""
+    rows: UInt32[Array, ""]
+    """Rows per actor: the address of acting's randomness."""
+
+
+class Algorithm(Protocol):
+    """One algorithm, made for given options, spaces and number of actors. Frozen, hashable."""
+
+    config: Any
+    spaces: Spaces
+    actors: int
+
+    @classmethod
+    def create(cls, config: Any, spaces: Spaces, actors: int) -> Algorithm:
+        """Check that the algorithm can serve the spaces, and build its networks.
+
+        Raises:
+            SpaceError: the algorithm cannot serve an action; the message names both and what to use instead.
+            SpecError: a network does not fit.
+        """
+        ...
+
+    @property
+    def rows(self) -> int:
+        """Rows of every actor that one update consumes."""
+        ...
+
+    @property
+    def memory(self) -> Replay | None:
+        """The replay memory that it learns from, if any."""
+        ...
+
+    def init(self, key: Key) -> Tree:
+        """Return the first state."""
+        ...
+
+    def acting(self, state: Tree, counters: Counters) -> Tree:
+        """Return what acting needs: parameters, an exploration rate."""
+        ...
+
+    def noise(self, key: Key, n: int) -> Tree:
+        """Return the randomness of one step of `n` actors: leaves `[n, ...]`, plain arrays."""
+        ...
+
+    def act(self, acting: Tree, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
+        """Choose actions for observations `[n, ...]`; without `explore` the greedy ones, noise unused."""
+        ...
+
+    def initial_carry(self, n: int) -> Tree:
+        """Return the recurrent state at the start of an episode, leaves `[n, ...]`; `()` if there is none."""
+        ...
+
+    def update(
+        self, state: Tree, memory: Tree, block: Block, counters: Counters, key: Key
+    ) -> tuple[Tree, Tree, Metrics]:
+        """Learn from the next `rows` rows of all actors; `memory` already holds them.
+
+        Returns:
+            The new state, the memory (priorities may have changed), and scalars by documented name. A metric that does
+            not apply this time is NaN and is left out of averages.
+        """
+        ...
+
+
+def config_type(algorithm: type[Algorithm]) -> type[Config]:
+    """Return the `Config` that stands in the algorithm's own file."""
+    import sys
+
+    cls: type[Config] = sys.modules[algorithm.__module__].Config
+    return cls
+
+
+def split_masks(observation: Arrays) -> tuple[Arrays, Arrays]:
+    """Split an observation into what networks see and the action masks, by action name."""
+    suffix = "_mask"
+    states = {k: v for k, v in observation.items() if not k.endswith(suffix)}
+    masks = {k[: -len(suffix)]: v for k, v in observation.items() if k.endswith(suffix)}
+    return states, masks
+
+
+def count_valid(block: Block) -> tuple[Array, Array]:
+    """Return environment steps and finished episodes of a block."""
+    import jax.numpy as jnp
+
+    ended = block.valid & (block.terminated | block.truncated)
+    return jnp.sum(block.valid, dtype=jnp.uint32), jnp.sum(ended, dtype=jnp.uint32)
+
+
+def fold(key: Key, *path: Any) -> Key:
+    """Address a key: `fold(key, a, b)` is a pure function of the key and the numbers."""
+    for step in path:
+        key = jax.random.fold_in(key, step)
+    return key

@@ -1,0 +1,118 @@
+"""Files that are whole or not there: forced to the disk when written, hashed and bounded when read.
+
+What a process that dies, or a disk that fills up, leaves behind must never pass for data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from operant.errors import CheckpointError
+
+_CHUNK = 8 << 20  # bytes that are hashed while the next ones are read
+ALIGN = 64
+"""Array files put their arrays at multiples of this many bytes."""
+
+
+def write(path: Path, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
+    """Write a new file, force it to the disk, and return its size (`bytes`) and `sha256`."""
+    digest = hashlib.sha256()
+    size = 0
+    with ThreadPoolExecutor(1) as pool, open(path, "xb") as file:
+        hashed = pool.submit(lambda: None)
+        for part in parts:
+            hashed.result()  # at most one part waits to be hashed: it may be a copy of a device's memory
+            hashed = pool.submit(digest.update, part)
+            size += file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def read(path: Path, limit: int, size: int | None = None, sha256: str | None = None) -> np.ndarray:
+    """Read a file whole.
+
+    Args:
+        path: a plain file; links and devices are refused.
+        limit: most bytes it may have.
+        size: how many bytes it must have; None: any number.
+        sha256: the hash that it must have; None: any.
+
+    Returns:
+        Its bytes, uint8 `[size]`.
+
+    Raises:
+        CheckpointError: naming the file and what is wrong.
+    """
+    flags = (
+        os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    )
+    try:
+        with os.fdopen(os.open(path, flags), "rb", buffering=0) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise CheckpointError(f"{path} is not a plain file.")
+            if size is not None and status.st_size != size:
+                raise CheckpointError(
+                    f"{path} has {status.st_size} bytes where {size} were written: truncated?"
+                )
+            if status.st_size > limit:
+                raise CheckpointError(f"{path} has {status.st_size} bytes; at most {limit} are read.")
+            return _read_hashed(path, file, status.st_size, sha256)
+    except (OSError, MemoryError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}.") from None
+
+
+def _read_hashed(path: Path, file: Any, size: int, sha256: str | None) -> np.ndarray:
+    data = np.empty(size + ALIGN, np.uint8)
+    data = data[-(data.ctypes.data + 8) % ALIGN :][:size]  # what follows the 8 bytes of length is aligned
+    view = data.data
+    digest = hashlib.sha256()
+    position = 0
+    with ThreadPoolExecutor(1) as pool:
+        while position < size:
+            n = file.readinto(view[position : position + _CHUNK])
+            if not n:
+                raise CheckpointError(f"{path} ended after {position} of {size} bytes.")
+            if sha256 is not None:
+                pool.submit(digest.update, view[position : position + n])
+            position += n
+    if sha256 is not None and digest.hexdigest() != sha256:
+        raise CheckpointError(f"{path} is corrupted: its SHA-256 is not the one that was recorded.")
+    return data
+
+
+def sync(folder: Path) -> None:
+    """Force the names in a folder to the disk."""
+    if os.name != "posix":
+        return  # a folder can be neither opened nor forced to the disk there
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder against other writers. The system lets go of it when a process dies."""
+    if os.name != "posix":
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

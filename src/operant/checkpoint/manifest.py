@@ -1,0 +1,85 @@
+"""The manifest of a checkpoint: what it must say, and the refusal of all else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from operant.checkpoint import arrays, durable
+from operant.errors import CheckpointError
+
+FORMAT = "operant-checkpoint"
+VERSION = 1
+NAME = "manifest.json"
+KEYS = {"threefry2x32": "key<fry>", "rbg": "key<rbg>", "unsafe_rbg": "key<urbg>"}
+"""Kinds of typed keys, and the dtype of each."""
+PYTHON = {"NoneType": type(None), "bool": bool, "int": int, "float": float, "str": str}
+"""Types of the leaves that are no arrays."""
+
+_LIMIT = 256 << 20  # bytes
+_FILE = re.compile(r"arrays(-[0-9]+)?\.safetensors")
+
+
+def digest(manifest: dict[str, Any]) -> str:
+    """Return the SHA-256 of all that a manifest says beside it."""
+    rest = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint, checked. Raises `CheckpointError` naming the file and the reason."""
+    file = path / NAME
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not a checkpoint: there is no such folder.")
+    text = durable.read(file, _LIMIT).tobytes()
+    try:
+        manifest = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not JSON (truncated?): {error}.") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{file} is not the manifest of an operant checkpoint.")
+    version = manifest.get("version")
+    if not isinstance(version, int) or version < 1:
+        raise CheckpointError(f"{file} has no valid format version. Received: version={version!r}.")
+    if version > VERSION:
+        versions = manifest.get("versions")
+        wrote = versions.get("operant") if isinstance(versions, dict) else "a later release"
+        raise CheckpointError(
+            f"{file} is of format version {version}; this release reads up to {VERSION}. "
+            f"It was written by operant {wrote}: install that or a later one."
+        )
+    if manifest.get("sha256") != digest(manifest):
+        raise CheckpointError(f"{file} is corrupted: its SHA-256 is not the one that was recorded.")
+    try:
+        _check(manifest)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{file} is malformed: {error}.") from None
+    return manifest
+
+
+def _check(manifest: dict[str, Any]) -> None:
+    """Refuse what `save` does not write: the hash proves that a manifest is whole, not that it is honest."""
+    if not isinstance(manifest["header"], dict) or not isinstance(manifest["order"], int):
+        raise ValueError("its header or order is of the wrong type")
+    for file, entry in manifest["files"].items():
+        if not _FILE.fullmatch(file):
+            raise ValueError(f"it names the file {file!r}, which is not one of a checkpoint's own")
+        if not isinstance(entry["bytes"], int) or not isinstance(entry["sha256"], str):
+            raise ValueError(f"the size or hash of {file} is of the wrong type")
+    for name, leaf in manifest["leaves"].items():
+        kind, dtype = leaf["kind"], leaf["dtype"]
+        if kind == "python":
+            if dtype not in PYTHON or type(leaf["value"]) is not PYTHON[dtype]:
+                raise ValueError(f"leaf {name} is not the {dtype} that it should be")
+            continue
+        known = KEYS.get(leaf["impl"]) == dtype if kind == "key" else dtype in arrays.DTYPES
+        if kind not in ("jax", "numpy", "key") or not known:
+            raise ValueError(f"leaf {name} is of the unknown kind {kind!r} or dtype {dtype!r}")
+        if leaf["file"] not in manifest["files"]:
+            raise ValueError(f"leaf {name} is in the file {leaf['file']!r}, which is not listed")
+        for shape in (leaf["shape"], leaf.get("data_shape", [])):
+            if not isinstance(shape, list) or any(type(n) is not int or n < 0 for n in shape):
+                raise ValueError(f"leaf {name} has the shape {shape!r}")

@@ -1,0 +1,365 @@
+"""Saving, finding and loading checkpoints."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import secrets
+import shutil
+import warnings
+from collections.abc import Callable, Container, Iterator
+from pathlib import Path
+from platform import python_version
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from operant import __version__
+from operant.checkpoint import arrays, durable
+from operant.checkpoint.manifest import FORMAT, KEYS, PYTHON, VERSION, digest
+from operant.checkpoint.manifest import NAME as MANIFEST
+from operant.checkpoint.manifest import read as read_manifest
+from operant.errors import CheckpointError, value_error
+from operant.spec import plain
+from operant.types import Tree
+
+_BEST = "best.json"
+_TEMPORARY = ".tmp-"
+_REPLACED = ".old-"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_SHARD = 64 << 20  # bytes from which a leaf gets a file of its own
+
+
+def save(
+    directory: str | Path, tree: Tree, header: dict[str, Any], *, keep: int | None = None, name: str
+) -> Path:
+    """Write the checkpoint `directory/name`, whole or not at all.
+
+    It is written under a temporary name in `directory`, every file is forced to the disk, and the folder is
+    renamed. A process that is killed at any moment leaves the earlier checkpoints as they were; what it left behind
+    is removed by the next `save`. Writers in several processes take turns.
+
+    Args:
+        directory: folder of checkpoints; made if missing.
+        tree: pytree of JAX and NumPy arrays, typed keys, Python numbers, strings and None.
+        header: JSON data to store beside it (configs are written as dicts).
+        keep: how many of the newest checkpoints to keep; None keeps all. The one marked best (`mark_best`),
+            and one named ``best``, are kept beside them.
+        name: folder name: letters, digits, ``.``, ``_``, ``-``. A checkpoint of that name is replaced.
+
+    Returns:
+        The path of the checkpoint.
+
+    Raises:
+        SpecError: for a bad `name` or `keep`, a header that is not JSON data, or a leaf that cannot be stored.
+    """
+    if not _NAME.fullmatch(name):
+        raise value_error("name", "letters, digits, '.', '_' and '-', and not begin with '.' or '-'", name)
+    if keep is not None and (not isinstance(keep, int) or keep < 1):
+        raise value_error("keep", "a whole number of at least 1, or None", keep)
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "versions": {
+            "operant": __version__,
+            "jax": jax.__version__,
+            "numpy": np.__version__,
+            "python": python_version(),
+        },
+        "header": plain(dict(header)),
+    }
+    manifest["leaves"], shards = _plan(tree)
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    with durable.locked(folder):
+        _clean(folder)
+        others = {path: order for path, order in _ordered(folder) if path.name != name}
+        manifest["order"] = 1 + max((order for order in others.values() if order < math.inf), default=0)
+        temporary = folder / f"{_TEMPORARY}{name}-{secrets.token_hex(4)}"
+        temporary.mkdir()
+        try:
+            manifest["files"] = {
+                file: arrays.write(temporary / file, content) for file, content in shards.items()
+            }
+            manifest["sha256"] = digest(manifest)
+            durable.write(temporary / MANIFEST, [json.dumps(manifest, indent=1).encode()])
+            durable.sync(temporary)
+            _put(temporary, folder / name)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        if keep is not None:
+            _prune(folder, others, keep - 1)
+    return folder / name
+
+
+def mark_best(path: str | Path) -> None:
+    """Mark a checkpoint as the best of its folder: `best` returns it and `keep` never removes it."""
+    path = Path(path)
+    if not (path / MANIFEST).is_file():
+        raise CheckpointError(f"{path} cannot be marked as best: it is not a checkpoint.")
+    with durable.locked(path.parent):
+        temporary = path.parent / f"{_TEMPORARY}{_BEST}"
+        temporary.unlink(missing_ok=True)
+        durable.write(temporary, [json.dumps({"name": path.name}).encode()])
+        os.replace(temporary, path.parent / _BEST)
+        durable.sync(path.parent)
+
+
+def _named(tree: Tree) -> Iterator[tuple[str, Any]]:
+    """Leaves by their path in the tree. None counts as a leaf, so that its place is checked on loading."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: x is None):
+        yield jax.tree_util.keystr(path) or ".", leaf
+
+
+def _describe(name: str, leaf: Any) -> dict[str, Any]:
+    """Return kind, dtype and shape of a leaf, or of the `ShapeDtypeStruct` that stands for one."""
+    if not hasattr(leaf, "dtype"):
+        if type(leaf) in PYTHON.values():
+            return {"kind": "python", "dtype": type(leaf).__name__, "shape": []}
+        raise value_error(f"leaf {name}", "an array, a number, a string or None", leaf)
+    shape = [int(n) for n in leaf.shape]
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return {"kind": "key", "dtype": str(leaf.dtype), "shape": shape}
+    if leaf.dtype.name not in arrays.DTYPES:
+        raise value_error(f"leaf {name}", "of a boolean or numeric dtype", leaf.dtype)
+    kind = "numpy" if isinstance(leaf, np.ndarray | np.generic) else "jax"
+    return {"kind": kind, "dtype": leaf.dtype.name, "shape": shape}
+
+
+def _plan(tree: Tree) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the manifest's entry of every leaf, and the arrays that go into each file."""
+    leaves: dict[str, Any] = {}
+    shards: dict[str, dict[str, Any]] = {}
+    for name, leaf in _named(tree):
+        entry = leaves[name] = _describe(name, leaf)
+        if entry["kind"] == "python":
+            entry["value"] = leaf
+            continue
+        if entry["kind"] == "key":
+            entry["impl"] = str(jax.random.key_impl(leaf))
+            if entry["impl"] not in KEYS:
+                raise value_error(f"leaf {name}", f"a key of one of {', '.join(KEYS)}", entry["impl"])
+            leaf = jax.random.key_data(leaf)
+            entry["data_shape"] = list(leaf.shape)
+        large = leaf.size * leaf.dtype.itemsize >= _SHARD
+        file = f"arrays-{len(shards) + 1}.safetensors" if large else "arrays.safetensors"
+        shards.setdefault(file, {})[name] = leaf
+        entry["file"] = file
+    return leaves, shards
+
+
+def _put(temporary: Path, final: Path) -> None:
+    """Rename a folder to its final name. One of that name stays readable (under `_REPLACED`) meanwhile."""
+    old = final.with_name(_REPLACED + final.name)
+    if final.exists():
+        os.rename(final, old)
+    os.rename(temporary, final)
+    durable.sync(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _clean(folder: Path) -> None:
+    """Remove what killed writers left. The caller holds the lock, so no one is still writing."""
+    for path in folder.glob(f"{_REPLACED}*"):
+        final = path.with_name(path.name.removeprefix(_REPLACED))
+        if final.exists():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.rename(path, final)
+    for path in folder.glob(f"{_TEMPORARY}*"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _prune(folder: Path, others: dict[Path, float], keep: int) -> None:
+    """Remove all but the `keep` newest of the other checkpoints; what cannot be read is left to the user."""
+    marked = best(folder)
+    old = [p for p, order in others.items() if order < math.inf and p != marked and p.name != "best"]
+    for path in old[: max(len(old) - keep, 0)]:
+        # Renamed first: a removal that is cut short must not look like a checkpoint.
+        gone = path.with_name(f"{_TEMPORARY}{path.name}-{secrets.token_hex(4)}")
+        os.rename(path, gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def list_checkpoints(directory: str | Path) -> list[Path]:
+    """Return the checkpoints in a folder, oldest first. Those whose manifest cannot be read come last."""
+    return [path for path, _ in _ordered(Path(directory))]
+
+
+def best(directory: str | Path) -> Path | None:
+    """Return the checkpoint that `mark_best` marked, if it still exists."""
+    try:
+        name = json.loads((Path(directory) / _BEST).read_text(encoding="utf-8"))["name"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not _NAME.fullmatch(str(name)):
+        return None
+    path = _standing(Path(directory) / str(name))
+    return path if (path / MANIFEST).exists() else None
+
+
+def latest(directory: str | Path) -> Path | None:
+    """Return the newest checkpoint that is whole, or None. Newer ones that are not are reported by a warning."""
+    found = _newest(directory, lambda path: _read_leaves(path, read_manifest(path)))
+    return None if found is None else found[0]
+
+
+def load_latest(directory: str | Path, like: Tree = None) -> tuple[Tree, dict[str, Any]]:
+    """Load the newest checkpoint that is whole (see `load`); newer ones that are not are reported by a warning.
+
+    Raises:
+        CheckpointError: if there is none, or it does not fit `like`.
+    """
+    found = _newest(directory, lambda path: (read_manifest(path), _read_leaves(path, read_manifest(path))))
+    if found is None:
+        raise CheckpointError(f"{directory} holds no checkpoint that can be loaded.")
+    path, (manifest, leaves) = found
+    return _rebuild(path, manifest["leaves"], leaves, like), manifest["header"]
+
+
+def _standing(path: Path) -> Path:
+    """The path, or what stands in for it since a writer was killed while replacing it."""
+    old = path.with_name(_REPLACED + path.name)
+    return old if not path.exists() and old.exists() else path
+
+
+def _ordered(folder: Path) -> list[tuple[Path, float]]:
+    """Checkpoints with their running numbers, in their order; the number is infinite where it cannot be read."""
+    found = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        stands_in = path == _standing(folder / path.name.removeprefix(_REPLACED))
+        if stands_in and not path.name.startswith(_TEMPORARY) and (path / MANIFEST).exists():
+            try:
+                order: float = read_manifest(path)["order"]
+            except CheckpointError:
+                order = math.inf
+            found.append((path, order))
+    return sorted(found, key=lambda pair: (pair[1], pair[0].name))
+
+
+def _newest(directory: str | Path, read: Callable[[Path], Any]) -> tuple[Path, Any] | None:
+    for path in reversed(list_checkpoints(directory)):
+        try:
+            return path, read(path)
+        except CheckpointError as error:
+            warnings.warn(f"Checkpoint skipped: {error}", RuntimeWarning, stacklevel=3)
+    return None
+
+
+def load(path: str | Path, like: Tree = None) -> tuple[Tree, dict[str, Any]]:
+    """Read a checkpoint.
+
+    Args:
+        path: the folder that `save` wrote.
+        like: a tree of arrays, `ShapeDtypeStruct`s and Python values as was saved; None: any.
+
+    Returns:
+        The tree, of the structure of `like`, or a dict of leaves by their path in the tree; and the header.
+
+    Raises:
+        CheckpointError: if it is truncated, corrupted, not a checkpoint, of a later format version, or unsafe,
+            naming the file and the reason; or if it does not fit `like`, naming each leaf that is missing, not
+            expected, or of another shape or dtype.
+    """
+    path = _standing(Path(path))
+    manifest = read_manifest(path)
+    if like is not None:
+        _fit(path, manifest["leaves"], like)  # before reading what may be large
+    return _rebuild(path, manifest["leaves"], _read_leaves(path, manifest), like), manifest["header"]
+
+
+def load_part(path: str | Path, part: str, like: Tree) -> Tree:
+    """Read what the saved tree, a dict, holds under the name `part`, into the structure of `like` (see `load`)."""
+    path = _standing(Path(path))
+    manifest = read_manifest(path)
+    prefix = next(_named({part: 0}))[0]
+    entries = {name: entry for name, entry in manifest["leaves"].items() if name.startswith(prefix)}
+    _fit(path, entries, {part: like})
+    return _rebuild(path, entries, _read_leaves(path, manifest, entries), {part: like})[part]
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Whether a path is a checkpoint's folder, whole or not."""
+    return (_standing(Path(path)) / MANIFEST).exists()
+
+
+def read_header(path: str | Path) -> dict[str, Any]:
+    """Return the header of a checkpoint without reading its arrays. Raises `CheckpointError` as `load` does."""
+    return read_manifest(_standing(Path(path)))["header"]
+
+
+def _fit(path: Path, leaves: dict[str, Any], like: Tree) -> None:
+    wanted = {name: _describe(name, leaf) for name, leaf in _named(like)}
+    problems = [f"missing: {name}" for name in wanted if name not in leaves]
+    problems += [f"not expected: {name}" for name in leaves if name not in wanted]
+    for name in wanted.keys() & leaves.keys():
+        have, want = ((e["dtype"], tuple(e["shape"])) for e in (leaves[name], wanted[name]))
+        if have != want:
+            problems.append(f"{name} is {have[0]}{list(have[1])} where {want[0]}{list(want[1])} is expected")
+    if problems:
+        shown = sorted(problems)[:20] + ([f"and {len(problems) - 20} more"] if len(problems) > 20 else [])
+        raise CheckpointError(f"{path} does not fit what it is loaded into:\n  " + "\n  ".join(shown))
+
+
+def _read_leaves(
+    path: Path, manifest: dict[str, Any], wanted: Container[str] | None = None
+) -> dict[str, Any]:
+    """Read and check the files that hold wanted leaves (None: all); return leaves by name (keys as their data)."""
+    leaves = {name: leaf.get("value") for name, leaf in manifest["leaves"].items()}
+    needed = {leaf.get("file") for name, leaf in manifest["leaves"].items() if wanted and name in wanted}
+    for file, entry in manifest["files"].items():
+        if wanted is not None and file not in needed:
+            continue
+        data = durable.read(path / file, entry["bytes"], entry["bytes"], entry["sha256"])
+        expected = {
+            name: ("uint32", tuple(leaf["data_shape"]))
+            if leaf["kind"] == "key"
+            else (leaf["dtype"], tuple(leaf["shape"]))
+            for name, leaf in manifest["leaves"].items()
+            if leaf.get("file") == file
+        }
+        leaves.update(arrays.split(path / file, data, expected))
+    return leaves
+
+
+def _rebuild(path: Path, entries: dict[str, Any], leaves: dict[str, Any], like: Tree) -> Tree:
+    if like is not None:
+        _fit(path, entries, like)
+    built = {name: _leaf(path, name, entry, leaves.pop(name)) for name, entry in entries.items()}
+    if like is None:
+        return built
+    structure = jax.tree.structure(like, is_leaf=lambda x: x is None)
+    values = [
+        np.asarray(built[name]) if isinstance(leaf, np.ndarray | np.generic) else built[name]
+        for name, leaf in _named(like)
+    ]
+    return jax.tree.unflatten(structure, values)
+
+
+def _leaf(path: Path, name: str, entry: dict[str, Any], value: Any) -> Any:
+    """Make a leaf of what was read."""
+    if entry["kind"] == "python":
+        return value
+    if entry["kind"] == "numpy":
+        # A view would keep the other arrays of its file alive, and is not aligned for every dtype.
+        return value if value.nbytes >= _SHARD else value.copy()
+    if jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
+        raise CheckpointError(
+            f"{path}: leaf {name} is {value.dtype}, which JAX would cut to 32 bits. "
+            "Set jax_enable_x64, as it was set when the checkpoint was written."
+        )
+    array = jnp.array(value)  # a copy: JAX must not share memory that it may be given to write to
+    if entry["kind"] != "key":
+        return array
+    key = jax.random.wrap_key_data(array, impl=entry["impl"])
+    if list(key.shape) != entry["shape"]:
+        raise CheckpointError(f"{path}: key {name} has the shape {list(key.shape)}, not {entry['shape']}.")
+    return key

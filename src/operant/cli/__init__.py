@@ -1,0 +1,57 @@
+"""The command line: a thin shell, each command is one call into the library.
+
+`main` imports neither JAX nor Keras until a command needs them, so that help comes at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from operant.errors import OperantError
+
+COMMANDS = {
+    "train": "Train given an agent and environment",
+    "list": "List agents, environments or presets",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; return its exit status (0, 1 for a failure, 2 for bad input)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except OperantError as error:
+        print(f"operant: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("operant: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of a pipe went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _dispatch(arguments: list[str]) -> int:
+    from operant.cli import tables
+    from operant.errors import UsageError, suggest
+
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(tables.base_help(COMMANDS))
+        return 0
+    command, *rest = arguments
+    if command in ("-V", "--version"):
+        from operant import __version__
+
+        print(f"operant {__version__}")
+        return 0
+    if command not in COMMANDS:
+        raise UsageError(f"Unknown command {command!r}.{suggest(command, COMMANDS)}")
+    if command == "list":
+        from operant.cli import listing
+
+        return listing.run(rest)
+    from operant.cli import training
+
+    return training.run(rest)

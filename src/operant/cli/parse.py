@@ -1,0 +1,84 @@
+"""From flags to options. Flags derive from configs; unknown ones are errors with the close match."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import typing
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from operant.cli.tables import flag
+from operant.errors import UsageError, suggest
+from operant.spec import Config, default, options
+
+
+class _Parser(argparse.ArgumentParser):
+    """Argparse whose errors are operant's."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message[:1].upper() + message[1:] + ".")
+
+
+def parse(configs: Iterable[type[Config]], arguments: Sequence[str], command: str) -> dict[str, Any]:
+    """Return the options that were given, by name.
+
+    A flag may be abbreviated as long as it is clear. Values are read by the option's type; a number with a schedule is
+    written `linear:START:END:STEPS`, structured values as JSON.
+
+    Raises:
+        UsageError: an unknown or ambiguous flag, or a value of the wrong type.
+    """
+    parser = _Parser(prog=f"operant {command}", add_help=False, argument_default=argparse.SUPPRESS)
+    known: dict[str, str] = {}
+    for config in configs:
+        hints = typing.get_type_hints(config)
+        for name in options(config):
+            known[flag(name)] = name
+            _add(parser, name, hints[name], default(config, name))
+    given, unknown = parser.parse_known_args(list(arguments))
+    if unknown:
+        bad = unknown[0]
+        what = "flag" if bad.startswith("-") else "argument"
+        raise UsageError(f"Unknown {what} {bad!r} for {command}.{suggest(bad.split('=')[0], known)}")
+    return vars(given)
+
+
+def _add(parser: argparse.ArgumentParser, name: str, hint: Any, value: Any) -> None:
+    if hint is bool:
+        action = argparse.BooleanOptionalAction if value else "store_true"
+        parser.add_argument(flag(name), dest=name, action=action)
+    elif typing.get_origin(hint) is tuple:
+        parser.add_argument(flag(name), dest=name, nargs="+")
+    else:
+        parser.add_argument(flag(name), dest=name, type=_reader(name, hint))
+
+
+def _reader(name: str, hint: Any) -> Any:
+    kinds = set(typing.get_args(hint)) or {hint}
+
+    def read(text: str) -> Any:
+        if hint is Any:
+            return json.loads(text) if text[:1] in "[{" else text
+        if text.lower() == "none" and type(None) in kinds:
+            return None
+        for kind, word in ((int, "a whole number"), (float, "a number")):
+            if kind in kinds:
+                return _number(name, text, kind, word, schedules=len(kinds - {int, float, type(None)}) > 0)
+        return json.loads(text) if text.startswith("{") else text
+
+    return read
+
+
+def _number(name: str, text: str, kind: type, word: str, schedules: bool) -> Any:
+    try:
+        value = float(text)
+        if kind is int:
+            if value != int(value):
+                raise ValueError
+            return int(value)
+        return value
+    except (ValueError, OverflowError):
+        if schedules and (text.startswith("{") or ":" in text):
+            return json.loads(text) if text.startswith("{") else text
+        raise UsageError(f"{flag(name)} must be {word}. Received: {text!r}.") from None

@@ -1,0 +1,76 @@
+"""Help texts and tables, made from the options of configs."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from operant import __version__
+from operant.spec import Config, default, options
+
+
+def flag(name: str) -> str:
+    """Return the flag of an option."""
+    return "--" + name.replace("_", "-")
+
+
+def base_help(commands: Mapping[str, str]) -> str:
+    """Return what a bare `operant` prints."""
+    lines = [
+        f"operant {__version__}",
+        "",
+        "Usage:",
+        "    operant <command> <agent> [options] [args]",
+        "",
+        "Available commands:",
+        *(f"    {name:<10} {text}" for name, text in commands.items()),
+        "",
+        "Use operant <command> to see more info about a command",
+        "Use operant <command> <agent> to see more info about command + agent",
+    ]
+    return "\n".join(lines)
+
+
+def option_rows(configs: Iterable[type[Config]], fixed: Mapping[str, Any] | None = None) -> list[list[str]]:
+    """Return a row of flag, help, default and search kind for every option, sorted by flag.
+
+    Args:
+        configs: where the options stand.
+        fixed: defaults that differ under the agent's name.
+    """
+    rows = []
+    for config in configs:
+        for name, meta in options(config).items():
+            value = (fixed or {}).get(name, default(config, name))
+            shown = "-" if value is None or value is False or value == () or value == "" else str(value)
+            rows.append([flag(name), meta.help, shown, meta.search or "-"])
+    return sorted(rows)
+
+
+def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
+    """Return a pipe table under a title; long help is wrapped so that it fits the terminal.
+
+    Args:
+        title: line above.
+        header: names of the columns.
+        rows: cells; the second column is the one that is wrapped.
+        width: columns of the terminal (default: asked, 80 when there is none).
+    """
+    width = shutil.get_terminal_size((80, 24)).columns if width is None else width
+    others = [i for i in range(len(header)) if i != 1]
+    widths = {i: max(len(header[i]), *(len(row[i]) for row in rows)) for i in others}
+    frame = 3 * len(header) + 1
+    room = max(20, width - frame - sum(widths.values()))
+    wrapped = [[textwrap.wrap(" ".join(row[1].split()), room) or [""], row] for row in rows]
+    widths[1] = max(len(header[1]), *(len(line) for lines, _ in wrapped for line in lines))
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(f"{cell:<{widths[i]}}" for i, cell in enumerate(cells)) + " |"
+
+    out = [title, "", line(header), "|" + "|".join(":" + "-" * (widths[i] + 1) for i in range(len(header))) + "|"]
+    for lines, row in wrapped:
+        for k, text in enumerate(lines):
+            out.append(line([text if i == 1 else (cell if k == 0 else "") for i, cell in enumerate(row)]))
+    return "\n".join(out)

@@ -1,0 +1,78 @@
+"""`operant train`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import Any
+
+from operant import presets
+from operant.agents import AGENTS, ALIASES, config_class, entry
+from operant.cli import parse, tables
+from operant.errors import SpecError
+from operant.execution.config import RunConfig
+from operant.spec import Config, option, options
+
+HEADER = ("flags", "help", "default", "hp_type")
+
+
+class _Extra(Config):
+    """Flags of the command that belong to no config of the library."""
+
+    preset: str | None = option(None, "Tuned settings by name; flags given beside it win. See `operant list presets`")
+
+
+def run(arguments: list[str]) -> int:
+    """Train, or print help when there is nothing to train on."""
+    agent = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    flags = arguments[1:] if agent is not None else arguments
+    if agent is not None:
+        entry(agent)
+    if not flags or "--help" in flags or "-h" in flags:
+        print(help_text(agent))
+        return 0
+    own = [config_class(agent)] if agent is not None else []
+    given = parse.parse([RunConfig, _Extra, *own], flags, f"train {agent}" if agent else "train")
+    plan = _resume(agent, given) if given.get("resume") else _plan(agent, given)
+    from operant.train import train
+
+    train(plan, command=shlex.join(["operant", "train", *arguments]) if sys.argv else None)
+    return 0
+
+
+def _resume(agent: str | None, given: dict[str, Any]) -> Any:
+    from operant.train import resumed
+
+    directory = given.pop("resume")
+    plan = resumed(directory, given)
+    saved = plan.agent["type"]
+    if agent is not None and ALIASES.get(agent, agent) != saved:
+        raise SpecError(f"The run in {directory!r} trains {saved}, not {agent}. Use: operant train --resume {directory}")
+    return plan
+
+
+def _plan(agent: str | None, given: dict[str, Any]) -> Any:
+    from operant.train import Plan
+
+    if agent is None:
+        raise SpecError(f"train needs an agent, as in `operant train ppo --env CartPole-v1`. Known: {', '.join(AGENTS)}.")
+    preset = given.pop("preset", None)
+    if preset is not None:
+        given = {**presets.settings(agent, preset), **given}
+    known = options(RunConfig)
+    run = RunConfig.from_dict({k: v for k, v in given.items() if k in known})
+    own = {k: v for k, v in given.items() if k not in known}
+    config_class(agent).from_dict({**entry(agent).options, **own})  # refuse bad options before JAX is loaded
+    return Plan(agent, own, run)
+
+
+def help_text(agent: str | None) -> str:
+    """Return usage and the table of flags: of the command, and of the agent if one is named."""
+    usage = f"operant train {agent or '<agent>'} --env <environment> (--max-steps N | --target-reward R) [options]"
+    configs: list[type[Config]] = [RunConfig, _Extra]
+    if agent is None:
+        agents = "\n".join(f"    {name:<10} {e.help}" for name, e in AGENTS.items())
+        table = tables.table("train", HEADER, tables.option_rows(configs))
+        return f"Usage:\n    {usage}\n\nAgents:\n{agents}\n\n{table}"
+    rows = tables.option_rows([*configs, config_class(agent)], entry(agent).options)
+    return f"Usage:\n    {usage}\n\n{entry(agent).help}\n\n{tables.table(f'train {agent}', HEADER, rows)}"

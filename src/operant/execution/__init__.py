@@ -1,0 +1,1 @@
+"""Drivers, which move data between an agent and environments, and the training loop over them."""

@@ -1,0 +1,60 @@
+"""Options of a training run that belong to no algorithm. Imports neither JAX nor Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from operant.spec import Config, option
+
+
+class RunConfig(Config):
+    """Options of `operant train` beside the algorithm's own."""
+
+    env: str = option("", "Environment id: a Gymnasium id, or a JAX-native one with its prefix (jax:CartPole-v1)")
+    n_envs: int = option(1, "Number of environments to create", low=1, search="categorical")
+    max_episode_timesteps: int | None = option(None, "Time limit of an episode, if shorter than the environment's own", low=1)
+    vector: str = option(
+        "auto",
+        "How several environments run: auto (by measured step time), native-vector, in-process, processes",
+        choices=("auto", "native-vector", "in-process", "processes"),
+    )
+    seed: int | None = option(None, "Random seed (default: one is drawn and printed)", low=0, high=2**32 - 1)
+    max_steps: int | None = option(
+        None,
+        "Maximum number of environment steps, when reached, training is stopped\n"
+        "(rounded up to whole updates)",
+        unit="environment steps",
+        low=1,
+    )
+    target_reward: float | None = option(
+        None, "Target reward when reached, training is stopped: mean of the last\nreward-buffer-size episodes"
+    )
+    reward_buffer_size: int = option(
+        100, "Size of the total reward buffer, used for calculating\nmean reward value to be displayed.", low=1
+    )
+    checkpoints: tuple[str, ...] = option((), "Path(s) to new model(s) to which checkpoint(s) will be saved during training")
+    weights: tuple[str, ...] = option((), "Path(s) to model(s) weight(s) to be loaded by agent output_models")
+    history_checkpoint: str | None = option(
+        None, "Path to .parquet file to save training history (default: in the run's folder)"
+    )
+    run_dir: str | None = option(None, "Folder of the run (default: a fresh one under runs/)")
+    resume: str | None = option(None, "Folder of a run to continue")
+    save_seconds: float = option(300.0, "Seconds between checkpoints of the run; one is always written at the end", low=0.0)
+    log_frequency: int | None = option(None, "Log progress every n games (default: every second or so)", low=1)
+    display_precision: int = option(2, "Number of decimals to be displayed", low=0, high=17)
+    quiet: bool = option(False, "If specified, no messages by the agent will be displayed\nto the console")
+    divergence_monitoring_steps: int | None = option(
+        None, "Steps after which, plateau and early stopping are active", unit="environment steps", low=0
+    )
+    plateau_reduce_factor: float = option(
+        0.9, "Factor multiplied by current learning rate when there is a plateau", low=0.0, low_open=True, high=1.0
+    )
+    plateau_reduce_patience: int = option(10, "Minimum non-improvements to reduce lr", low=1)
+    early_stop_patience: int = option(3, "Minimum plateau reduces to stop training", low=1)
+
+    def check(self) -> Iterator[str]:
+        """Ask for an environment and a reason to stop."""
+        if not self.env:
+            yield "env must be given: an environment id such as CartPole-v1. See `operant list` for ids."
+        if self.max_steps is None and self.target_reward is None:
+            yield "train requires --target-reward or --max-steps (max_steps or target_reward)."

@@ -1,0 +1,246 @@
+"""The device driver: JAX-native environments; acting, stepping and learning are one compiled loop.
+
+With `seeds`, as many independent runs are mapped over by `vmap`: one program, one axis more.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from operant.agents.learner import ENV, Learner, Train, reset_carry
+from operant.agents.protocol import fold
+from operant.envs import native
+from operant.envs.native import NativeEnv
+from operant.execution.episodes import Finished
+from operant.types import Array, Block, Key, Tree
+
+CHECK_STEPS = 8192
+"""Environment steps of one call: often enough to look at the clock and the target, seldom enough to cost nothing. Fixed, not
+measured, so that a run stops at the same step every time."""
+
+
+class World(NamedTuple):
+    """The environments' side of a device run: everything beside `Train` that continuing it needs."""
+
+    actors: native.Actors
+    carry: Tree
+    first: Bool[Array, " N"]
+    """Whether the actor begins an episode with the next row."""
+    reward: Float[Array, " N"]
+    """Return of the running episode."""
+    length: Int[Array, " N"]
+
+
+class Ends(NamedTuple):
+    """Episodes that ended, per row and actor."""
+
+    ended: Bool[Array, "R N"]
+    valid: Int[Array, " R"]
+    """Environment steps of all actors in the row."""
+    reward: Float[Array, "R N"]
+    length: Int[Array, "R N"]
+
+
+class DeviceRun:
+    """Pure functions of one run on a native environment: `begin` and `iterate`."""
+
+    def __init__(self, learner: Learner, env: NativeEnv, n: int) -> None:
+        self.learner = learner
+        self.env = env
+        self.n = n
+
+    def begin(self, key: Key) -> World:
+        """Start the environments of a run with this key."""
+        actors = native.start(self.env, fold(key, ENV), self.n)
+        carry = self.learner.algorithm.initial_carry(self.n)
+        n = self.n
+        return World(actors, carry, jnp.ones(n, bool), jnp.zeros(n), jnp.zeros(n, jnp.int32))
+
+    def iterate(
+        self, train: Train, world: World, meter: Array, count: Array, limit: int
+    ) -> tuple[Train, World, Array, Ends]:
+        """Run `count` blocks (at most `limit`): collect, learn. Return the episodes that ended, blocks first.
+
+        The number is an argument, not a shape: running fewer blocks at the end compiles nothing.
+        """
+        shape = (limit, self.learner.rows, self.n)
+        ends = Ends(
+            jnp.zeros(shape, bool), jnp.zeros(shape[:2], jnp.int32), jnp.zeros(shape), jnp.zeros(shape, jnp.int32)
+        )
+
+        def one(i: Array, carry: tuple[Train, World, Array, Ends]) -> tuple[Train, World, Array, Ends]:
+            train, world, meter, ends = carry
+            block, world, ended = self.collect(train, world)
+            train, meter = self.learner.metered(train, meter, block)
+            ends = jax.tree.map(lambda all_, x: all_.at[i].set(x), ends, ended)
+            return train, world, meter, ends
+
+        return jax.lax.fori_loop(0, count, one, (train, world, meter, ends))
+
+    def collect(self, train: Train, world: World) -> tuple[Block, World, Ends]:
+        """Collect one block with the parameters as they are."""
+        learner = self.learner
+        acting = learner.acting(train)
+        rows = train.counters.rows + jnp.arange(learner.rows, dtype=jnp.uint32)
+        noise = jax.vmap(lambda row: learner.noise(train.key, row, self.n))(rows)
+        env_key = fold(train.key, ENV)
+        carry = reset_carry(learner.algorithm, world.carry, world.first)
+
+        def row(world: World, noise: Tree) -> tuple[World, tuple[Any, Ends]]:
+            seen = world.actors
+            action = learner.act(acting, seen.observation, world.carry, world.first, noise, explore=True)
+            actors, after = native.step(self.env, seen, learner.emit(action.action), env_key)
+            valid = ~seen.ended
+            ended = actors.ended
+            reward = world.reward + after.reward
+            length = world.length + valid.astype(jnp.int32)
+            ends = Ends(ended, jnp.sum(valid, dtype=jnp.int32), reward, length)
+            kept = (~ended).astype(jnp.int32)
+            world = World(actors, action.carry, seen.ended, reward * kept.astype(jnp.float32), length * kept)
+            parts = (
+                seen.observation, action.action, after.reward, after.terminated, after.truncated, valid, action.extras,
+            )  # fmt: skip
+            return world, (parts, ends)
+
+        world, (parts, ends) = jax.lax.scan(row, world._replace(carry=carry), noise)
+        observation, *rest = parts
+        observation = jax.tree.map(
+            lambda x, last: jnp.concatenate([x, last[None]]), observation, world.actors.observation
+        )
+        return Block(observation, *rest, carry=carry), world, ends
+
+
+class Population:
+    """Independent runs on a native environment, one per key, mapped over by `vmap` into one program.
+
+    Args:
+        learner: the algorithm.
+        env: the environment.
+        n: actors of one run.
+        keys: typed keys `[S]`, the root of each run.
+        hyper: traced options of all runs `[H]` or of each `[S, H]` (default: the algorithm's own).
+        blocks: most blocks that one call of `advance` may run.
+    """
+
+    def __init__(
+        self, learner: Learner, env: NativeEnv, n: int, keys: Key, hyper: Array | None = None, blocks: int | None = None
+    ) -> None:
+        self.learner = learner
+        self.size: int = keys.shape[0]
+        self.loop = DeviceRun(learner, env, n)
+        self.block_steps = learner.rows * n
+        self.blocks = blocks or max(1, CHECK_STEPS // self.block_steps)
+        hyper = learner.hyper() if hyper is None else hyper
+        per_run = 0 if hyper.ndim == 2 else None
+        self.train: Train = jax.jit(jax.vmap(learner.init, in_axes=(0, per_run)))(keys, hyper)
+        self.world: World = jax.jit(jax.vmap(self.loop.begin))(keys)
+        self.steps = np.zeros(self.size, np.int64)
+        self._meter = jnp.stack([learner.meter()] * self.size)
+        self._compiled: Any = None
+
+    def compile(self) -> Any:
+        """Return the compiled loop; the first call compiles it."""
+        if self._compiled is None:
+            loop = functools.partial(self.loop.iterate, limit=self.blocks)
+            mapped = jax.vmap(loop, in_axes=(0, 0, 0, None))
+            arguments = (self.train, self.world, self._meter, np.int32(0))
+            self._compiled = jax.jit(mapped, donate_argnums=(0, 1, 2)).lower(*arguments).compile()
+        return self._compiled
+
+    def advance(self, blocks: int = 1) -> list[list[Finished]]:
+        """Run that many blocks (at most `self.blocks`); return each run's episodes that ended, in order of time."""
+        blocks = min(blocks, self.blocks)
+        loop = self.compile()
+        self.train, self.world, self._meter, ends = loop(self.train, self.world, self._meter, np.int32(blocks))
+        ends = jax.device_get(ends)
+        finished = []
+        for i in range(self.size):
+            episodes, self.steps[i] = _finished(Ends(*(x[i, :blocks] for x in ends)), int(self.steps[i]))
+            finished.append(episodes)
+        return finished
+
+    def metrics(self) -> list[dict[str, float]]:
+        """Return each run's averages of the metrics since the last call."""
+        meters = np.asarray(self._meter)
+        self._meter = jnp.zeros_like(self._meter)
+        return [self.learner.read(meter) for meter in meters]
+
+
+class DeviceDriver:
+    """One run on a native environment, for the training loop.
+
+    Args:
+        learner: the algorithm.
+        env: the environment.
+        n: actors.
+        key: root of the run's randomness.
+    """
+
+    def __init__(self, learner: Learner, env: NativeEnv, n: int, key: Key) -> None:
+        self.learner = learner
+        self.loop = DeviceRun(learner, env, n)
+        self.block_steps = learner.rows * n
+        self.blocks = max(1, CHECK_STEPS // self.block_steps)
+        self.train: Train = jax.jit(learner.init)(key, learner.hyper())
+        self.world: World = jax.jit(self.loop.begin)(key)
+        self.step = 0
+        self._meter = learner.meter()
+        self._compiled: Any = None
+
+    def compile(self) -> Any:
+        """Return the compiled loop; the first call compiles it."""
+        if self._compiled is None:
+            loop = functools.partial(self.loop.iterate, limit=self.blocks)
+            arguments = (self.train, self.world, self._meter, np.int32(0))
+            self._compiled = jax.jit(loop, donate_argnums=(0, 1, 2)).lower(*arguments).compile()
+        return self._compiled
+
+    def advance(self, blocks: int) -> list[Finished]:
+        """Run that many blocks (at most `self.blocks`); return the episodes that ended, in order of time."""
+        blocks = min(blocks, self.blocks)
+        loop = self.compile()
+        self.train, self.world, self._meter, ends = loop(self.train, self.world, self._meter, np.int32(blocks))
+        finished, self.step = _finished(Ends(*(x[:blocks] for x in jax.device_get(ends))), self.step)
+        return finished
+
+    def metrics(self) -> dict[str, float]:
+        """Return the averages of the metrics since the last call."""
+        meter = np.asarray(self._meter)
+        self._meter = jnp.zeros_like(self._meter)
+        return self.learner.read(meter)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the environments' side of what continuing needs."""
+        return {"world": self.world}
+
+    def snapshot_like(self) -> dict[str, Any]:
+        """Return the shapes of a snapshot."""
+        return self.snapshot()
+
+    def restore(self, train: Train, snapshot: dict[str, Any]) -> None:
+        """Continue exactly where `train` and the snapshot were taken."""
+        self.train, self.world = train, snapshot["world"]
+        self.step = int(train.counters.timesteps)
+
+    def scale_lr(self, factor: float) -> tuple[float, float]:
+        """Multiply the learning rate; compiles nothing."""
+        self.train, old, new = self.learner.scaled_lr(self.train, factor)
+        return old, new
+
+
+def _finished(ends: Ends, step: int) -> tuple[list[Finished], int]:
+    """Return the episodes that ended and the step after them; leaves of `ends` are `[blocks, rows, ...]`."""
+    ended, valid, reward, length = (x.reshape(-1, *x.shape[2:]) for x in ends)
+    steps = step + np.cumsum(valid, dtype=np.int64)
+    rows, actors = np.nonzero(ended)
+    finished = [
+        Finished(int(steps[r]), float(x), int(k), int(a))
+        for r, a, x, k in zip(rows, actors, reward[rows, actors], length[rows, actors], strict=True)
+    ]
+    return finished, int(steps[-1])

@@ -1,0 +1,156 @@
+"""The host driver: vectors of any environments, one compiled `act` per row and one compiled `absorb` per block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from operant.agents.learner import Train, reset_carry
+from operant.engine import Engine
+from operant.envs.vector import VectorEnv
+from operant.execution.episodes import Accounts, Finished
+from operant.types import Block, Tree
+
+
+CHECK_STEPS = 512
+"""Environment steps of one call: often enough to look at the clock and the target, seldom enough to cost nothing. Fixed, not
+measured, so that a run stops at the same step every time."""
+
+
+class HostDriver:
+    """Runs an engine on a vector of environments.
+
+    The environments' own states are not part of a snapshot: after `restore` every actor begins a new episode. The row
+    that was open then is closed by its true last observation, like an episode cut by a time limit.
+    """
+
+    def __init__(self, engine: Engine, env: VectorEnv, seed: int) -> None:
+        self.engine = engine
+        self.env = env
+        self.accounts = Accounts(engine.n)
+        self.step = engine.counter("timesteps")
+        self.block_steps = engine.learner.rows * engine.n
+        self.blocks = max(1, CHECK_STEPS // self.block_steps)
+        self._seed = seed
+        self._row = engine.counter("rows")
+        n = engine.n
+        self._carry: Tree = jax.device_get(engine.learner.algorithm.initial_carry(n))
+        self._first = np.ones(n, bool)
+        self._ended = np.zeros(n, bool)
+        self._observation: dict[str, np.ndarray] | None = None
+        shape = engine.learner.block_shape(n)
+        self._buffer: Block = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shape)
+        self._reset_carry = jax.jit(lambda carry, first: reset_carry(engine.learner.algorithm, carry, first))
+
+    def advance(self, blocks: int = 1) -> list[Finished]:
+        """Collect and learn from that many blocks; return the episodes that ended."""
+        if self._observation is None:
+            self._observation = self.env.reset(self._seed)
+        finished: list[Finished] = []
+        for _ in range(blocks):
+            finished += self._collect()
+            self.engine.absorb(self._buffer)
+        return finished
+
+    def _collect(self) -> list[Finished]:
+        engine, env, buffer = self.engine, self.env, self._buffer
+        observation = self._observation
+        assert observation is not None
+        finished: list[Finished] = []
+        carry, first, ended = self._carry, self._first, self._ended
+        if jax.tree.leaves(carry):
+            carry = self._reset_carry(carry, first)
+            buffer = buffer._replace(carry=jax.tree.map(np.asarray, carry))
+        for t in range(engine.learner.rows):
+            for name, value in observation.items():
+                buffer.observation[name][t] = value
+            action = engine.act(observation, carry, first, engine.noise(self._row))
+            chosen = {name: np.asarray(value) for name, value in action.action.items()}
+            for name, value in chosen.items():
+                buffer.action[name][t] = value
+            for into, value in zip(
+                jax.tree.leaves(buffer.extras), jax.tree.leaves(action.extras), strict=True
+            ):
+                into[t] = value
+            after = env.step(chosen)
+            valid = ~ended
+            buffer.reward[t] = after.reward
+            buffer.terminated[t] = after.terminated
+            buffer.truncated[t] = after.truncated
+            buffer.valid[t] = valid
+            first, ended = ended, after.terminated | after.truncated
+            self.step += int(np.count_nonzero(valid))
+            finished += self.accounts.row(self.step, after.reward, valid, ended)
+            observation, carry = after.observation, action.carry
+            self._row += 1
+        for name, value in observation.items():
+            buffer.observation[name][-1] = value
+        self._observation, self._carry, self._first, self._ended = observation, carry, first, ended
+        self._buffer = buffer
+        return finished
+
+    @property
+    def train(self) -> Train:
+        """Everything that continuing needs beside the environments."""
+        return self.engine.train
+
+    def metrics(self) -> dict[str, float]:
+        """Return the averages of the metrics since the last call."""
+        return self.engine.metrics()
+
+    def scale_lr(self, factor: float) -> tuple[float, float]:
+        """Multiply the learning rate; compiles nothing."""
+        return self.engine.scale_lr(factor)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what continuing needs beside the engine's `Train`, as a tree of arrays; valid between blocks."""
+        observation = {} if self._observation is None else dict(self._observation)
+        return {"observation": observation, "ended": self._ended.copy()}
+
+    def snapshot_like(self) -> dict[str, Any]:
+        """Return the shapes of a snapshot taken while training."""
+        leaves = self._buffer.observation
+        return {"observation": {k: np.zeros(x.shape[1:], x.dtype) for k, x in leaves.items()}, "ended": self._ended}
+
+    def restore(self, train: Train, snapshot: dict[str, Any]) -> None:
+        """Continue from a snapshot: the environments restart, the open episodes are cut.
+
+        Row 0 becomes the last row of every open episode, with the observation that the earlier process had last. So
+        what was learnt stays true, and nothing bootstraps from the first observation of another episode.
+        """
+        self.engine.put(train)
+        self._row = self.engine.counter("rows")
+        self.step = self.engine.counter("timesteps")
+        self.env = _Restarted(self.env, snapshot["observation"])
+        self._observation = self.env.reset(self._seed + self.engine.counter("updates"))
+        self._ended = np.ones(self.engine.n, bool)
+        self._first = np.zeros(self.engine.n, bool)
+
+
+class _Restarted:
+    """A vector whose first row is the end of the episodes of an earlier process."""
+
+    def __init__(self, env: VectorEnv, last: dict[str, np.ndarray]) -> None:
+        self._env = env
+        self._last = last
+        self._start: dict[str, np.ndarray] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def reset(self, seed: int | None) -> dict[str, np.ndarray]:
+        """Reset the environments, but answer with the observation that the earlier process had last."""
+        self._start = {k: np.array(v) for k, v in self._env.reset(seed).items()}
+        return self._last
+
+    def step(self, actions: dict[str, np.ndarray]) -> Any:
+        """Answer the first call with the fresh episodes' first observations, others as the environments do."""
+        if self._start is None:
+            return self._env.step(actions)
+        from operant.envs.vector import Step
+
+        start, self._start = self._start, None
+        no = np.zeros(self._env.num_envs, bool)
+        return Step(start, np.zeros(self._env.num_envs, np.float32), no, no)

@@ -1,0 +1,269 @@
+"""The training loop: one for both drivers. It decides when to log, save and stop; it knows no tracker and no terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from operant import checkpoint
+from operant.agents.learner import Train
+from operant.agents.making import Definition
+from operant.engine import Engine
+from operant.errors import CheckpointError
+from operant.execution.config import RunConfig
+from operant.execution.device import DeviceDriver
+from operant.execution.episodes import Finished, Score
+from operant.execution.host import HostDriver
+from operant.execution.monitor import Monitor
+from operant.execution.records import Episode, Record, Sink
+
+LOG_SECONDS = 1.0
+
+
+class Driver(Protocol):
+    """What the loop needs of a driver."""
+
+    def advance(self, blocks: int) -> list[Finished]:
+        """Collect and learn from that many blocks."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Return the averages of the metrics since the last call."""
+        ...
+
+    @property
+    def train(self) -> Train:
+        """Everything that continuing needs beside the environments."""
+        ...
+
+    blocks: int
+    """Blocks of one call, between which the loop looks at the target and the clock."""
+    block_steps: int
+    """Environment steps of one block, if no episode ends in it."""
+
+    @property
+    def step(self) -> int:
+        """Environment steps so far."""
+        ...
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the environments' side of what continuing needs."""
+        ...
+
+    def snapshot_like(self) -> dict[str, Any]:
+        """Return the shapes of a snapshot."""
+        ...
+
+    def restore(self, train: Train, snapshot: dict[str, Any]) -> None:
+        """Continue from there."""
+        ...
+
+    def scale_lr(self, factor: float) -> tuple[float, float]:
+        """Multiply the learning rate; return the old and the new one."""
+        ...
+
+
+class Outcome(NamedTuple):
+    """How a training run ended."""
+
+    reason: str
+    """'target', 'max_steps', 'early_stop' or 'interrupted'."""
+    message: str
+    step: int
+    episodes: int
+    mean_reward: float
+    best_reward: float
+    seconds: float
+
+
+class Training:
+    """One training run.
+
+    Args:
+        definition: algorithm and options.
+        driver: what collects and learns.
+        run: options of the run.
+        specification: the agent's, for the header of checkpoints.
+        sinks: where records go.
+        directory: folder of the run's checkpoints; None: none are written.
+        on_best: called with the `Train` when the rolling mean is better than ever, at a log point.
+    """
+
+    def __init__(
+        self,
+        definition: Definition,
+        driver: Driver,
+        run: RunConfig,
+        specification: dict[str, Any],
+        sinks: Sink,
+        directory: Path | None = None,
+        on_best: Callable[[Train], None] | None = None,
+    ) -> None:
+        self.definition = definition
+        self.driver = driver
+        self.run = run
+        self.specification = specification
+        self.sinks = sinks
+        self.directory = directory
+        self.on_best = on_best
+        self.score = Score(run.reward_buffer_size)
+        self.monitor = Monitor(run)
+        self.elapsed = 0.0
+        self._interrupted = False
+
+    def restore(self, path: Path) -> None:
+        """Continue from a checkpoint of this run.
+
+        Raises:
+            CheckpointError: it does not fit.
+        """
+        header = checkpoint.read_header(path)
+        if "training" not in header:
+            raise CheckpointError(f"The checkpoint {str(path)!r} is not one of a training run.")
+        like = {"train": self.driver.train, "driver": self.driver.snapshot_like()}
+        tree, _ = checkpoint.load(path, like)
+        self.driver.restore(tree["train"], tree["driver"])
+        saved = header["training"]
+        self.elapsed = saved["elapsed"]
+        self.score.restore(saved["score"])
+        self.monitor.restore(saved["monitor"])
+
+    def save(self) -> Path | None:
+        """Write a checkpoint of the whole run."""
+        if self.directory is None:
+            return None
+        header = {
+            "specification": self.specification,
+            "training": {
+                "elapsed": self.elapsed,
+                "score": self.score.to_dict(),
+                "monitor": self.monitor.to_dict(),
+                "step": self.driver.step,
+            },
+        }
+        tree = {"train": self.driver.train, "driver": self.driver.snapshot()}
+        name = f"step-{self.driver.step:012d}"
+        return checkpoint.save(self.directory, tree, header, keep=3, name=name)
+
+    def loop(self) -> Outcome:
+        """Train until the target or the last step is reached, or the user interrupts; save at the end."""
+        begun = time.perf_counter() - self.elapsed
+        saved = logged = time.perf_counter()
+        logged_step, logged_episodes = self.driver.step, self.score.episodes
+        reason = self._stop()
+        with self._interruptible():
+            while reason is None:
+                finished = self.driver.advance(self._blocks())
+                now = time.perf_counter()
+                self.elapsed = now - begun
+                self._account(finished)
+                reason = self._stop() or self._watch()
+                due = now - logged >= LOG_SECONDS
+                if self.run.log_frequency is not None:
+                    due = self.score.episodes - logged_episodes >= self.run.log_frequency
+                if due or reason is not None:
+                    speed = (self.driver.step - logged_step) / max(now - logged, 1e-9)
+                    self._log(speed)
+                    logged, logged_step, logged_episodes = now, self.driver.step, self.score.episodes
+                if now - saved >= self.run.save_seconds and reason is None:
+                    self.save()
+                    saved = time.perf_counter()
+        self.save()
+        return self._outcome(reason or "interrupted")
+
+    def _blocks(self) -> int:
+        if self.run.max_steps is None:
+            return self.driver.blocks
+        left = self.run.max_steps - self.driver.step
+        return max(1, min(self.driver.blocks, math.ceil(left / self.driver.block_steps)))
+
+    def _account(self, finished: list[Finished]) -> None:
+        episodes = []
+        for ended in finished:
+            self.score.add(ended.reward, ended.length)
+            mean = self.score.mean
+            best = max(mean, self.score.best)
+            episodes.append(
+                Episode(ended.step, self.elapsed, ended.reward, ended.length, ended.actor, mean, best)
+            )
+        if episodes:
+            self.sinks.episodes(episodes)
+
+    def _log(self, speed: float) -> None:
+        values = {"time/steps_per_second": speed, **self.driver.metrics()}
+        if self.score.episodes:
+            values["episode/reward_mean"] = self.score.mean
+            values["episode/length_mean"] = self.score.mean_length
+            values["episode/count"] = float(self.score.episodes)
+        better = self.score.update_best()
+        if self.score.episodes:
+            values["episode/reward_best"] = self.score.best
+        self.sinks.record(Record(self.driver.step, self.elapsed, values))
+        if better and self.on_best is not None:
+            self.on_best(self.driver.train)
+
+    def _watch(self) -> str | None:
+        """Look for a plateau: lower the learning rate, or stop."""
+        verdict = self.monitor.look(self.driver.step, self.score)
+        if verdict == "reduce":
+            old, new = self.driver.scale_lr(self.run.plateau_reduce_factor)
+            self.sinks.message(f"Learning rate reduced {old:g} -> {new:g}")
+        return "early_stop" if verdict == "stop" else None
+
+    def _stop(self) -> str | None:
+        run, score = self.run, self.score
+        if self._interrupted:
+            return "interrupted"
+        if run.target_reward is not None and score.full and score.mean >= run.target_reward:
+            return "target"
+        if run.max_steps is not None and self.driver.step >= run.max_steps:
+            return "max_steps"
+        return None
+
+    def _outcome(self, reason: str) -> Outcome:
+        messages = {
+            "target": f"Reward achieved in {self.driver.step} steps",
+            "max_steps": "Maximum steps exceeded",
+            "early_stop": "Early stopping",
+            "interrupted": "Interrupted",
+        }
+        return Outcome(
+            reason,
+            messages[reason],
+            self.driver.step,
+            self.score.episodes,
+            self.score.mean,
+            self.score.best,
+            self.elapsed,
+        )
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Turn the first Ctrl-C (or a request to terminate) into an orderly end; a second one ends at once.
+
+        An exception in the middle of a compiled call would lose the donated state, hence the flag.
+        """
+
+        def request(number: int, frame: Any) -> None:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._interrupted = True
+
+        try:
+            before = {s: signal.signal(s, request) for s in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not in the main thread: its owner handles signals
+            before = {}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+

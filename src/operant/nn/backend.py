@@ -1,0 +1,45 @@
+"""The door to Keras: nothing else in operant imports it, and nothing here does before it is asked.
+
+Loading Keras takes some seconds, and its backend is fixed for the life of the process by whoever loads it first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from operant.errors import BackendError
+
+
+def keras() -> Any:
+    """Return the Keras module, running on JAX.
+
+    The first call sets ``KERAS_BACKEND`` to ``jax`` and loads Keras, unless the program has loaded it already.
+
+    Raises:
+        BackendError: the program has loaded Keras on another backend.
+    """
+    if "keras" not in sys.modules:
+        os.environ["KERAS_BACKEND"] = "jax"
+    module = importlib.import_module("keras")
+    backend = module.backend.backend()
+    if backend != "jax":
+        raise BackendError(
+            f"Keras must run on JAX, but this program has already loaded it on its {backend!r} backend, which cannot be "
+            "changed afterwards. Set the environment variable KERAS_BACKEND=jax before Python starts, or put "
+            "`import os; os.environ['KERAS_BACKEND'] = 'jax'` above the first `import keras`."
+        )
+    return module
+
+
+@contextlib.contextmanager
+def numpy_promotion() -> Iterator[None]:
+    """Let arrays promote as in NumPy, which Keras relies on, also where the program has made JAX strict."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield

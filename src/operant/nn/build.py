@@ -1,0 +1,260 @@
+"""From a network specification, inputs and heads to a `Model`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from operant.errors import SpecError, suggest
+from operant.nn.backend import keras, numpy_promotion
+from operant.nn.graph import Carries, Graph, activation, safe_name
+from operant.nn.model import Model, Port
+from operant.nn.network import Auto, KerasModel, Layered, parse
+from operant.nn.structure import config, from_config
+from operant.nn.weights import collect
+from operant.spaces import Leaf
+
+MASK = "_mask"
+"""Components whose name ends so are action masks, which networks do not see."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """One output of a model: a dense layer on the network's features, shaped to `[*B, *shape]`."""
+
+    shape: tuple[int, ...]
+    scale: float = 1.0
+    """Gain of the orthogonal initial kernel; 0.01 makes a policy start near uniform."""
+    activation: str | None = None
+    constant: float | None = None
+    """Instead of a dense layer, learned numbers that do not depend on the input and start at this."""
+
+
+def build(
+    network: Any,
+    inputs: Mapping[str, Leaf],
+    heads: Mapping[str, Head],
+    *,
+    towers: Sequence[Sequence[str]] = (),
+    normalize: bool | Sequence[str] = False,
+    reinitialize: bool = False,
+    name: str = "model",
+) -> Model:
+    """Build a model.
+
+    Frames (type float, dtype uint8) are divided by 255 (their `max_value`), choices become one-hot and bools 0 and 1, unless
+    the network reads integers itself. Action masks among the inputs are left out.
+
+    Args:
+        network: 'auto'; a list of layers (`operant.nn.structure.LAYERS`) or of lists of layers; a dict with `type`
+            'auto', 'layered' or 'keras'; a Keras model or a function (class) that makes one, whose outputs are then the heads'
+            values themselves, in the order of `heads`; the path of a .json or .keras file.
+        inputs: the components that the model reads, in order; a critic's may include actions.
+        heads: the outputs by name.
+        towers: groups of heads. Each group gets a network of its own, built alike; heads that no group names share one
+            more. Empty: all heads share one network. A Keras model decides for itself.
+        normalize: whether to standardise float vectors by running moments (see `Model.observe`), or which of them.
+        reinitialize: draw the weights of a given Keras model anew; otherwise they start as they are.
+        name: name of the model, for summaries and files.
+
+    Raises:
+        SpecError: the network is not understood, or does not fit inputs and heads.
+    """
+    fed = {n: leaf for n, leaf in inputs.items() if not n.endswith(MASK)}
+    if not fed:
+        raise SpecError(
+            f"A model needs at least one input that is no mask. Received: {', '.join(inputs) or 'none'}."
+        )
+    groups = _groups(towers, heads)
+    normalized = _normalized(normalize, fed)
+    k = keras()
+    with numpy_promotion(), k.StatelessScope() as scope:
+        parsed = parse(network)
+        entries = {n: k.Input(leaf.shape, dtype=leaf.dtype, name=safe_name(n)) for n, leaf in fed.items()}
+        carries = Carries()
+        copied: list[tuple[Any, Any]] = []
+        if isinstance(parsed, KerasModel):
+            if reinitialize:
+                parsed = KerasModel(from_config(config(parsed.model)))
+            outputs = _complete(parsed.model, entries, fed, heads, normalized)
+        else:
+            outputs = _assembled(parsed, entries, fed, heads, groups, normalized, carries, copied)
+        ordered = {safe_name(n): outputs[n] for n in heads}
+        built = k.Model(
+            {safe_name(n): x for n, x in entries.items()} | carries.inputs,
+            ordered | carries.outputs,
+            name=name,
+        )
+        weights = collect(built, scope, copied)
+    ports = {n: Port(safe_name(n), leaf) for n, leaf in fed.items()}
+    return Model(
+        built,
+        weights,
+        inputs=ports,
+        heads={n: safe_name(n) for n in heads},
+        carries=carries.sizes,
+        horizon=carries.horizon,
+        normalized={n: _normalizer_name(n) for n in normalized},
+        to_spec=parsed.to_spec,
+    )
+
+
+def _groups(towers: Sequence[Sequence[str]], heads: Mapping[str, Head]) -> list[tuple[str, ...]]:
+    if not heads:
+        raise SpecError("A model needs at least one head.")
+    named = [name for group in towers for name in group]
+    for name in named:
+        if name not in heads:
+            raise SpecError(f"towers names {name!r}, which is no head.{suggest(name, heads)}")
+        if named.count(name) > 1:
+            raise SpecError(f"towers names the head {name!r} twice.")
+    rest = tuple(name for name in heads if name not in named)
+    return [tuple(group) for group in towers] + ([rest] if rest else [])
+
+
+def _normalized(normalize: bool | Sequence[str], fed: Mapping[str, Leaf]) -> tuple[str, ...]:
+    able = tuple(
+        n for n, leaf in fed.items() if leaf.type == "float" and leaf.dtype != "uint8" and len(leaf.shape) < 2
+    )
+    if isinstance(normalize, bool):
+        return able if normalize else ()
+    for name in normalize:
+        if name not in able:
+            raise SpecError(
+                f"normalize names {name!r}, which is no float vector among the inputs.{suggest(name, able)}"
+            )
+    return tuple(normalize)
+
+
+def _normalizer_name(name: str) -> str:
+    return f"normalizer.{safe_name(name)}"
+
+
+def _prepared(entry: Any, name: str, leaf: Leaf, normalized: Sequence[str], scaled: bool = True) -> Any:
+    """Return an input as networks read it: floats as float32, frames scaled, choices as int32, bools as they are."""
+    k = keras()
+    if leaf.type == "bool":
+        return entry
+    if leaf.num_values is not None:
+        return entry if leaf.dtype == "int32" else k.ops.cast(entry, "int32")
+    if leaf.dtype == "uint8" and leaf.type == "float" and scaled:
+        top = float(leaf.high.max()) if math.isfinite(leaf.high.max()) else 255.0
+        return k.layers.Rescaling(1.0 / max(top, 1.0), dtype="float32")(entry)
+    x = entry if leaf.dtype == "float32" else k.ops.cast(entry, "float32")
+    if name not in normalized:
+        return x
+    from operant.nn.keras_layers import Normalizer
+
+    return Normalizer(name=_normalizer_name(name), dtype="float32")(x)
+
+
+def _assembled(
+    network: Auto | Layered,
+    entries: Mapping[str, Any],
+    fed: Mapping[str, Leaf],
+    heads: Mapping[str, Head],
+    groups: Sequence[Sequence[str]],
+    normalized: Sequence[str],
+    carries: Carries,
+    copied: list[tuple[Any, Any]],
+) -> dict[str, Any]:
+    """Add one network for each group of heads, and the heads."""
+    tensors = {n: _prepared(entries[n], n, leaf, normalized) for n, leaf in fed.items()}
+    choices = {n: 2 if leaf.type == "bool" else leaf.num_values for n, leaf in fed.items()}
+    counted = {n: count for n, count in choices.items() if count is not None}
+    outputs = {}
+    for i, group in enumerate(groups):
+        graph = Graph("body" if len(groups) == 1 else f"tower{i}", tensors, counted, carries)
+        features = network(graph)
+        copied += graph.copied
+        outputs.update({name: _head(name, heads[name], features) for name in group})
+    return outputs
+
+
+def _head(name: str, head: Head, features: Any) -> Any:
+    from operant.nn.keras_layers import LearnedConstant, Orthogonal
+
+    k = keras()
+    label = f"head.{safe_name(name)}"
+    if head.constant is not None:
+        return LearnedConstant(head.shape, head.constant, name=label, dtype="float32")(features)
+    x = k.layers.Dense(
+        math.prod(head.shape),
+        activation=activation(head.activation),
+        kernel_initializer=Orthogonal(gain=head.scale),
+        name=label,
+        dtype="float32",
+    )(features)
+    return x if head.shape == x.shape[1:] else k.layers.Reshape(head.shape)(x)
+
+
+def _complete(
+    model: Any,
+    entries: Mapping[str, Any],
+    fed: Mapping[str, Leaf],
+    heads: Mapping[str, Head],
+    normalized: Sequence[str],
+) -> dict[str, Any]:
+    """Connect a whole Keras model: check its inputs, and its outputs against the heads, in order."""
+    k = keras()
+    scaled = not any(isinstance(layer, k.layers.Rescaling) for layer in model.layers)
+    tensors = {n: _prepared(entries[n], n, leaf, normalized, scaled) for n, leaf in fed.items()}
+    found = k.tree.flatten(_called(model, tensors, fed))
+    dense = {n: head for n, head in heads.items() if head.constant is None}
+    sizes = [math.prod(head.shape) for head in dense.values()]
+    shapes = [tuple(x.shape[1:]) for x in found]
+    fits = all(None not in shape for shape in shapes) and sizes == [math.prod(shape) for shape in shapes]
+    if not fits:
+        wanted = ", ".join(f"{n} {head.shape}" for n, head in dense.items())
+        raise SpecError(
+            f"The Keras model {model.name!r} must have one output per head, in this order: {wanted}. "
+            f"Received: {len(shapes)} output(s) of shape {', '.join(map(str, shapes))}."
+        )
+    outputs = {
+        n: x if tuple(x.shape[1:]) == head.shape else k.layers.Reshape(head.shape)(x)
+        for (n, head), x in zip(dense.items(), found, strict=True)
+    }
+    first = outputs[next(iter(outputs))] if outputs else next(iter(entries.values()))
+    return outputs | {n: _head(n, head, first) for n, head in heads.items() if head.constant is not None}
+
+
+def _called(model: Any, tensors: Mapping[str, Any], fed: Mapping[str, Leaf]) -> Any:
+    """Call a Keras model on the inputs, by name where it takes them so, else in order."""
+    k = keras()
+    graph = Graph(
+        "body", tensors, {n: leaf.num_values for n, leaf in fed.items() if leaf.num_values}, Carries()
+    )
+    declared = list(getattr(model, "inputs", None) or [])
+    if not declared:
+        arguments = [graph.encode(x) for x in tensors.values()]
+        return model(arguments[0] if len(arguments) == 1 else dict(zip(tensors, arguments, strict=True)))
+    by_name = {x.name: x for x in declared}
+    if set(by_name) == {safe_name(n) for n in tensors}:
+        declared = [by_name[safe_name(n)] for n in tensors]
+    wanted = ", ".join(f"{n} {leaf.shape}" for n, leaf in fed.items())
+    received = ", ".join(f"{x.name} {tuple(x.shape[1:])}" for x in declared)
+    message = (
+        f"The Keras model {model.name!r} must take the inputs, in this order: {wanted}. It takes: {received}."
+    )
+    if len(declared) != len(tensors):
+        raise SpecError(message)
+    arguments = []
+    for x, place in zip(tensors.values(), declared, strict=True):
+        x = graph.encode(x) if "float" in place.dtype else x
+        if len(place.shape) == len(x.shape) + 1 and place.shape[-1] == 1:
+            x = k.layers.Reshape((*x.shape[1:], 1))(x)
+        agree = len(x.shape) == len(place.shape) and all(
+            b in (None, a) for a, b in zip(x.shape[1:], place.shape[1:], strict=True)
+        )
+        if not agree:
+            raise SpecError(message)
+        arguments.append(x)
+    placed = {id(place): x for place, x in zip(declared, arguments, strict=True)}
+    structure = (
+        k.tree.map_structure(lambda place: placed[id(place)], model._inputs_struct)
+        if hasattr(model, "_inputs_struct")
+        else arguments
+    )
+    return model(structure)

@@ -1,0 +1,146 @@
+"""What layers are put together in: a Keras graph in the making, with named tensors and recurrent states."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from operant.errors import SpecError, suggest
+from operant.nn.backend import keras
+
+ACTIVATIONS = {
+    "elu": "elu",
+    "gelu": "gelu",
+    "leaky-relu": "leaky_relu",
+    "none": "linear",
+    "relu": "relu",
+    "selu": "selu",
+    "sigmoid": "sigmoid",
+    "silu": "silu",
+    "softmax": "softmax",
+    "softplus": "softplus",
+    "softsign": "softsign",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+
+
+def activation(name: str | None) -> str:
+    """Return Keras's name of an activation.
+
+    Raises:
+        SpecError: there is no such activation.
+    """
+    known = "none" if name is None else str(name).replace("_", "-")
+    if known == "linear":
+        known = "none"
+    if known not in ACTIVATIONS:
+        raise SpecError(f"Unknown activation {name!r}.{suggest(known, ACTIVATIONS)}")
+    return ACTIVATIONS[known]
+
+
+def orthogonal(nonlinearity: str | None, scale: float = 1.0) -> Any:
+    """Return an orthogonal initialiser (Saxe et al. 2014), with gain √2 before an activation that halves or bends."""
+    from operant.nn.keras_layers import Orthogonal
+
+    plain = activation(nonlinearity) in ("linear", "sigmoid", "softmax", "softplus")
+    return Orthogonal(gain=scale * (1.0 if plain else math.sqrt(2.0)))
+
+
+def safe_name(name: str) -> str:
+    """Return a component's name as Keras accepts it: without slashes."""
+    return name.replace("/", ".")
+
+
+class Carries:
+    """The recurrent states of a model: Keras inputs for the old ones and tensors for the new ones, by name."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[str, Any] = {}
+        self.outputs: dict[str, Any] = {}
+        self.sizes: dict[str, int] = {}
+        self.horizon: int | None = None
+        """Longest `horizon` that a layer asked for."""
+
+    def add(self, name: str, size: int) -> Any:
+        """Return the tensor `[B, size]` of a state before the step."""
+        self.sizes[name] = size
+        self.inputs[name] = keras().Input((size,), dtype="float32", name=name)
+        return self.inputs[name]
+
+    def want(self, horizon: int | None) -> None:
+        """Note how many rows gradients should flow back through."""
+        if horizon is not None:
+            self.horizon = max(horizon, self.horizon or 0)
+
+
+class Graph:
+    """One network in the making: its inputs and registered tensors by name, and names for its layers.
+
+    Args:
+        prefix: first part of the names of all layers.
+        tensors: Keras tensors by component name. Choices are integers as yet: see `encode`.
+        choices: number of values of the components that are choices.
+        carries: where recurrent layers register their states; shared by the networks of one model.
+    """
+
+    def __init__(
+        self, prefix: str, tensors: Mapping[str, Any], choices: Mapping[str, int], carries: Carries
+    ) -> None:
+        self.inputs = tuple(tensors)
+        self.carries = carries
+        self.copied: list[tuple[Any, Any]] = []
+        """Layers that the user had built, and the layers that take over their weights."""
+        self._prefix = prefix
+        self._tensors = dict(tensors)
+        self._choices = {id(tensors[name]): n for name, n in choices.items()}
+        self._names: dict[str, int] = {}
+
+    def name(self, kind: str, given: str | None = None) -> str:
+        """Return a name for the next layer of a kind: the given one, or the kind and a running number."""
+        if given is not None:
+            name = f"{self._prefix}.{safe_name(given)}"
+            if name in self._names:
+                raise SpecError(f"The name {given!r} is given to two layers.")
+            self._names[name] = 1
+            return name
+        count = self._names.get(kind, 0)
+        self._names[kind] = count + 1
+        return f"{self._prefix}.{kind}{count}"
+
+    def register(self, name: str, tensor: Any) -> None:
+        """Give a tensor a name, by which `retrieve` finds it."""
+        if name in self._tensors:
+            raise SpecError(f"There already is a tensor named {name!r}. Register it under another name.")
+        self._tensors[name] = tensor
+
+    def retrieve(self, name: str) -> Any:
+        """Return a component of the input or a registered tensor."""
+        if name not in self._tensors:
+            raise SpecError(f"There is no tensor named {name!r}.{suggest(name, self._tensors)}")
+        return self._tensors[name]
+
+    def num_values(self, tensor: Any) -> int | None:
+        """Return how many values a component of choices takes; None for any other tensor."""
+        return self._choices.get(id(tensor))
+
+    def encode(self, tensor: Any) -> Any:
+        """Return a float tensor: choices one-hot (with one more axis), integers and bools as numbers."""
+        if "float" in tensor.dtype:
+            return tensor
+        count = self.num_values(tensor)
+        if count is None or tensor.dtype == "bool":
+            return keras().ops.cast(tensor, "float32")
+        return keras().ops.one_hot(tensor, count, dtype="float32")
+
+    def vector(self, tensor: Any) -> Any:
+        """Return a float tensor `[B, features]`."""
+        tensor = self.encode(tensor)
+        if len(tensor.shape) == 2:
+            return tensor
+        return keras().layers.Reshape((math.prod(tensor.shape[1:]),))(tensor)
+
+    def concatenate(self, tensors: list[Any]) -> Any:
+        """Join tensors `[B, features]`."""
+        return tensors[0] if len(tensors) == 1 else keras().ops.concatenate(tensors, axis=-1)

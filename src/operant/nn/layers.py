@@ -1,0 +1,395 @@
+"""The layers that a network specification may name, with their arguments.
+
+Each layer is a frozen dataclass: its fields are the arguments, and calling it adds it to a `Graph`. Shapes in messages
+leave out the batch axis.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Literal
+
+from operant.errors import SpecError, suggest, value_error
+from operant.nn.backend import keras
+from operant.nn.graph import Graph, activation, orthogonal
+
+Pair = int | tuple[int, ...]
+RANKS = {1: "[features]", 2: "[length, channels]", 3: "[height, width, channels]"}
+FLOAT = {"dtype": "float32"}
+"""Given to every layer, as the user's keras.json may say otherwise."""
+
+
+def whole(name: str, value: Any, low: int = 1) -> int:
+    """Check a whole number."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise value_error(name, f"a whole number of at least {low}", value)
+    return value
+
+
+def pair(name: str, value: Any) -> Any:
+    """Check a whole number, or one for each axis."""
+    if isinstance(value, list | tuple):
+        return tuple(whole(name, n) for n in value)
+    return whole(name, value)
+
+
+def choice(name: str, value: Any, known: tuple[str, ...]) -> None:
+    """Check one of fixed strings."""
+    if value not in known:
+        raise SpecError(
+            f"{name} must be one of {', '.join(map(repr, known))}. Received: {name}={value!r}.{suggest(value, known)}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layer:
+    """What all layers have."""
+
+    name: str | None = None
+    """Names the layer's weights; without it, its type and a running number."""
+    type: ClassVar[str]
+    ranks: ClassVar[tuple[int, ...]] = ()
+    """Ranks of input that it takes, without the batch axis; empty: any."""
+    raw: ClassVar[bool] = False
+    """Whether it takes choices as integers; other layers get them one-hot."""
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        self.check()
+
+    def check(self) -> None:
+        """Raise `SpecError` on a wrong argument."""
+
+    def __call__(self, graph: Graph, x: Any) -> Any:
+        """Add the layer to the graph and return its output."""
+        raise TypeError(f"{type(self).__name__} is abstract.")
+
+    def to_spec(self) -> dict[str, Any]:
+        """Return type and arguments as plain data; arguments at their default are left out."""
+        changed = {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if f.default is dataclasses.MISSING or getattr(self, f.name) != f.default
+        }
+        return {
+            "type": self.type,
+            **{k: list(v) if isinstance(v, tuple) else v for k, v in changed.items()},
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Weighted(Layer):
+    """A layer with a kernel: orthogonal, gain √2 unless linear; bias zero; then activation and dropout."""
+
+    size: int
+    """Number of outputs (channels, for convolutions)."""
+    bias: bool = True
+    activation: str | None = None
+    dropout: float = 0.0
+    """Share of outputs that training sets to zero."""
+    initialization_scale: float = 1.0
+    """Factor on the initial kernel."""
+    vars_trainable: bool = True
+
+    def check(self) -> None:
+        """Check the arguments."""
+        whole("size", self.size)
+        activation(self.activation)
+        if not 0.0 <= self.dropout < 1.0:
+            raise value_error("dropout", "at least 0 and below 1", self.dropout)
+
+    def make(self, name: str, **arguments: Any) -> Any:
+        """Return the Keras layer."""
+        raise TypeError(f"{type(self).__name__} is abstract.")
+
+    def __call__(self, graph: Graph, x: Any) -> Any:
+        """Add layer and dropout."""
+        name = graph.name(self.type, self.name)
+        x = self.make(
+            name,
+            use_bias=self.bias,
+            activation=activation(self.activation),
+            kernel_initializer=orthogonal(self.activation, self.initialization_scale),
+            trainable=self.vars_trainable,
+            **FLOAT,
+        )(x)
+        return dropped(x, self.dropout, name)
+
+
+def dropped(x: Any, rate: float, name: str) -> Any:
+    """Add dropout behind a layer."""
+    return keras().layers.Dropout(rate, name=f"{name}.dropout", **FLOAT)(x) if rate else x
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dense(Weighted):
+    """Fully connected layer."""
+
+    type = "dense"
+    ranks: ClassVar[tuple[int, ...]] = (1,)
+    activation: str | None = "tanh"
+
+    def make(self, name: str, **arguments: Any) -> Any:
+        """Return the Keras layer."""
+        return keras().layers.Dense(self.size, name=name, **arguments)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Linear(Dense):
+    """Dense layer without activation, at every position of a sequence or an image."""
+
+    type = "linear"
+    ranks = (1, 2, 3)
+    activation: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Convolution(Weighted):
+    """What convolutions share."""
+
+    activation: str | None = "relu"
+    window: Pair = 3
+    stride: Pair = 1
+    padding: Literal["same", "valid"] = "same"
+    dilation: Pair = 1
+    layer: ClassVar[str]
+
+    def check(self) -> None:
+        """Check the arguments."""
+        super().check()
+        for name in ("window", "stride", "dilation"):
+            object.__setattr__(self, name, pair(name, getattr(self, name)))
+        choice("padding", self.padding, ("same", "valid"))
+
+    def make(self, name: str, **arguments: Any) -> Any:
+        """Return the Keras layer."""
+        return getattr(keras().layers, self.layer)(
+            self.size,
+            self.window,
+            strides=self.stride,
+            padding=self.padding,
+            dilation_rate=self.dilation,
+            data_format="channels_last",
+            name=name,
+            **arguments,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Conv1d(Convolution):
+    """Convolution over a sequence."""
+
+    type, ranks, layer = "conv1d", (2,), "Conv1D"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Conv2d(Convolution):
+    """Convolution over an image."""
+
+    type, ranks, layer = "conv2d", (3,), "Conv2D"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Conv1dTranspose(Convolution):
+    """Transposed convolution over a sequence."""
+
+    type, ranks, layer = "conv1d_transpose", (2,), "Conv1DTranspose"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Conv2dTranspose(Convolution):
+    """Transposed convolution over an image."""
+
+    type, ranks, layer = "conv2d_transpose", (3,), "Conv2DTranspose"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Embedding(Layer):
+    """A learned vector for each value of a choice; adds an axis."""
+
+    type = "embedding"
+    raw = True
+    size: int
+    num_embeddings: int | None = None
+    """Number of vectors; None: the choice's number of values (2 for bools)."""
+    activation: str | None = "tanh"
+
+    def check(self) -> None:
+        """Check the arguments."""
+        whole("size", self.size)
+        activation(self.activation)
+        if self.num_embeddings is not None:
+            whole("num_embeddings", self.num_embeddings)
+
+    def __call__(self, graph: Graph, x: Any) -> Any:
+        """Add the layer."""
+        k = keras()
+        count = graph.num_values(x)
+        if count is None and ("float" in x.dtype or self.num_embeddings is None):
+            raise SpecError("embedding needs a component of type 'int' with num_values, or of type 'bool'.")
+        if count is not None and self.num_embeddings is not None and self.num_embeddings < count:
+            raise value_error(
+                "num_embeddings", f"at least the {count} values of its input", self.num_embeddings
+            )
+        vectors = k.layers.Embedding(
+            self.num_embeddings or count, self.size, name=graph.name(self.type, self.name), **FLOAT
+        )
+        return k.layers.Activation(activation(self.activation), **FLOAT)(vectors(k.ops.cast(x, "int32")))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flatten(Layer):
+    """All axes into one."""
+
+    type = "flatten"
+
+    def __call__(self, graph: Graph, x: Any) -> Any:
+        """Add the layer."""
+        return graph.vector(x)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reshape(Layer):
+    """Another shape for as many entries."""
+
+    type = "reshape"
+    shape: Pair
+
+    def check(self) -> None:
+        """Check the arguments."""
+        shape = pair("shape", self.shape)
+        object.__setattr__(self, "shape", shape if isinstance(shape, tuple) else (shape,))
+
+    def __call__(self, graph: Graph, x: Any) -> Any:
+        """Add the layer."""
+        return keras().layers.Reshape(self.shape)(x)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pooling(Layer):
+    """All positions into one, channel by channel; `concat` flattens."""
+
+    type = "pooling"
+    reduction: Literal["concat", "max", "mean", "product", "sum"]
+
+    def check(self) -> None:
+        """Check the arguments."""
+        choice("reduction", self.reduction, ("concat", "max", "mean", "product", "sum"))
+
+    def __call__(self, graph: Graph, x: Any) -> Any:
+        """Add the reduction."""
+        axes = tuple(range(1, len(x.shape) - 1))
+        if self.reduction == "concat" or not axes:
+            return graph.vector(x)
+        reductions = {"max": "max", "mean": "mean", "product": "prod", "sum": "sum"}
+        return getattr(keras().ops, reductions[self.reduction])(x, axis=axes)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pool(Layer):
+    """What window poolings share."""
+
+    reduction: Literal["average", "max"]
+    window: Pair = 2
+    stride: Pair = 2
+    padding: Literal["same", "valid"] = "same"
+
+    def check(self) -> None:
+        """Check the arguments."""
+        choice("reduction", self.reduction, ("average", "max"))
+        choice("padding", self.padding, ("same", "valid"))
+        for name in ("window", "stride"):
+            object.__setattr__(self, name, pair(name, getattr(self, name)))
+
+    def __call__(self, graph: Graph, x: Any) -> Any:
+        """Add the layer."""
+        name = f"{self.reduction.capitalize()}Pooling{self.ranks[0] - 1}D"
+        arguments = {"padding": self.padding, "data_format": "channels_last", **FLOAT}
+        return getattr(keras().layers, name)(self.window, strides=self.stride, **arguments)(x)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pool1d(Pool):
+    """Pooling over windows of a sequence."""
+
+    type, ranks = "pool1d", (2,)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pool2d(Pool):
+    """Pooling over windows of an image."""
+
+    type, ranks = "pool2d", (3,)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Activation(Layer):
+    """A nonlinearity by itself."""
+
+    type = "activation"
+    nonlinearity: str
+
+    def check(self) -> None:
+        """Check the arguments."""
+        activation(self.nonlinearity)
+
+    def __call__(self, graph: Graph, x: Any) -> Any:
+        """Add the layer."""
+        return keras().layers.Activation(activation(self.nonlinearity), **FLOAT)(x)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dropout(Layer):
+    """Sets a share of its input to zero while training."""
+
+    type = "dropout"
+    rate: float
+
+    def check(self) -> None:
+        """Check the arguments."""
+        if not 0.0 <= self.rate < 1.0:
+            raise value_error("rate", "at least 0 and below 1", self.rate)
+
+    def __call__(self, graph: Graph, x: Any) -> Any:
+        """Add the layer."""
+        return keras().layers.Dropout(self.rate, name=graph.name(self.type, self.name), **FLOAT)(x)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Clipping(Layer):
+    """Values cut to a range."""
+
+    type = "clipping"
+    lower: float | None = None
+    upper: float | None = None
+
+    def __call__(self, graph: Graph, x: Any) -> Any:
+        """Add the operation."""
+        lower = -math.inf if self.lower is None else self.lower
+        return keras().ops.clip(x, lower, math.inf if self.upper is None else self.upper)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerNormalization(Layer):
+    """Standardises the last axis of each row (Ba et al. 2016)."""
+
+    type = "layer_normalization"
+
+    def __call__(self, graph: Graph, x: Any) -> Any:
+        """Add the layer."""
+        return keras().layers.LayerNormalization(name=graph.name(self.type, self.name), **FLOAT)(x)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchNormalization(Layer):
+    """Standardises over the batch while training, by running averages otherwise (Ioffe and Szegedy 2015)."""
+
+    type = "batch_normalization"
+    momentum: float = 0.99
+    """Share of the running averages that a training step keeps."""
+
+    def __call__(self, graph: Graph, x: Any) -> Any:
+        """Add the layer."""
+        name = graph.name(self.type, self.name)
+        return keras().layers.BatchNormalization(momentum=self.momentum, name=name, **FLOAT)(x)

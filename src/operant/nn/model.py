@@ -1,0 +1,279 @@
+"""A network as pure functions over named arrays.
+
+A `Model` wraps one functional Keras model. It holds no weights: `init` makes them, and every other method takes them as
+`Variables`. Inside compiled code a call is the same program as the layers written out in JAX.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from operant.errors import SpaceError, SpecError
+from operant.nn.backend import keras, numpy_promotion
+from operant.nn.weights import Weight, named_variables
+from operant.ops import statistics
+from operant.spaces import Leaf
+from operant.types import Array, Arrays, Key, Tree
+
+Variables: TypeAlias = dict[str, Arrays]
+"""``{"params": {name: array}, "state": {name: array}}``: what is trained, and what a call may change."""
+
+
+class Port(NamedTuple):
+    """One input of a model."""
+
+    name: str
+    """Its name in the Keras model."""
+    leaf: Leaf
+
+
+class Model:
+    """A network with named inputs and heads. Made by `operant.nn.build`; hashed by identity, so it can be static.
+
+    Observations and outputs may have any leading axes `*B` (the same for all components), also none.
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        weights: Sequence[Weight],
+        *,
+        inputs: Mapping[str, Port],
+        heads: Mapping[str, str],
+        carries: Mapping[str, int],
+        horizon: int | None,
+        normalized: Mapping[str, str],
+        to_spec: Callable[[], Any],
+    ) -> None:
+        self.name: str = network.name
+        self.inputs = {name: port.leaf for name, port in inputs.items()}
+        """The components that it reads."""
+        self.heads = tuple(heads)
+        self.recurrent = bool(carries)
+        self.horizon = horizon
+        """Rows through which a recurrent layer asked for gradients to flow, if any did."""
+        self._network = network
+        self._weights = tuple(weights)
+        self._ports = dict(inputs)
+        self._heads = dict(heads)
+        self._carries = dict(carries)
+        self._normalized = dict(normalized)
+        self._to_spec = to_spec
+        order = {id(v): name for name, v in named_variables(network)}
+        self._params = [order[id(v)] for v in network.trainable_variables]
+        self._state = [order[id(v)] for v in network.non_trainable_variables]
+        self._draw = jax.jit(self._drawn)
+
+    @functools.cached_property
+    def spec(self) -> Any:
+        """The network's specification as JSON data, which `build` reads.
+
+        Raises:
+            SpecError: a Keras model or layer cannot be written as data.
+        """
+        return self._to_spec()
+
+    @property
+    def count(self) -> int:
+        """Number of trained parameters."""
+        return sum(math.prod(w.shape) for w in self._weights if w.name in self._params)
+
+    def init(self, key: Key) -> Variables:
+        """Return initial variables: a pure function of the key, which may be traced or mapped over."""
+        drawn = self._draw(key)
+        fixed = {w.name: w.draw(key) for w in self._weights if w.name not in drawn}
+        values = {**drawn, **fixed}
+        return {
+            "params": {name: values[name] for name in self._params},
+            "state": {name: values[name] for name in self._state},
+        }
+
+    def _drawn(self, key: Key) -> Arrays:
+        random = [w for w in self._weights if w.is_seed or w.value is None]
+        with numpy_promotion():
+            keys = jax.random.split(key, max(len(random), 1))
+            return {w.name: w.draw(k) for w, k in zip(random, keys, strict=False)}
+
+    def apply(self, variables: Variables, observation: Arrays, carry: Tree = ()) -> tuple[Arrays, Tree]:
+        """Return outputs by head, `[*B, *head.shape]`, and the recurrent state after the step.
+
+        Layers are as in use: dropout off, running averages fixed. `train` is the same with layers as in training.
+
+        Args:
+            variables: as from `init`.
+            observation: components `[*B, *leaf.shape]`; masks and components that the model does not read are ignored.
+            carry: recurrent state before the step, `[*B, size]` by name; `()` for a feed-forward model.
+
+        Raises:
+            SpaceError: a component is missing or has another shape.
+        """
+        outputs, carry, _ = self._call(variables, observation, carry, training=False)
+        return outputs, carry
+
+    def train(
+        self, variables: Variables, observation: Arrays, carry: Tree = (), reset: Array | None = None
+    ) -> tuple[Arrays, Tree, Arrays]:
+        """Return outputs, carry and new ``variables["state"]``, with layers as in training.
+
+        Args:
+            variables: as from `init`.
+            observation: as in `apply`; with `reset`, components `[T, *B, *leaf.shape]`.
+            carry: as in `apply`.
+            reset: as in `unroll`; None: a single step.
+        """
+        if reset is None or not self.recurrent:
+            return self._call(variables, observation, carry, training=True)
+        return self._scan(variables, observation, carry, reset, training=True)
+
+    def unroll(
+        self, variables: Variables, observation: Arrays, carry: Tree, reset: Array
+    ) -> tuple[Arrays, Tree]:
+        """Return the outputs of successive rows, and the carry after the last.
+
+        A feed-forward model takes all rows in one call.
+
+        Args:
+            variables: as from `init`.
+            observation: components `[T, *B, *leaf.shape]`.
+            carry: recurrent state before row 0, `[*B, size]` by name.
+            reset: `[T, *B]`, where a row starts from `initial_carry` instead: the first rows of episodes.
+        """
+        if not self.recurrent:
+            return self.apply(variables, observation, carry)
+        outputs, carry, _ = self._scan(variables, observation, carry, reset, training=False)
+        return outputs, carry
+
+    def _scan(
+        self, variables: Variables, observation: Arrays, carry: Tree, reset: Array, training: bool
+    ) -> tuple[Arrays, Tree, Arrays]:
+        rows = {name: observation[name] for name in self._ports if name in observation}
+
+        def step(
+            before: tuple[Tree, Arrays], row: tuple[Arrays, Array]
+        ) -> tuple[tuple[Tree, Arrays], Arrays]:
+            carry, state = before
+            observation, first = row
+            carry = {name: jnp.where(first[..., None], jnp.zeros_like(x), x) for name, x in carry.items()}
+            current = {"params": variables["params"], "state": state}
+            outputs, carry, state = self._call(current, observation, carry, training)
+            return (carry, state), outputs
+
+        with jax.numpy_rank_promotion("allow"):  # [*B, 1] against [*B, size]
+            (carry, state), outputs = jax.lax.scan(step, (carry, variables["state"]), (rows, reset))
+        return outputs, carry, state
+
+    def _call(
+        self, variables: Variables, observation: Arrays, carry: Tree, training: bool
+    ) -> tuple[Arrays, Tree, Arrays]:
+        lead, arguments = self._arguments(observation)
+        if self.recurrent:
+            if set(carry) != set(self._carries):
+                raise SpaceError(
+                    f"carry must hold {', '.join(self._carries)}. Received: {carry!r}. See initial_carry."
+                )
+            arguments |= {name: x.reshape(-1, self._carries[name]) for name, x in carry.items()}
+        params = [variables["params"][name] for name in self._params]
+        state = [variables["state"][name] for name in self._state]
+        with numpy_promotion():
+            outputs, after = self._network.stateless_call(params, state, arguments, training=training)
+
+        def unflatten(x: Array) -> Array:
+            return x.reshape(*lead, *x.shape[1:])
+
+        heads = {name: unflatten(outputs[inner]) for name, inner in self._heads.items()}
+        carry = {name: unflatten(outputs[name]) for name in self._carries} if self.recurrent else carry
+        return heads, carry, dict(zip(self._state, after, strict=True))
+
+    def _arguments(self, observation: Arrays) -> tuple[tuple[int, ...], dict[str, Array]]:
+        """Return the leading axes, and the Keras model's inputs with one batch axis."""
+        lead: tuple[int, ...] | None = None
+        arguments = {}
+        for name, (inner, leaf) in self._ports.items():
+            if name not in observation:
+                raise SpaceError(
+                    f"The model reads {name!r}. Received: {', '.join(observation) or 'nothing'}."
+                )
+            x = jnp.asarray(observation[name])
+            rank = x.ndim - len(leaf.shape)
+            if rank < 0 or x.shape[rank:] != leaf.shape or (lead is not None and x.shape[:rank] != lead):
+                axes = "any leading axes" if lead is None else f"the leading axes {lead}"
+                raise SpaceError(
+                    f"{name} must have {axes} and then shape {leaf.shape}. Received: shape {x.shape}."
+                )
+            lead = x.shape[:rank]
+            arguments[inner] = x.reshape(math.prod(lead), *leaf.shape).astype(leaf.dtype)
+        assert lead is not None
+        return lead, arguments
+
+    def initial_carry(self, n: int) -> Tree:
+        """Return the recurrent state before an episode: zeros `[n, size]` by name; `()` if there is none."""
+        if not self.recurrent:
+            return ()
+        return {name: jnp.zeros((n, size), jnp.float32) for name, size in self._carries.items()}
+
+    def observe(self, variables: Variables, observation: Arrays, valid: Array) -> Variables:
+        """Add rows to the running moments of the normalised inputs; the variables themselves if there are none.
+
+        Args:
+            variables: as from `init`.
+            observation: components `[T, *B, *leaf.shape]`; rows beyond those of `valid` are ignored.
+            valid: `[T, *B]`, False on rows that do not count.
+        """
+        state = dict(variables["state"])
+        for name, layer in self._normalized.items():
+            fields = {field: f"{layer}/{field}" for field in statistics.Moments._fields}
+            moments = statistics.Moments(**{field: state[inner] for field, inner in fields.items()})
+            rows = observation[name][: valid.shape[0]].astype(jnp.float32)
+            moments = statistics.update(moments, rows, valid)
+            state |= {fields[field]: value for field, value in moments._asdict().items()}
+        return {**variables, "state": state}
+
+    def summary(self) -> str:
+        """Return Keras's table of layers, shapes and numbers of parameters."""
+        lines: list[str] = []
+        self._network.summary(print_fn=lambda line, **_: lines.append(line))
+        return "\n".join(lines)
+
+    def keras_model(self, variables: Variables) -> Any:
+        """Return a new Keras model that holds these variables, to save or export: inputs and heads by name.
+
+        Raises:
+            SpecError: a class of the user's in it cannot be made anew from its configuration.
+        """
+        from operant.nn.structure import config, from_config
+
+        with numpy_promotion():
+            with keras().StatelessScope() as scope:
+                copy = from_config(config(self._network))
+                for _, variable in named_variables(copy):
+                    variable._initializer = keras().initializers.Zeros()
+            del scope
+            values = {**variables["params"], **variables["state"]}
+            for name, variable in named_variables(copy):
+                variable.assign(jnp.array(values[name], copy=True))
+        return copy
+
+    def load_keras(self, model: Any) -> Variables:
+        """Return the weights of a Keras model, such as `keras_model` gave, as variables.
+
+        Raises:
+            SpecError: its weights are not those of this model.
+        """
+        found = dict(named_variables(model))
+        wanted = {w.name: w.shape for w in self._weights}
+        shapes = {name: tuple(v.shape) for name, v in found.items()}
+        if shapes != wanted:
+            differing = sorted(n for n in wanted.keys() | shapes.keys() if wanted.get(n) != shapes.get(n))
+            listed = ", ".join(f"{n} (here {wanted.get(n)}, there {shapes.get(n)})" for n in differing[:3])
+            raise SpecError(f"The Keras model {model.name!r} does not fit. Weights that differ: {listed}.")
+        values = {name: jnp.array(v.value, copy=True) for name, v in found.items()}
+        return {
+            "params": {name: values[name] for name in self._params},
+            "state": {name: values[name] for name in self._state},
+        }

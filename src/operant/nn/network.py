@@ -1,0 +1,262 @@
+"""The forms in which a network may be given: 'auto', lists of layers, Keras models, files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from operant.errors import SpecError, value_error
+from operant.nn import layers
+from operant.nn.backend import keras
+from operant.nn.graph import Graph, activation
+from operant.nn.layers import whole
+from operant.nn.recurrent import Lstm
+from operant.nn.structure import add_all, config, from_config, read
+from operant.spec import Registry, build
+
+FORMS = (
+    "Give 'auto', a list of layers, a dict with 'type' ('auto', 'layered' or 'keras'), a Keras model, a function that "
+    "returns one, or the path of a .json or .keras file."
+)
+FILES = (".json", ".keras", ".cfg")
+ONE_HOT_LIMIT = 64
+"""Choices of more values than this enter an 'auto' network as learned vectors."""
+NATURE_SIDE = 36
+"""Smallest image that the three convolutions of Mnih et al. 2015 leave something of."""
+
+
+class Network(Protocol):
+    """What turns the inputs of a model into features, which heads read."""
+
+    def __call__(self, graph: Graph) -> Any:
+        """Add the network to a graph; return its features, `[B, features]`."""
+        ...
+
+    def to_spec(self) -> Any:
+        """Return it as JSON data that `parse` reads."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Auto:
+    """A network chosen by the inputs.
+
+    Vectors, numbers and choices (one-hot; more than 64 values as learned vectors) are joined and go through `depth`
+    dense layers. Each image goes through convolutions: those of Mnih et al. 2015 from 36 x 36 on (32 of 8 x 8 by 4,
+    64 of 4 x 4 by 2, 64 of 3 x 3), else 16 of 3 x 3 (Young and Tian 2019), with a dense layer behind. With images the vectors
+    join behind the convolutions. All weights are orthogonal with gain √2.
+    """
+
+    size: int | None = None
+    """Width of dense layers; None: 64, behind convolutions 512 (128 for small images)."""
+    depth: int = 2
+    """Dense layers, where there is no image."""
+    activation: str | None = None
+    """None: tanh, with images relu."""
+    rnn: bool | int = False
+    """Whether an LSTM follows; a number is its horizon."""
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        whole("depth", self.depth, low=0)
+        if self.size is not None:
+            whole("size", self.size)
+        if self.activation is not None:
+            activation(self.activation)
+        if not isinstance(self.rnn, bool):
+            whole("rnn", self.rnn)
+
+    def __call__(self, graph: Graph) -> Any:
+        """Add the network."""
+        images: list[Any] = []
+        vectors: list[Any] = []
+        for name in graph.inputs:
+            x = graph.retrieve(name)
+            (images if is_image(x, graph.num_values(x)) else vectors).append(x)
+        features = [self._vector(graph, x) for x in vectors]
+        if images:
+            x = graph.concatenate([*(self._image(graph, x) for x in images), *features])
+            depth, size = int(len(images) + len(vectors) > 1), self.size or 512
+        else:
+            x, depth, size = graph.concatenate(features), self.depth, self.size or 64
+        for _ in range(depth):
+            x = self._dense(graph, x, size, "relu" if images else "tanh")
+        if self.rnn:
+            horizon = None if self.rnn is True else int(self.rnn)
+            x = Lstm(size=size, horizon=horizon)(graph, x)
+        return x
+
+    def _dense(self, graph: Graph, x: Any, size: int, usual: str) -> Any:
+        return layers.Dense(size=size, activation=self.activation or usual)(graph, x)
+
+    def _vector(self, graph: Graph, x: Any) -> Any:
+        count = graph.num_values(x)
+        if count is not None and count > ONE_HOT_LIMIT:
+            x = layers.Embedding(size=self.size or 64, activation="none")(graph, x)
+        return graph.vector(x)
+
+    def _image(self, graph: Graph, x: Any) -> Any:
+        x = graph.encode(x)
+        if len(x.shape) == 3:
+            x = keras().layers.Reshape((*x.shape[1:], 1))(x)
+        large = min(x.shape[1:3]) >= NATURE_SIDE
+        stack = ((32, 8, 4), (64, 4, 2), (64, 3, 1)) if large else ((16, 3, 1),)
+        for size, window, stride in stack:
+            relu = self.activation or "relu"
+            convolution = layers.Conv2d(
+                size=size, window=window, stride=stride, padding="valid", activation=relu
+            )
+            x = convolution(graph, x)
+        return self._dense(graph, graph.vector(x), self.size or (512 if large else 128), "relu")
+
+    def to_spec(self) -> Any:
+        """Return type and arguments."""
+        changed = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {"type": "auto", **{k: v for k, v in changed.items() if v != getattr(AUTO, k)}}
+
+
+AUTO = Auto()
+
+
+def is_image(x: Any, num_values: int | None) -> bool:
+    """Tell whether convolutions suit a tensor: height, width and channels, or a large grey image."""
+    shape = x.shape[1:]
+    if num_values is not None and num_values > 2:
+        return False
+    if len(shape) == 2:
+        return min(shape) >= NATURE_SIDE
+    return len(shape) == 3 and min(shape[:2]) >= 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Layered:
+    """Layers one after another, or lists of such lists, joined by `register` and `retrieve`."""
+
+    stacks: tuple[tuple[layers.Layer, ...], ...]
+    nested: bool
+
+    @classmethod
+    def parse(cls, layers: Sequence[Any]) -> Layered:
+        """Read a list of layers or of lists.
+
+        Raises:
+            SpecError: an entry is not understood; the message begins with its place, ``network[1]``.
+        """
+        if isinstance(layers, str | Mapping) or not isinstance(layers, Sequence) or not layers:
+            raise value_error("network", "a list of layers with at least one entry", layers)
+        nested = [isinstance(entry, list | tuple) for entry in layers]
+        if any(nested) and not all(nested):
+            place = nested.index(not nested[0])
+            raise SpecError(
+                f"network[{place}]: a network is a list of layers or a list of lists. Received: both. Wrap single layers in "
+                "a list, too."
+            )
+        if not nested[0]:
+            return cls((tuple(read(spec, f"network[{i}]") for i, spec in enumerate(layers)),), False)
+        stacks = [
+            tuple(read(spec, f"network[{i}][{j}]") for j, spec in enumerate(s)) for i, s in enumerate(layers)
+        ]
+        return cls(tuple(stacks), True)
+
+    def __call__(self, graph: Graph) -> Any:
+        """Add the layers; the last one's output are the features."""
+        x: Any = None
+        for i, stack in enumerate(self.stacks):
+            x = add_all(graph, stack, f"network[{i}]" if self.nested else "network")
+        x = graph.vector(x) if len(x.shape) == 1 else graph.encode(x)
+        if len(x.shape) != 2:
+            raise SpecError(
+                f"The network must end in one vector. Received: shape {tuple(x.shape[1:])}. End it with a flatten, pooling "
+                "or dense layer."
+            )
+        return x
+
+    def to_spec(self) -> Any:
+        """Return the list."""
+        stacks = [[layer.to_spec() for layer in stack] for stack in self.stacks]
+        return stacks if self.nested else stacks[0]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class KerasModel:
+    """A whole Keras model: its outputs are the heads' values, in order."""
+
+    model: Any
+
+    @classmethod
+    def parse(cls, model: Any) -> KerasModel:
+        """Read a model, a configuration, a function or class that returns a model, or the path of a .keras file."""
+        k = keras()
+        if isinstance(model, k.Model):
+            return cls(model)
+        if isinstance(model, Mapping):
+            model = from_config(model)
+        elif isinstance(model, str | Path) and str(model).endswith(".keras"):
+            return cls(load(model))
+        elif callable(model):
+            model = build(model, {}, getattr(model, "__name__", "network"))
+        if not isinstance(model, k.Model):
+            raise SpecError(f"The network must be a Keras model, or return one. Received: {model!r}.")
+        return cls(model)
+
+    def to_spec(self) -> Any:
+        """Return the model's configuration."""
+        return {"type": "keras", "model": config(self.model)}
+
+
+def load(path: str | Path) -> Any:
+    """Load a .keras file, in safe mode."""
+    try:
+        return keras().saving.load_model(path, safe_mode=True)
+    except (ValueError, TypeError, OSError) as error:
+        raise SpecError(f"The network file {str(path)!r} cannot be loaded: {error}") from None
+
+
+NETWORKS: Registry[Any] = Registry(
+    "network",
+    {
+        "auto": Auto,
+        "layered": Layered.parse,
+        "custom": Layered.parse,
+        "default": Layered.parse,
+        "keras": KerasModel.parse,
+    },
+)
+
+
+def parse(network: Any) -> Auto | Layered | KerasModel:
+    """Read a network in any of its forms.
+
+    Raises:
+        SpecError: it has none of them; the message lists them.
+    """
+    if isinstance(network, Auto | Layered | KerasModel):
+        return network
+    if isinstance(network, str | Path) and Path(network).suffix in FILES:
+        return _from_file(Path(network))
+    if isinstance(network, Sequence) and not isinstance(network, str):
+        return Layered.parse(network)
+    if isinstance(network, str | Mapping):
+        target, arguments, label = NETWORKS.parse(network)
+        found = build(target, arguments, f"The network {label!r}")
+        return found if isinstance(found, Auto | Layered | KerasModel) else KerasModel.parse(found)
+    if callable(network):
+        return KerasModel.parse(network)
+    raise SpecError(f"The network {network!r} is not understood. {FORMS}")
+
+
+def _from_file(path: Path) -> Auto | Layered | KerasModel:
+    if path.suffix == ".keras":
+        return KerasModel.parse(path)
+    if path.suffix != ".json":
+        raise SpecError(
+            f"Network files of type {path.suffix!r} are not read. Received: {str(path)!r}. {FORMS}"
+        )
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SpecError(f"The network file {str(path)!r} cannot be read: {error}.") from None
+    return parse(data)

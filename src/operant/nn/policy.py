@@ -1,0 +1,144 @@
+"""Stochastic policies: which heads each action needs, and the distribution that their outputs stand for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+
+from operant.errors import value_error
+from operant.nn.build import Head
+from operant.ops.distributions import (
+    Bernoulli,
+    Beta,
+    Categorical,
+    Kind,
+    Normal,
+    Product,
+    SquashedNormal,
+)
+from operant.spaces import Leaf
+from operant.types import Array, Arrays, Key, Tree
+
+Std = Literal["global", "predicted"]
+Bounded = Literal["clip", "squash", "beta"]
+
+LOG_STD = (-20.0, 2.0)
+"""Range of a predicted log standard deviation (Haarnoja et al. 2018, the authors' code)."""
+KINDS: dict[str, Any] = {
+    "categorical": Categorical,
+    "bernoulli": Bernoulli,
+    "normal": Normal,
+    "squash": SquashedNormal,
+    "beta": Beta,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """A policy over a flat dict of actions.
+
+    Choices are categorical (masked where an observation brings a mask), bools Bernoulli. Floats:
+
+    - unbounded, or with `bounded="clip"`: a Gaussian. Its mean is ``centre + half * output`` with the centre and half the
+      width of the bounds (0 and 1 where a bound is open), its standard deviation ``half * exp(log_std)``: an output of 0
+      is the middle and ±1 the bounds, whatever the action's unit. Samples are not clipped; environments get them clipped.
+    - ``"squash"``: the tanh of a Gaussian, scaled to the bounds (Haarnoja et al. 2018, appendix C).
+    - ``"beta"``: Beta with both concentrations ``1 + softplus(output)``, scaled to the bounds (Chou et al. 2017).
+
+    `std` says whether a Gaussian's log standard deviation is a learned number per action element that starts at
+    `log_std` (``"global"``), or an output of the network (``"predicted"``).
+
+    Log-probabilities are densities in the action's own unit.
+
+    Raises:
+        SpecError: `std` or `bounded` is none of these.
+    """
+
+    actions: Mapping[str, Leaf]
+    std: Std = "global"
+    bounded: Bounded = "clip"
+    log_std: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        if self.std not in ("global", "predicted"):
+            raise value_error("std", "'global' or 'predicted'", self.std)
+        if self.bounded not in ("clip", "squash", "beta"):
+            raise value_error("bounded", "'clip', 'squash' or 'beta'", self.bounded)
+
+    def _kind(self, leaf: Leaf) -> str:
+        if leaf.type != "float":
+            return "bernoulli" if leaf.type == "bool" else "categorical"
+        return self.bounded if leaf.bounded and self.bounded != "clip" else "normal"
+
+    def heads(self) -> dict[str, Head]:
+        """Return the heads by name, ``action/parameter``; kernels start at gain 0.01, so nearly at the middle."""
+        heads = {}
+        for name, leaf in self.actions.items():
+            kind = self._kind(leaf)
+            if kind == "categorical":
+                assert leaf.num_values is not None
+                heads[f"{name}/logits"] = Head((*leaf.shape, leaf.num_values), scale=0.01)
+            elif kind == "bernoulli":
+                heads[f"{name}/logits"] = Head(leaf.shape, scale=0.01)
+            elif kind == "beta":
+                heads[f"{name}/alpha"] = Head(leaf.shape, scale=0.01)
+                heads[f"{name}/beta"] = Head(leaf.shape, scale=0.01)
+            else:
+                heads[f"{name}/mean"] = Head(leaf.shape, scale=0.01)
+                constant = self.log_std if self.std == "global" else None
+                heads[f"{name}/log_std"] = Head(leaf.shape, scale=0.01, constant=constant)
+        return heads
+
+    def noise(self, key: Key, n: int) -> Tree:
+        """Return the randomness of one draw for `n` rows: plain arrays `[n, ...]` by action."""
+        kinds = {}
+        for name, leaf in self.actions.items():
+            kind = self._kind(leaf)
+            shape = (*leaf.shape, leaf.num_values or 0) if kind == "categorical" else leaf.shape
+            kinds[name] = Kind(KINDS[kind], shape)
+        return Product.noise(key, kinds, (n,))
+
+    def distribution(self, outputs: Arrays, masks: Arrays | None = None) -> Product:
+        """Return the policy at a model's outputs.
+
+        Args:
+            outputs: `[*B, *head.shape]` by head; other heads' are ignored.
+            masks: `[*B, *action shape, num_values]` by action, True where allowed.
+        """
+        masks = masks or {}
+        return Product({name: self._part(name, leaf, outputs, masks) for name, leaf in self.actions.items()})
+
+    def _part(self, name: str, leaf: Leaf, outputs: Arrays, masks: Arrays) -> Any:
+        kind, event = self._kind(leaf), len(leaf.shape)
+        if kind == "categorical":
+            return Categorical(outputs[f"{name}/logits"], masks.get(name), event)
+        if kind == "bernoulli":
+            return Bernoulli(outputs[f"{name}/logits"], event)
+        low, high = jnp.asarray(leaf.low, jnp.float32), jnp.asarray(leaf.high, jnp.float32)
+        if kind == "beta":
+            alpha, beta = (_above_one(outputs[f"{name}/{part}"]) for part in ("alpha", "beta"))
+            return Beta(alpha, beta, low, high, event)
+        mean, log_std = outputs[f"{name}/mean"], outputs[f"{name}/log_std"]
+        if self.std == "predicted":
+            log_std = jnp.clip(log_std, *LOG_STD)
+        if kind == "squash":
+            return SquashedNormal(mean, log_std, low, high, event)
+        finite = np.isfinite(leaf.low) & np.isfinite(leaf.high)
+        centre = np.where(finite, np.where(finite, leaf.low, 0) / 2 + np.where(finite, leaf.high, 0) / 2, 0.0)
+        half = np.where(finite, np.where(finite, leaf.high, 2) / 2 - np.where(finite, leaf.low, 0) / 2, 1.0)
+        return Normal(
+            _like(centre, mean) + _like(half, mean) * mean, _like(np.log(half), mean) + log_std, event
+        )
+
+
+def _like(x: np.typing.ArrayLike, other: Array) -> Array:
+    return jnp.broadcast_to(jnp.asarray(x, jnp.float32), other.shape)
+
+
+def _above_one(output: Array) -> Array:
+    return 1.0 + jnp.logaddexp(output, jnp.zeros_like(output))

@@ -1,0 +1,330 @@
+"""Lists of layers: the table of layer types, the layers that join branches, and adding lists to a graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from operant.errors import SpecError, suggest
+from operant.nn import layers
+from operant.nn.backend import keras
+from operant.nn.graph import Graph
+from operant.nn.layers import RANKS, Layer, choice
+from operant.nn.recurrent import Gru, Lstm, Rnn
+from operant.spec import Registry, build
+
+Aggregation = Literal["concat", "max", "mean", "product", "stack", "sum"]
+TAKES_INTEGERS = {"Embedding", "CategoryEncoding", "IntegerLookup", "HashedCrossing", "Hashing"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Register(Layer):
+    """Names its input, for `retrieve` further on."""
+
+    type = "register"
+    raw = True
+    tensor: str
+
+    def __call__(self, graph: Graph, x: Any) -> Any:
+        """Register the tensor and pass it on."""
+        graph.register(self.tensor, x)
+        return x
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Retrieve(Layer):
+    """Takes components of the input or registered tensors, and makes one of several.
+
+    Tensors of lower rank get axes of size 1 at their end; axes of size 1 are repeated as needed.
+    """
+
+    type = "retrieve"
+    raw = True
+    tensors: str | tuple[str, ...]
+    aggregation: Aggregation = "concat"
+    axis: int = 0
+    """Axis to join along (`concat`) or to add (`stack`), not counting the batch axis."""
+
+    def check(self) -> None:
+        """Check the arguments."""
+        names = (self.tensors,) if isinstance(self.tensors, str) else tuple(self.tensors)
+        if not names:
+            raise SpecError("tensors must name at least one tensor. Received: tensors=().")
+        object.__setattr__(self, "tensors", names)
+        choice("aggregation", self.aggregation, ("concat", "max", "mean", "product", "stack", "sum"))
+
+    def __call__(self, graph: Graph, x: Any) -> Any:
+        """Return the joined tensors."""
+        found = [graph.retrieve(name) for name in self.tensors]
+        if len(found) == 1:
+            return found[0]
+        ops = keras().ops
+        found = self._alike([graph.encode(x) for x in found])
+        if self.aggregation == "concat":
+            return ops.concatenate(found, axis=self._axis(len(found[0].shape) - 1) + 1)
+        if self.aggregation == "stack":
+            return ops.stack(found, axis=self._axis(len(found[0].shape)) + 1)
+        reductions = {"max": "max", "mean": "mean", "product": "prod", "sum": "sum"}
+        return getattr(ops, reductions[self.aggregation])(ops.stack(found, axis=1), axis=1)
+
+    def _axis(self, rank: int) -> int:
+        if not -rank <= self.axis < rank:
+            raise SpecError(f"axis must be below the rank {rank}. Received: axis={self.axis}.")
+        return self.axis % rank
+
+    def _alike(self, tensors: list[Any]) -> list[Any]:
+        """Bring tensors to one shape (but for the joined axis)."""
+        ops = keras().ops
+        shapes = [tuple(x.shape[1:]) for x in tensors]
+        rank = max(map(len, shapes))
+        padded = [shape + (1,) * (rank - len(shape)) for shape in shapes]
+        free = self._axis(rank) if self.aggregation == "concat" and rank else None
+        sizes = [max(column) for column in zip(*padded, strict=True)]
+        result = []
+        for x, shape in zip(tensors, padded, strict=True):
+            wanted = tuple(
+                n if i == free else size for i, (n, size) in enumerate(zip(shape, sizes, strict=True))
+            )
+            if any(n not in (1, size) for n, size in zip(shape, wanted, strict=True)):
+                listed = ", ".join(f"{name} {s}" for name, s in zip(self.tensors, shapes, strict=True))
+                raise SpecError(f"Tensors to {self.aggregation} must have equal shapes. Received: {listed}.")
+            x = x if len(x.shape) == rank + 1 else keras().layers.Reshape(shape)(x)
+            copies = (1, *(size // n for n, size in zip(shape, wanted, strict=True)))
+            result.append(x if set(copies) == {1} else ops.tile(x, copies))
+        return result
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Block(Layer):
+    """Several layers as one."""
+
+    type = "block"
+    raw = True
+    layers: tuple[Any, ...]
+
+    def check(self) -> None:
+        """Read the layers."""
+        object.__setattr__(
+            self, "layers", tuple(read(spec, f"layers[{i}]") for i, spec in enumerate(self.layers))
+        )
+        if any(isinstance(layer, Register | Retrieve) for layer in self.layers):
+            raise SpecError("A block holds no register and no retrieve. Put them before or behind it.")
+
+    def __call__(self, graph: Graph, x: Any) -> Any:
+        """Add the layers."""
+        for i, layer in enumerate(self.layers):
+            x = add(graph, layer, x, f"layers[{i}]")
+        return x
+
+    def to_spec(self) -> dict[str, Any]:
+        """Return the layers' specifications."""
+        return {"type": self.type, "layers": [layer.to_spec() for layer in self.layers]}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KerasLayer(Layer):
+    """Any Keras layer. Each network gets its own copy; the weights of a layer that was built come along."""
+
+    type = "keras"
+    layer: Any
+
+    def __call__(self, graph: Graph, x: Any) -> Any:
+        """Add a copy of the layer."""
+        kind = type(self.layer).__name__
+        x = x if kind in TAKES_INTEGERS else graph.encode(x)
+        data = config(self.layer)
+        data["config"]["name"] = graph.name(kind.lower(), self.name)
+        copy = from_config(data)
+        x = copy(x)
+        if self.layer.built and self.layer.weights:
+            graph.copied.append((self.layer, copy))
+        return x
+
+    raw = True
+
+    def to_spec(self) -> dict[str, Any]:
+        """Return the layer's configuration."""
+        return {"type": self.type, "layer": config(self.layer), **({"name": self.name} if self.name else {})}
+
+
+def keras_layer(layer: Any, name: str | None = None, **arguments: Any) -> KerasLayer:
+    """Read a Keras layer: an object, a class, a class's name in `keras.layers`, or a configuration."""
+    k = keras()
+    if isinstance(layer, Mapping):
+        return KerasLayer(layer=from_config(layer), name=name)
+    if isinstance(layer, k.layers.Layer):
+        if arguments:
+            raise SpecError(f"A Keras layer that is made already takes no arguments. Received: {arguments}.")
+        return KerasLayer(layer=layer, name=name)
+    cls = getattr(k.layers, layer, None) if isinstance(layer, str) else layer
+    if not (isinstance(cls, type) and issubclass(cls, k.layers.Layer)):
+        known = [n for n in dir(k.layers) if n[0].isupper()]
+        raise SpecError(
+            f"Keras has no layer {layer!r}.{suggest(layer, known) if isinstance(layer, str) else ''}"
+        )
+    if cls is k.layers.Lambda:
+        raise SpecError("Lambda layers cannot be saved as data. Write a registered Keras layer instead.")
+    try:
+        return KerasLayer(layer=cls(**arguments), name=name)
+    except (TypeError, ValueError) as error:
+        raise SpecError(
+            f"The Keras layer {cls.__name__} refuses its arguments: {_first_line(error)}"
+        ) from None
+
+
+def config(layer: Any) -> dict[str, Any]:
+    """Return the configuration of a Keras layer or model as JSON data.
+
+    Raises:
+        SpecError: its class cannot say how it was made.
+    """
+    try:
+        data: dict[str, Any] = json.loads(json.dumps(keras().saving.serialize_keras_object(layer)))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SpecError(
+            f"{type(layer).__name__} cannot be written as plain data: {_first_line(error)} Give the class a `get_config`, "
+            "or use a functional or Sequential model."
+        ) from None
+    return data
+
+
+def from_config(data: Mapping[str, Any]) -> Any:
+    """Make a Keras layer or model of its configuration, in safe mode: no code comes with the data.
+
+    Raises:
+        SpecError: the configuration is not understood, or holds code.
+    """
+    try:
+        return keras().saving.deserialize_keras_object(dict(data), safe_mode=True)
+    except (TypeError, ValueError, KeyError) as error:
+        raise SpecError(f"Keras cannot read the configuration: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
+
+
+LAYERS: Registry[Layer] = Registry(
+    "layer",
+    {
+        **{
+            cls.type: cls
+            for cls in (
+                layers.Activation,
+                layers.BatchNormalization,
+                layers.Clipping,
+                layers.Conv1d,
+                layers.Conv1dTranspose,
+                layers.Conv2d,
+                layers.Conv2dTranspose,
+                layers.Dense,
+                layers.Dropout,
+                layers.Embedding,
+                layers.Flatten,
+                Gru,
+                layers.LayerNormalization,
+                layers.Linear,
+                Lstm,
+                layers.Pool1d,
+                layers.Pool2d,
+                layers.Pooling,
+                layers.Reshape,
+                Rnn,
+                Block,
+                Register,
+                Retrieve,
+            )
+        },
+        "keras": keras_layer,
+    },
+)
+
+
+def read(spec: Any, label: str) -> Layer:
+    """Read the specification of one layer; messages begin with `label`, its place in the network.
+
+    Raises:
+        SpecError: the layer or one of its arguments is not known or not legal.
+    """
+    k = keras()
+    try:
+        if isinstance(spec, Layer):
+            return spec
+        if isinstance(spec, k.layers.Layer):
+            return keras_layer(spec)
+        cls, arguments, name = LAYERS.parse(spec)
+        if isinstance(cls, type) and issubclass(cls, k.layers.Layer):
+            return keras_layer(cls, **arguments)
+        if name not in LAYERS:
+            raise SpecError(
+                f"{name} is no layer. Give a type's name or a registered Keras layer, not a function."
+            )
+        return build(cls, arguments, name)
+    except SpecError as error:
+        raise SpecError(f"{label}: {error}") from None
+
+
+def add(graph: Graph, layer: Layer, x: Any, label: str) -> Any:
+    """Add a layer to a graph.
+
+    Raises:
+        SpecError: its input does not fit; the message names the place, the shape it needs and the shape it gets.
+    """
+    if not layer.raw:
+        x = graph.encode(x)
+    shape = tuple(x.shape[1:])
+    if layer.ranks and len(shape) not in layer.ranks:
+        needed = " or ".join(RANKS[rank] for rank in layer.ranks)
+        remedy = " Put a flatten or pooling layer before it." if layer.ranks == (1,) else ""
+        raise SpecError(
+            f"{label} ({layer.type}) needs an input of shape {needed}. Received: shape {shape}.{remedy}"
+        )
+    try:
+        return layer(graph, x)
+    except SpecError as error:
+        raise SpecError(f"{label} ({layer.type}): {error}") from None
+    except (ValueError, TypeError) as error:
+        raise SpecError(
+            f"{label} ({layer.type}) does not take an input of shape {shape}: {_first_line(error)}"
+        ) from None
+
+
+def add_all(graph: Graph, stack: Sequence[Layer], label: str) -> Any:
+    """Add a list of layers, the first on the network's input unless it is a `retrieve`.
+
+    Raises:
+        SpecError: there are several inputs that cannot be joined as they are.
+    """
+    if stack and isinstance(stack[0], Retrieve):
+        x = None
+    else:
+        x = _whole_input(graph, label)
+    for i, layer in enumerate(stack):
+        if isinstance(layer, Retrieve):
+            x = _retrieved(graph, layer, f"{label}[{i}]")
+        else:
+            x = add(graph, layer, x, f"{label}[{i}]")
+    return x
+
+
+def _retrieved(graph: Graph, layer: Retrieve, label: str) -> Any:
+    try:
+        return layer(graph, None)
+    except SpecError as error:
+        raise SpecError(f"{label} (retrieve): {error}") from None
+
+
+def _whole_input(graph: Graph, label: str) -> Any:
+    """Return the only component, or all of them as one vector if none has axes that would be lost."""
+    tensors = [graph.retrieve(name) for name in graph.inputs]
+    if len(tensors) == 1:
+        x = tensors[0]
+        return graph.vector(x) if len(x.shape) == 1 and graph.num_values(x) is None else x
+    if any(len(x.shape) > 2 for x in tensors):
+        names = ", ".join(f"{name} {tuple(graph.retrieve(name).shape[1:])}" for name in graph.inputs)
+        raise SpecError(
+            f"{label}: the first layer must be a retrieve, as there are several inputs that are no vectors: {names}."
+        )
+    return graph.concatenate([graph.vector(x) for x in tensors])

@@ -1,0 +1,212 @@
+"""Estimators of returns and advantages from a block of consecutive rows.
+
+All arrays are time-major, `[T, ...]`, with any trailing axes (usually the actors, `N`). Row `t` holds the
+observation s_t, the action a_t and the reward r_t that followed it; the observation that followed is s_{t+1},
+so values are given for `T + 1` rows or, as `v_tp1`, for the `T` successors. Two arrays say what follows a row:
+
+==============  =====================================================================================
+`discount_t`    multiplies whatever follows: gamma, or 0 after a termination (`discounts`)
+`lambda_t`      how far later rows are trusted over the bootstrap v(s_{t+1}): lambda, or 0 where the
+                next row belongs to another episode (`traces`)
+==============  =====================================================================================
+
+So at a time limit the discount stays and the trace is cut: the estimate is r_t + gamma v(s_{t+1}). Rows on which
+no action was taken get a finite number that means nothing and reaches no other row; losses give them weight 0.
+None of the estimators stops gradients: that is for the loss to do.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float
+
+from operant.errors import value_error
+from operant.types import Array
+
+
+def discounts(terminated: Bool[Array, "*B"], *, gamma: float | Float[Array, ""]) -> Float[Array, "*B"]:
+    """Return gamma, or 0 where the environment ended: what multiplies the value of the next row.
+
+    Args:
+        terminated: where nothing follows. Truncated rows are not among them.
+        gamma: discount factor in [0, 1].
+    """
+    return jnp.where(terminated, 0.0, jnp.asarray(gamma, jnp.float32))
+
+
+def traces(
+    truncated: Bool[Array, "*B"], valid: Bool[Array, "*B"], *, lambda_: float | Float[Array, ""] = 1.0
+) -> Float[Array, "*B"]:
+    """Return lambda, or 0 where the next row does not continue this one: at truncations and invalid rows.
+
+    Args:
+        truncated: where the episode was cut (the value of the next row counts, its reward does not).
+        valid: False on the row of an episode's last observation.
+        lambda_: trace decay in [0, 1].
+    """
+    return jnp.where(truncated | ~valid, 0.0, jnp.asarray(lambda_, jnp.float32))
+
+
+def _accumulate(x_t: Float[Array, "T *N"], decay_t: Float[Array, "T *N"]) -> Float[Array, "T *N"]:
+    """Solve y_t = x_t + decay_t * y_{t+1} backwards from y_T = 0."""
+
+    def step(y_tp1: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
+        x, decay = row
+        y = x + decay * y_tp1
+        return y, y
+
+    return jax.lax.scan(step, jnp.zeros_like(x_t[0]), (x_t, decay_t), reverse=True)[1]
+
+
+def gae(
+    r_t: Float[Array, "T *N"],
+    discount_t: Float[Array, "T *N"],
+    v: Float[Array, "T+1 *N"],
+    lambda_t: Float[Array, "T *N"],
+) -> Float[Array, "T *N"]:
+    """Generalised advantage estimation.
+
+    Aₜ = δₜ + γₜ λₜ Aₜ₊₁ with δₜ = rₜ + γₜ v(sₜ₊₁) - v(sₜ): Schulman et al. 2016, equations 11, 12 and 16, with
+    the discount and the trace of each row. `gae(...) + v[:-1]` are the λ-returns (TD(λ) targets of the critic).
+
+    Args:
+        r_t: rewards.
+        discount_t: gamma, 0 after a termination.
+        v: values of rows 0 to T.
+        lambda_t: trace decay, 0 where the next row is another episode's.
+
+    Returns:
+        Advantages.
+    """
+    delta_t = r_t + discount_t * v[1:] - v[:-1]
+    return _accumulate(delta_t, discount_t * lambda_t)
+
+
+def lambda_returns(
+    r_t: Float[Array, "T *N"],
+    discount_t: Float[Array, "T *N"],
+    v_tp1: Float[Array, "T *N"],
+    lambda_t: Float[Array, "T *N"],
+) -> Float[Array, "T *N"]:
+    """λ-returns: Gₜ = rₜ + γₜ [(1 - λₜ) v(sₜ₊₁) + λₜ Gₜ₊₁], where the last row bootstraps whatever its λ.
+
+    Sutton and Barto 2018, equation 12.18, with the state values of the successors. λ = 0 gives one-step
+    targets, λ = 1 discounted sums of rewards up to the end of the episode or of the block.
+
+    Args:
+        r_t: rewards.
+        discount_t: gamma, 0 after a termination.
+        v_tp1: values of the rows that follow, 1 to T.
+        lambda_t: trace decay, 0 where the next row is another episode's.
+    """
+    lambda_t = lambda_t.at[-1].set(0.0)
+    return _accumulate(r_t + discount_t * (1.0 - lambda_t) * v_tp1, discount_t * lambda_t)
+
+
+def n_step_returns(
+    r_t: Float[Array, "T *N"],
+    discount_t: Float[Array, "T *N"],
+    v_tp1: Float[Array, "T *N"],
+    continue_t: Bool[Array, "T *N"],
+    *,
+    n: int,
+) -> Float[Array, "T *N"]:
+    """Sums of at most `n` rewards, then the bootstrap: Sutton and Barto 2018, equation 7.1.
+
+    Gₜ⁽¹⁾ = rₜ + γₜ v(sₜ₊₁) and Gₜ⁽ⁿ⁾ = rₜ + γₜ Gₜ₊₁⁽ⁿ⁻¹⁾. Where the sequence or an episode ends sooner, the sum has
+    fewer terms and bootstraps there.
+
+    Args:
+        r_t: rewards.
+        discount_t: gamma, 0 after a termination.
+        v_tp1: values of the rows that follow, 1 to T.
+        continue_t: False where the next row is another episode's: the sum stops after this row.
+        n: number of rewards in a sum, at least 1. `n >= T` costs one pass, smaller `n` costs `n` passes.
+
+    Raises:
+        SpecError: `n` is below 1.
+    """
+    if n < 1:
+        raise value_error("n", "at least 1", n)
+    if n >= len(r_t):
+        return lambda_returns(r_t, discount_t, v_tp1, continue_t.astype(v_tp1.dtype))
+    continue_t = continue_t.at[-1].set(False)
+
+    def longer(_: Array, g_t: Array) -> Array:
+        return r_t + discount_t * jnp.where(continue_t, jnp.roll(g_t, -1, axis=0), v_tp1)
+
+    return jax.lax.fori_loop(1, n, longer, r_t + discount_t * v_tp1)
+
+
+def retrace(
+    q_sa: Float[Array, "T *N"],
+    v: Float[Array, "T+1 *N"],
+    r_t: Float[Array, "T *N"],
+    discount_t: Float[Array, "T *N"],
+    rho_t: Float[Array, "T *N"],
+    lambda_t: Float[Array, "T *N"],
+    *,
+    clip_c: float | Float[Array, ""] = 1.0,
+) -> Float[Array, "T *N"]:
+    """Retrace targets of the action values.
+
+    Qʳᵉᵗₜ = rₜ + γₜ [v(sₜ₊₁) + λₜ min(c̄, ρₜ₊₁) (Qʳᵉᵗₜ₊₁ - q(sₜ₊₁, aₜ₊₁))]: Wang et al. 2017 (ACER), equation 5; the
+    operator is equation 3 of Munos et al. 2016. The row after the block has no action, so row T - 1 bootstraps from
+    v(s_T) alone, and so does any row with λₜ = 0. `rho_t[0]` is not used: the ratio of a row weighs its correction
+    in the rows before it.
+
+    Args:
+        q_sa: action values q(sₜ, aₜ) of the actions taken.
+        v: expected action values Σₐ π(a|sₜ) q(sₜ, a) of rows 0 to T.
+        r_t: rewards.
+        discount_t: gamma, 0 after a termination.
+        rho_t: importance ratios π(aₜ|sₜ) / μ(aₜ|sₜ) of the actions taken.
+        lambda_t: trace decay from row t to row t + 1, 0 where the next row is another episode's.
+        clip_c: bound c̄ of the trace's ratios.
+
+    Returns:
+        Targets Qʳᵉᵗ of q(sₜ, aₜ).
+    """
+    c_t = jnp.minimum(clip_c, rho_t)
+    c_tp1 = jnp.roll(c_t, -1, axis=0)  # what wraps round meets the zero behind the last row
+    error_t = r_t + discount_t * v[1:] - q_sa
+    return q_sa + _accumulate(error_t, discount_t * lambda_t * c_tp1)
+
+
+def vtrace(
+    v: Float[Array, "S *N"],
+    r_t: Float[Array, "S-1 *N"],
+    discount_t: Float[Array, "S-1 *N"],
+    rho_t: Float[Array, "S-1 *N"],
+    lambda_t: Float[Array, "S-1 *N"],
+    *,
+    clip_rho: float | Float[Array, ""] = 1.0,
+    clip_c: float | Float[Array, ""] = 1.0,
+    clip_pg_rho: float | Float[Array, ""] = 1.0,
+) -> tuple[Float[Array, "S-1 *N"], Float[Array, "S-1 *N"]]:
+    """V-trace targets and advantages of the policy gradient: Espeholt et al. 2018, equation 1 and section 4.2.
+
+    vsₜ = v(sₜ) + ρ̄ₜ δₜ + γₜ cₜ (vsₜ₊₁ - v(sₜ₊₁)) with δₜ = rₜ + γₜ v(sₜ₊₁) - v(sₜ), ρ̄ₜ = min(ρ̄, ρₜ) and
+    cₜ = λₜ min(c̄, ρₜ) (their remarks 1 and 2). The advantage is min(ρ̄_pg, ρₜ) (rₜ + γₜ bₜ₊₁ - v(sₜ)), where
+    bₜ₊₁ = v(sₜ₊₁) + λₜ (vsₜ₊₁ - v(sₜ₊₁)) is the paper's vsₜ₊₁ for λₜ = 1 and the plain value where the trace is cut.
+
+    Args:
+        v: values of rows 0 to T; S is T + 1.
+        r_t: rewards.
+        discount_t: gamma, 0 after a termination.
+        rho_t: importance ratios π(aₜ|sₜ) / μ(aₜ|sₜ).
+        lambda_t: trace decay, 0 where the next row is another episode's.
+        clip_rho: bound ρ̄ of the ratios of the errors: it decides which policy's value is learnt.
+        clip_c: bound c̄ of the ratios of the trace: it decides how fast, and with which variance.
+        clip_pg_rho: bound of the ratios of the policy gradient.
+
+    Returns:
+        Targets of the critic and advantages.
+    """
+    delta_t = jnp.minimum(clip_rho, rho_t) * (r_t + discount_t * v[1:] - v[:-1])
+    correction = _accumulate(delta_t, discount_t * lambda_t * jnp.minimum(clip_c, rho_t))
+    correction_tp1 = jnp.roll(correction, -1, axis=0).at[-1].set(0.0)
+    bootstrap_tp1 = v[1:] + lambda_t * correction_tp1
+    advantage = jnp.minimum(clip_pg_rho, rho_t) * (r_t + discount_t * bootstrap_tp1 - v[:-1])
+    return v[:-1] + correction, advantage

@@ -1,0 +1,147 @@
+"""Running mean and variance of observations, and the scale of rewards.
+
+The numbers are right after hundreds of millions of rows in float32: the count is an integer (a float32 count stops
+at 2^24), the variance is kept rather than a growing sum of squares, and what an addition to mean or variance rounds
+away is kept beside it and added the next time (Knuth 1997, section 4.2.2, theorem B).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int, Num
+
+from operant.types import Array
+
+_ROWS_LIMIT = 2**31 - 1
+
+
+class Moments(NamedTuple):
+    """Mean and variance of the rows seen so far, element by element."""
+
+    rows: Int[Array, ""]
+    """How many; it stays at 2^31 - 1, from where on old rows fade."""
+    mean: Float[Array, "*S"]
+    var: Float[Array, "*S"]
+    """Population variance; 0 before the first row."""
+    mean_rest: Float[Array, "*S"]
+    """What `mean` could not hold of its true value."""
+    var_rest: Float[Array, "*S"]
+    """What `var` could not hold of its true value."""
+
+
+class RewardScale(NamedTuple):
+    """Running discounted return of each actor, and its moments over all rows of all actors."""
+
+    total: Float[Array, " N"]
+    moments: Moments
+
+
+def init(shape: tuple[int, ...]) -> Moments:
+    """Return the moments of no rows of that shape."""
+    zeros = jnp.zeros(shape, jnp.float32)
+    return Moments(jnp.zeros((), jnp.int32), zeros, zeros, zeros, zeros)
+
+
+def _add(value: Array, rest: Array, increment: Array) -> tuple[Array, Array]:
+    """Return the sum of the three as a float and what it rounded away."""
+    b = rest + increment
+    total = value + b
+    b_seen = total - value
+    return total, (value - (total - b_seen)) + (b - b_seen)
+
+
+def update(moments: Moments, x: Num[Array, "..."], valid: Bool[Array, "*L"]) -> Moments:
+    """Add rows: the pairwise merge of Chan, Golub and LeVeque 1983, equations 2.1.
+
+    With f the new rows' share of all rows and d the difference of the means, the mean grows by f d and the
+    variance by f (new variance - variance + (1 - f) d²).
+
+    Args:
+        moments: what was seen before.
+        x: rows `[*L, *S]` with any leading axes, at least one.
+        valid: rows that count.
+    """
+    lead = tuple(range(valid.ndim))
+    weight = jnp.broadcast_to(jnp.expand_dims(valid, tuple(range(valid.ndim, x.ndim))), x.shape)
+    n = jnp.sum(valid, dtype=jnp.int32)
+
+    def mean_of(rows: Array) -> Array:
+        total = jnp.sum(jnp.where(weight, rows, 0.0), axis=lead)
+        return total / jnp.maximum(n, 1).astype(jnp.float32)
+
+    # Differences to the running mean are small, and the second pass takes out what the first one rounded.
+    difference = x.astype(jnp.float32) - jnp.broadcast_to(moments.mean, x.shape)
+    first = mean_of(difference)
+    centred = difference - jnp.broadcast_to(first, x.shape)
+    second = mean_of(centred)
+    new_var = jnp.maximum(mean_of(jnp.square(centred)) - jnp.square(second), 0.0)
+
+    before = jnp.minimum(moments.rows, _ROWS_LIMIT - n)
+    share = n.astype(jnp.float32) / jnp.maximum(before + n, 1).astype(jnp.float32)
+    d = first + second - moments.mean_rest
+    mean, mean_rest = _add(moments.mean, moments.mean_rest, share * d)
+    growth = share * (new_var - moments.var + (1.0 - share) * jnp.square(d))
+    var, var_rest = _add(moments.var, moments.var_rest, growth)
+    return Moments(before + n, mean, jnp.maximum(var, 0.0), mean_rest, var_rest)
+
+
+def normalise(
+    moments: Moments, x: Num[Array, "..."], *, clip: float | Float[Array, ""], epsilon: float = 1e-8
+) -> Float[Array, "..."]:
+    """Return (x - mean) / sqrt(var + epsilon), clipped to ±clip; before the first row x itself, clipped.
+
+    Args:
+        moments: of rows of the shape `[*S]`.
+        x: rows `[*L, *S]`.
+        clip: bound of the result.
+        epsilon: added to the variance; elements that never changed become 0.
+    """
+    centred = x.astype(jnp.float32) - jnp.broadcast_to(moments.mean, x.shape)
+    return jnp.clip(centred / jnp.broadcast_to(_std(moments, epsilon), x.shape), -clip, clip)
+
+
+def _std(moments: Moments, epsilon: float) -> Array:
+    return jnp.sqrt(jnp.where(moments.rows > 0, moments.var + epsilon, 1.0))
+
+
+def init_reward_scale(n: int) -> RewardScale:
+    """Return the scale of `n` actors before their first reward."""
+    return RewardScale(jnp.zeros((n,), jnp.float32), init(()))
+
+
+def scale_rewards(
+    scale: RewardScale,
+    reward: Float[Array, "T N"],
+    ended: Bool[Array, "T N"],
+    valid: Bool[Array, "T N"],
+    *,
+    gamma: float | Float[Array, ""],
+    clip: float | Float[Array, ""] = 10.0,
+    epsilon: float = 1e-8,
+) -> tuple[RewardScale, Float[Array, "T N"]]:
+    """Divide rewards by the standard deviation of the discounted return: Engstrom et al. 2020, algorithm 1.
+
+    Row by row Rₜ = γ Rₜ₋₁ + rₜ enters the moments and rₜ is divided by their standard deviation, so it does not
+    matter how the rows are cut into blocks. Rewards are not centred: that would change which policy is best.
+
+    Args:
+        scale: what was seen before.
+        reward: rewards as the environment gave them.
+        ended: where the episode terminated or was truncated: R starts again at 0.
+        valid: False on rows without an action, which change nothing and become 0.
+        gamma: discount of R.
+        clip: bound of the scaled rewards.
+        epsilon: added to the variance.
+    """
+
+    def step(scale: RewardScale, row: tuple[Array, Array, Array]) -> tuple[RewardScale, Array]:
+        r_t, ended_t, valid_t = row
+        total = jnp.where(valid_t, gamma * scale.total + r_t, scale.total)
+        moments = update(scale.moments, total, valid_t)
+        scaled = jnp.clip(r_t / _std(moments, epsilon), -clip, clip)
+        return RewardScale(jnp.where(ended_t, 0.0, total), moments), jnp.where(valid_t, scaled, 0.0)
+
+    return jax.lax.scan(step, scale, (reward, ended, valid))

@@ -1,0 +1,46 @@
+"""Tuned settings per algorithm and environment, each with the score that was measured with it.
+
+One JSON file per algorithm: preset name to `settings` (options of the run and of the algorithm) and `score` (what was measured,
+on how many seeds, with which version).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib import resources
+from typing import Any, NamedTuple
+
+from operant.errors import SpecError, suggest
+
+
+class Preset(NamedTuple):
+    """One set of tuned settings."""
+
+    agent: str
+    name: str
+    settings: dict[str, Any]
+    """Options of the run and of the algorithm, by name."""
+    score: str
+    """What was measured with them."""
+
+
+def every() -> Iterator[Preset]:
+    """Yield all presets."""
+    for file in sorted(resources.files(__name__).iterdir(), key=lambda f: f.name):
+        if file.name.endswith(".json"):
+            agent = file.name.removesuffix(".json")
+            for name, entry in json.loads(file.read_text(encoding="utf-8")).items():
+                yield Preset(agent, name, entry["settings"], entry["score"])
+
+
+def settings(agent: str, name: str) -> dict[str, Any]:
+    """Return the settings of a preset.
+
+    Raises:
+        SpecError: there is no such preset for the agent.
+    """
+    found = {p.name: p for p in every() if p.agent == agent}
+    if name not in found:
+        raise SpecError(f"There is no preset {name!r} for {agent}.{suggest(name, found)}")
+    return dict(found[name].settings)

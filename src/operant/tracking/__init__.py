@@ -1,0 +1,26 @@
+"""What is kept of a run: records and the sinks that write them, histories, plots, statistics over seeds."""
+
+from operant.execution.records import Episode, Record, Sink
+from operant.tracking.console import Console
+from operant.tracking.history import History, read_history
+from operant.tracking.plot import learning_curve, plot_history
+from operant.tracking.records import METRICS, Metric, Tracker, metrics_page
+from operant.tracking.seeds import interval
+from operant.tracking.tensorboard import TensorBoard
+
+__all__ = [
+    "METRICS",
+    "Console",
+    "Episode",
+    "History",
+    "Metric",
+    "Record",
+    "Sink",
+    "TensorBoard",
+    "Tracker",
+    "interval",
+    "learning_curve",
+    "metrics_page",
+    "plot_history",
+    "read_history",
+]

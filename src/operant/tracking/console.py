@@ -1,0 +1,186 @@
+"""Sink that tells the user how training goes: log lines, or a live display on a terminal."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+from operant.errors import value_error
+from operant.execution.records import Episode, Record
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.live import Live
+    from rich.progress import Progress
+
+
+def number(value: float | None, precision: int) -> str:
+    """Return a value rounded to `precision` decimals without trailing zeros (``22.7``, ``500.0``); ``-`` for none."""
+    return "-" if value is None or not math.isfinite(value) else str(round(float(value), precision))
+
+
+class Console:
+    """Prints progress to a stream.
+
+    On a terminal it is one live display: a bar up to `max_steps` (or a spinner), speed, games, mean, best and
+    target reward. Elsewhere it is a line with each record that training sends::
+
+        time: 0:00:02.634234, steps: 240, games: 10, speed: 225 steps/s, mean reward: 22.7, best reward: 25.5
+
+    Args:
+        max_steps: environment steps at which training ends, if known.
+        target_reward: mean reward at which training ends, if any.
+        display_precision: decimals of rewards.
+        log_frequency: fewest games between two lines; None: a line with every record.
+        quiet: print nothing at all.
+        live: whether to show the live display; None: if the stream is a terminal.
+        start_step: environment steps of the run before this process (a resumed run).
+        start_time: its seconds of training before this process.
+        start_games: its finished episodes before this process.
+        stream: where to print; None: standard output.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_steps: int | None = None,
+        target_reward: float | None = None,
+        display_precision: int = 2,
+        log_frequency: int | None = None,
+        quiet: bool = False,
+        live: bool | None = None,
+        start_step: int = 0,
+        start_time: float = 0.0,
+        start_games: int = 0,
+        stream: TextIO | None = None,
+    ) -> None:
+        if log_frequency is not None and log_frequency < 1:
+            raise value_error("log_frequency", "at least 1, or None", log_frequency)
+        self.precision = display_precision
+        self.log_frequency = log_frequency
+        self.quiet = quiet
+        self.games = start_games
+        self._stream = sys.stdout if stream is None else stream
+        self._lines = not (self._stream.isatty() if live is None else live)
+        self._best: float | None = None
+        self._logged = (start_step, start_time, start_games)  # when the speed was last taken
+        self._target = target_reward
+        self._max_steps = max_steps
+        self._speed = 0.0
+        self._mean: float | None = None
+        self._step = start_step
+        self._live: Live | None = None
+        self._bar: Progress | None = None
+
+    def episodes(self, episodes: list[Episode]) -> None:
+        """Bring the display up to date; lines wait for a record."""
+        if self.quiet or not episodes:
+            return
+        self.games += len(episodes)
+        last = episodes[-1]
+        self._mean = last.mean_reward
+        if not self._lines:
+            self._best = last.best_reward
+            self._show(last.step, last.time)
+
+    def record(self, record: Record) -> None:
+        """Print a line, or bring the display up to date."""
+        if self.quiet:
+            return
+        values = record.values
+        self.games = int(values.get("episode/count", self.games))
+        self._mean = values.get("episode/reward_mean", self._mean)
+        if not self._lines:
+            self._best = values.get("episode/reward_best", self._best)
+            self._show(record.step, record.time)
+        elif self.log_frequency is None or self.games - self._logged[2] >= self.log_frequency:
+            self._log(record)
+
+    def message(self, text: str) -> None:
+        """Print one line, above the display where there is one."""
+        if self.quiet:
+            return
+        if self._live is None:
+            print(text, file=self._stream, flush=True)
+        else:
+            self._live.console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        """End the display, leaving its last state in place."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _log(self, record: Record) -> None:
+        self._measure(record.step, record.time)
+        best = record.values.get("episode/reward_best", self._best)
+        old, new = number(self._best, self.precision), number(best, self.precision)
+        if old != new:
+            self.message(f"Best reward updated: {old} -> {new}")
+        self._best = best
+        self.message(
+            f"time: {datetime.timedelta(seconds=record.time)}, steps: {record.step}, games: {self.games}, "
+            f"speed: {round(self._speed)} steps/s, mean reward: {number(self._mean, self.precision)}, "
+            f"best reward: {new}"
+        )
+
+    def _measure(self, step: int, seconds: float) -> None:
+        """Take the speed since the last time."""
+        since, start, _ = self._logged
+        if seconds > start:
+            self._speed = (step - since) / (seconds - start)
+        self._logged = (step, seconds, self.games)
+
+    def _show(self, step: int, seconds: float) -> None:
+        if seconds - self._logged[1] >= 1.0:  # a shorter interval shows noise
+            self._measure(step, seconds)
+        self._step = step
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=step)
+        if self._live is None:
+            self._start()
+
+    def _start(self) -> None:
+        from rich.console import Console as RichConsole
+        from rich.live import Live
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            ProgressColumn,
+            SpinnerColumn,
+            TaskProgressColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )  # fmt: skip
+
+        columns: list[ProgressColumn] = [SpinnerColumn(), TimeElapsedColumn()]
+        if self._max_steps:
+            columns = [
+                BarColumn(bar_width=None),
+                TaskProgressColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+            ]
+        console = RichConsole(file=self._stream, force_terminal=True)
+        self._bar = Progress(*columns, console=console, expand=bool(self._max_steps))
+        self._bar.add_task("", total=self._max_steps, completed=self._step)
+        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
+        self._live.start()
+
+    def _render(self) -> Group:
+        from rich.console import Group
+        from rich.text import Text
+
+        assert self._bar is not None
+        parts = [
+            f"{self._step:,} steps",
+            f"{self.games:,} games",
+            f"{f'{round(self._speed):,}' if self._speed else '-'} steps/s",
+            f"mean {number(self._mean, self.precision)}",
+            f"best {number(self._best, self.precision)}",
+        ]
+        if self._target is not None:
+            parts.append(f"target {number(self._target, self.precision)}")
+        return Group(self._bar.get_renderable(), Text("  ".join(parts)))

@@ -1,0 +1,244 @@
+"""The history of a run: one row per episode, in Parquet, on the disk within seconds.
+
+A Parquet file cannot be read before it is closed, so a history is a folder of part files, and the last part is
+written again with every flush until it is full. Each write goes to a temporary name and is then renamed: whenever the
+process dies, the folder is a valid history without double rows. Full parts are never touched again, so a million
+episodes take few files, and memory holds one part.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from operant.errors import SpecError, value_error
+from operant.execution.records import Episode, Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMNS = {
+    "mean_reward": "float64",
+    "best_reward": "float64",
+    "episode_reward": "float64",
+    "step": "int64",
+    "time": "float64",
+}
+"""The documented columns and their dtypes; see `Episode` for what they mean."""
+
+OPTIONAL = {"episode_length": "int64", "actor": "int64"}
+"""Columns beside them, which a history written elsewhere may lack."""
+
+_FIELDS = {"episode_length": "length"}  # columns whose name is not that of the field of `Episode`
+_PART = re.compile(r"part-([0-9]{6})\.parquet")
+
+
+class History:
+    """Sink that writes episodes to the folder `path`; one that exists is continued.
+
+    Readable at any time by `read_history`, and by `pyarrow.parquet.read_table(path)` or `pandas.read_parquet(path)`.
+
+    Args:
+        path: folder, named ``*.parquet``.
+        resume_at_step: drop the rows of an existing history that are beyond this step, which a resumed run
+            will write again; None keeps all.
+        flush_seconds: most seconds that an episode waits to be written.
+        flush_rows: most episodes that wait.
+        part_rows: episodes in a full part file.
+
+    Raises:
+        SpecError: for another ending, a path that is a single file, or a history of other columns.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        resume_at_step: int | None = None,
+        flush_seconds: float = 5.0,
+        flush_rows: int = 10_000,
+        part_rows: int = 50_000,
+    ) -> None:
+        self.path = Path(path)
+        if self.path.suffix != ".parquet":
+            raise value_error("history", "a path that ends with .parquet", str(path))
+        if self.path.is_file():
+            raise SpecError(
+                f"The history {self.path} is a single file, which cannot be continued. Give another path: "
+                "operant makes a folder of that name."
+            )
+        self._flush_seconds = flush_seconds
+        self._flush_rows = flush_rows
+        self._part_rows = part_rows
+        self._part = 0  # number of the part that is being filled
+        self._written: pa.Table | None = None  # the rows of that part that are on the disk
+        self._waiting: list[Episode] = []
+        self._flushed = time.monotonic()
+        self.path.mkdir(parents=True, exist_ok=True)
+        for leftover in self.path.glob(".*.tmp"):
+            leftover.unlink()
+        if resume_at_step is not None:
+            _drop_after(self.path, resume_at_step)
+        self._continue()
+
+    def episodes(self, episodes: list[Episode]) -> None:
+        """Take in finished episodes."""
+        self._waiting.extend(episodes)
+        self._flush_if_due()
+
+    def record(self, record: Record) -> None:
+        """Look at the clock: scalars are not part of the history."""
+        self._flush_if_due()
+
+    def message(self, text: str) -> None:
+        """Messages are not part of the history."""
+
+    def close(self) -> None:
+        """Write what waits."""
+        self.flush()
+
+    def flush(self) -> None:
+        """Write the episodes that wait."""
+        import pyarrow as pa
+
+        self._flushed = time.monotonic()
+        while self._waiting:
+            old = 0 if self._written is None else self._written.num_rows
+            batch = self._waiting[: self._part_rows - old]
+            rows = _table(batch)
+            if self._written is not None:
+                rows = pa.concat_tables([self._written, rows]).combine_chunks()
+            _write(self.path / f"part-{self._part:06d}.parquet", rows)
+            del self._waiting[: len(batch)]  # only now: a failed write is tried again with the next flush
+            self._written = rows
+            if rows.num_rows >= self._part_rows:
+                self._part += 1
+                self._written = None
+
+    def _flush_if_due(self) -> None:
+        late = time.monotonic() - self._flushed >= self._flush_seconds
+        if self._waiting and (late or len(self._waiting) >= self._flush_rows):
+            self.flush()
+
+    def _continue(self) -> None:
+        """Take up the last part of an existing history where it is not full."""
+        parts = _parts(self.path)
+        for part in parts:
+            _check_columns(part)
+        numbered = [part for part in parts if _PART.fullmatch(part.name)]
+        if not numbered:
+            return
+        last = numbered[-1]
+        self._part = int(last.stem.removeprefix("part-"))
+        rows = _read([last])
+        if rows.num_rows >= self._part_rows:
+            self._part += 1
+        else:
+            self._written = rows
+
+
+def read_history(path: str | Path) -> dict[str, np.ndarray]:
+    """Read a history: a folder that `History` wrote, or a single Parquet file.
+
+    Args:
+        path: folder or file.
+
+    Returns:
+        The columns by name, each `[episodes]`, sorted by step, then time. A history that was written elsewhere may
+        lack `episode_length` and `actor`; they are -1 then.
+
+    Raises:
+        SpecError: if there is none, it cannot be read, or a documented column is missing.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise SpecError(f"The history {path} does not exist.")
+    table = _read([path] if path.is_file() else _parts(path))
+    columns = {name: table.column(name).to_numpy() for name in (*COLUMNS, *OPTIONAL)}
+    order = np.lexsort((columns["time"], columns["step"]))
+    return {name: np.ascontiguousarray(column[order]) for name, column in columns.items()}
+
+
+def _parts(folder: Path) -> list[Path]:
+    """Parquet files in a folder, in the order in which they were written."""
+    return sorted(part for part in folder.glob("*.parquet") if not part.name.startswith((".", "_")))
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    types = {"float64": pa.float64(), "int64": pa.int64()}
+    return pa.schema([(name, types[dtype]) for name, dtype in {**COLUMNS, **OPTIONAL}.items()])
+
+
+def _table(episodes: Sequence[Episode]) -> pa.Table:
+    import pyarrow as pa
+
+    fields = dict(zip(Episode._fields, zip(*episodes, strict=True), strict=True))
+    columns = {
+        name: np.array(fields[_FIELDS.get(name, name)], dtype)
+        for name, dtype in {**COLUMNS, **OPTIONAL}.items()
+    }
+    return pa.table(columns, schema=_schema())
+
+
+def _check_columns(part: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        names = set(pq.read_schema(part).names)
+    except (pa.ArrowException, OSError) as error:
+        raise SpecError(f"The history file {part} cannot be read: {error}") from None
+    if not COLUMNS.keys() <= names or names - COLUMNS.keys() - OPTIONAL.keys():
+        raise SpecError(
+            f"{part} is not a history. Expected the following columns: {', '.join(COLUMNS)} "
+            f"(and {', '.join(OPTIONAL)}), got {', '.join(sorted(names))}."
+        )
+
+
+def _read(parts: Sequence[Path]) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = _schema()
+    tables = []
+    for part in parts:
+        _check_columns(part)
+        try:
+            table = pq.ParquetFile(part).read()
+            for name in OPTIONAL.keys() - set(table.column_names):
+                table = table.append_column(name, pa.array(np.full(table.num_rows, -1)))
+            tables.append(table.select(schema.names).cast(schema))
+        except (pa.ArrowException, OSError) as error:
+            raise SpecError(f"The history file {part} cannot be read: {error}") from None
+    return pa.concat_tables(tables) if tables else schema.empty_table()
+
+
+def _write(path: Path, table: pa.Table) -> None:
+    """Write a part, whole or not at all."""
+    import pyarrow.parquet as pq
+
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "wb") as file:
+        pq.write_table(table, file, compression="zstd")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _drop_after(folder: Path, step: int) -> None:
+    """Remove the rows beyond a step, from the last part back: what is left is a valid history at any moment."""
+    for part in reversed(_parts(folder)):
+        rows: Any = _read([part])
+        kept = rows.filter(rows.column("step").to_numpy() <= step)
+        if not kept.num_rows:
+            part.unlink()
+        elif kept.num_rows < rows.num_rows:
+            _write(part, kept)

@@ -1,0 +1,120 @@
+"""The fan-out from training to sinks, and the table of everything that training may report."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from operant.execution.records import Episode, Record, Sink
+
+
+class Tracker:
+    """Hands everything to all sinks. Training outlives a sink that fails.
+
+    The first failure of a sink is reported by a warning; the sink is tried again next time, since a full disk or a
+    lost mount may come back.
+    """
+
+    def __init__(self, sinks: Iterable[Sink] = ()) -> None:
+        self.sinks = list(sinks)
+        self._failed: set[int] = set()
+
+    def episodes(self, episodes: list[Episode]) -> None:
+        """Hand on finished episodes."""
+        if episodes:
+            self._each(lambda sink: sink.episodes(episodes))
+
+    def record(self, record: Record) -> None:
+        """Hand on scalars."""
+        self._each(lambda sink: sink.record(record))
+
+    def message(self, text: str) -> None:
+        """Hand on one line for the user."""
+        self._each(lambda sink: sink.message(text))
+
+    def close(self) -> None:
+        """Close every sink, also after one has failed to."""
+        self._each(lambda sink: sink.close())
+
+    def _each(self, call: Callable[[Sink], None]) -> None:
+        for i, sink in enumerate(self.sinks):
+            try:
+                call(sink)
+            except Exception as error:
+                if i not in self._failed:
+                    self._failed.add(i)
+                    text = f"{type(sink).__name__} failed, training goes on: {type(error).__name__}: {error}"
+                    warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
+class Metric(NamedTuple):
+    """What a reported number means."""
+
+    meaning: str
+    unit: str = ""
+
+
+METRICS: dict[str, Metric] = {
+    "episode/reward_mean": Metric("Mean return of the last episodes (the window is `reward_buffer_size`).", "reward"),
+    "episode/reward_best": Metric("The largest `episode/reward_mean` so far.", "reward"),
+    "episode/reward_min": Metric("Smallest return among the last episodes.", "reward"),
+    "episode/reward_max": Metric("Largest return among the last episodes.", "reward"),
+    "episode/length_mean": Metric("Mean length of the last episodes.", "steps"),
+    "episode/count": Metric("Episodes finished since the start of training.", "episodes"),
+    "evaluation/reward_mean": Metric("Mean return of evaluation episodes, without exploration.", "reward"),
+    "evaluation/reward_std": Metric("Standard deviation of the return over evaluation episodes.", "reward"),
+    "evaluation/length_mean": Metric("Mean length of evaluation episodes.", "steps"),
+    "time/elapsed": Metric("Time since the start of training; a resumed run continues the count.", "s"),
+    "time/steps_per_second": Metric("Environment steps of all actors per second since the last record.", "steps/s"),
+    "time/updates_per_second": Metric("Updates per second since the last record.", "updates/s"),
+    "loss/policy": Metric("Policy loss: its gradient raises the probability of better actions. Its size means little."),
+    "loss/value": Metric("Squared error (or Huber loss) of the state value against its target.", "reward²"),
+    "loss/entropy": Metric("Entropy term of the loss, before its coefficient.", "nats"),
+    "loss/td": Metric("Loss of the action value's temporal-difference error.", "reward²"),
+    "loss/critic": Metric("Loss of the critics of an actor-critic with action values.", "reward²"),
+    "loss/actor": Metric("Loss of the actor: the negative action value of its actions."),
+    "loss/temperature": Metric("Loss of the entropy temperature, where it is learnt."),
+    "loss/imitation": Metric("Negative log-likelihood of demonstrated actions.", "nats"),
+    "loss/total": Metric("The sum that is minimised."),
+    "policy/entropy": Metric("Entropy of the action distribution. Near zero: the policy no longer explores.", "nats"),
+    "policy/temperature": Metric("Weight of the entropy in the objective."),
+    "policy/std": Metric("Mean standard deviation of continuous actions.", "action"),
+    "explore/epsilon": Metric("Probability of a random action."),
+    "explore/noise": Metric("Standard deviation of the noise added to actions.", "action"),
+    "value/mean": Metric("Mean predicted value. Far above any possible return: it diverges.", "reward"),
+    "value/target": Metric("Mean of the targets that values are fitted to.", "reward"),
+    "value/advantage_std": Metric("Standard deviation of the advantages before they are normalised.", "reward"),
+    "memory/size": Metric("Rows that the replay memory holds.", "rows"),
+    "memory/priority_mean": Metric("Mean priority of the sampled transitions."),
+    "memory/replays": Metric("Gradient steps on replayed experience in the last update.", "steps"),
+    "memory/importance_weight": Metric("Mean importance weight of replayed experience."),
+    "update/lr": Metric("Learning rate."),
+    "update/kl": Metric("Divergence of the policy after the update from the one before.", "nats"),
+    "update/clip_fraction": Metric("Share of samples whose probability ratio left the trusted interval."),
+    "update/explained_variance": Metric("How well values predict: 1 - Var(target - value) / Var(target), 1 at best."),
+    "update/grad_norm": Metric("Norm of the gradient over all parameters, before clipping."),
+    "update/skipped": Metric("Updates left out because a gradient was not finite.", "updates"),
+    "update/line_search_steps": Metric("Backtracking steps until the update was accepted.", "steps"),
+    "update/accepted": Metric("Share of natural-gradient steps that the line search accepted."),
+    "update/count": Metric("Updates since the start of training.", "updates"),
+}  # fmt: skip
+"""Every metric that operant reports: ``group/name``, what it means, its unit (none: a pure number)."""
+
+
+def metrics_page() -> str:
+    """Return the text of `docs/metrics.md`."""
+    lines = [
+        "# Metrics",
+        "",
+        "Training reports these numbers; TensorBoard and every other sink show them under these names, at the true",
+        "environment step (all actors together). An agent reports those that apply to it. The page is made from",
+        "`operant.tracking.METRICS`.",
+    ]
+    group = ""
+    for name, (meaning, unit) in METRICS.items():
+        if name.split("/")[0] != group:
+            group = name.split("/")[0]
+            lines += ["", f"## {group}", "", "| name | meaning | unit |", "|---|---|---|"]
+        lines.append(f"| `{name}` | {meaning} | {unit or '-'} |")
+    return "\n".join(lines) + "\n"

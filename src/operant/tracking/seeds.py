@@ -1,0 +1,96 @@
+"""Statistics over seeds: what a handful of runs says about an algorithm, and how surely.
+
+Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from operant.errors import value_error
+
+Statistic = Literal["mean", "iqm"]
+
+RESAMPLES = 2000
+
+
+def estimate(values: np.ndarray, statistic: Statistic = "mean") -> np.ndarray:
+    """Return the statistic over the last axis.
+
+    Args:
+        values: scores `[..., seeds]`.
+        statistic: ``mean``, or ``iqm``: the mean of what is left after a quarter of the values, rounded down, is
+            removed at each end. Outliers move it less than the mean, and it needs fewer seeds than the median.
+
+    Returns:
+        `[...]`.
+    """
+    if statistic == "mean":
+        return np.mean(values, axis=-1)
+    if statistic != "iqm":
+        raise value_error("statistic", "'mean' or 'iqm'", statistic)
+    seeds = values.shape[-1]
+    return np.mean(np.sort(values, axis=-1)[..., seeds // 4 : seeds - seeds // 4], axis=-1)
+
+
+def band(
+    values: np.ndarray, statistic: Statistic = "mean", level: float = 0.95, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return estimate, low and high end of the percentile bootstrap over seeds (see `interval`).
+
+    Every point of a curve is resampled with the same seeds, so that its band is as smooth as the curve.
+
+    Args:
+        values: scores `[points, seeds]`.
+        statistic: as in `estimate`.
+        level: share of the distribution between low and high.
+        seed: of the resampling.
+
+    Returns:
+        Three arrays `[points]`; low and high are NaN for a single seed.
+    """
+    if not 0 < level < 1:
+        raise value_error("level", "between 0 and 1", level)
+    center = estimate(values, statistic)
+    seeds = values.shape[-1]
+    if seeds < 2:
+        return center, np.full_like(center, np.nan), np.full_like(center, np.nan)
+    picks = np.random.default_rng(seed).integers(0, seeds, (RESAMPLES, seeds))
+    tail = 100 * (1 - level) / 2
+    low, high = np.empty_like(center), np.empty_like(center)
+    for i, scores in enumerate(values):  # a point at a time: all at once would take gigabytes
+        low[i], high[i] = np.percentile(estimate(scores[picks], statistic), [tail, 100 - tail])
+    return center, low, high
+
+
+def interval(
+    values: Sequence[float] | np.ndarray, statistic: Statistic = "mean", level: float = 0.95, seed: int = 0
+) -> tuple[float, float, float]:
+    """Return a statistic of the scores of several seeds, and the ends of its bootstrap interval.
+
+    The seeds are drawn again with replacement 2000 times; the interval holds the middle `level` of the statistics of
+    these draws (percentile bootstrap). With fewer than about ten seeds it is narrower than it should be.
+
+    Args:
+        values: one score per seed.
+        statistic: ``mean`` or ``iqm`` (see `estimate`).
+        level: share of the draws inside the interval.
+        seed: of the resampling: equal arguments give equal intervals.
+
+    Returns:
+        Estimate, low and high. Low and high are NaN for a single seed, about which nothing can be said.
+
+    Raises:
+        SpecError: for no values, values that are not finite, an unknown statistic or level.
+
+    >>> interval([1.0, 2.0, 3.0, 100.0], "iqm")[0]
+    2.5
+    """
+    scores = np.asarray(values, np.float64)
+    if scores.ndim != 1 or not scores.size or not np.isfinite(scores).all():
+        raise value_error("values", "one finite score per seed", values)
+    center, low, high = band(scores[None], statistic, level, seed)
+    return float(center[0]), float(low[0]), float(high[0])

@@ -1,0 +1,279 @@
+"""One call from options to a trained agent: what `operant train` runs, and a program may."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import secrets
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from operant.errors import SpaceError, SpecError, UsageError
+from operant.execution.config import RunConfig
+from operant.spec import plain, read_json
+
+RESUMABLE = frozenset(
+    {"max_steps", "target_reward", "quiet", "log_frequency", "display_precision", "save_seconds", "resume"}
+)
+"""Options of a run that may change when it is resumed; the others are what the run is."""
+
+
+class Plan(NamedTuple):
+    """A training run before anything is built or written."""
+
+    agent: Any
+    """Specification of the agent."""
+    options: dict[str, Any]
+    """Hyperparameters beside it."""
+    run: RunConfig
+    resume: Path | None = None
+    """Folder of the run to continue."""
+
+
+class Result(NamedTuple):
+    """A finished training run."""
+
+    outcome: Any
+    """`operant.execution.training.Outcome`."""
+    directory: Path
+    """Folder of the run: `run.json`, `checkpoints/`, `history.parquet/`, `events/`."""
+
+
+def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
+    """Return the plan of the run in a folder, with some options changed.
+
+    Raises:
+        SpecError: there is no run in the folder, or an option may not change.
+    """
+    directory = Path(directory)
+    file = directory / "run.json"
+    if not file.is_file():
+        raise SpecError(f"There is no run to resume in {str(directory)!r}: {file.name} is missing.")
+    saved = read_json(file, "run")
+    for name in changes:
+        if name not in RESUMABLE:
+            raise SpecError(
+                f"{name} cannot change when a run is resumed. May change: {', '.join(sorted(RESUMABLE - {'resume'}))}."
+            )
+    run = RunConfig.from_dict({**saved["run"], **changes, "run_dir": str(directory)})
+    return Plan(saved["agent"], {}, run, directory)
+
+
+def train(plan: Plan, command: str | None = None) -> Result:
+    """Train as planned.
+
+    Everything is built and checked before the run's folder is made: a plan that is refused leaves nothing behind.
+
+    Args:
+        plan: what to train on what.
+        command: the command line to record.
+
+    Raises:
+        OperantError: the plan cannot be carried out; the message names what is wrong and the remedy.
+    """
+    from operant.agents.learner import Learner
+    from operant.agents.making import define
+    from operant.execution.training import Training
+
+    run = plan.run
+    if run.seed is None:
+        run = run.replace(seed=secrets.randbelow(2**31))
+    definition = define(plan.agent, **plan.options)
+    directory = _directory(run, definition.name, plan.resume)
+    environment = _environment(run)
+    try:
+        algorithm = definition.cls.create(definition.config, environment.spaces, run.n_envs)
+        driver = _driver(Learner(algorithm), environment, run)
+        specification = {
+            "agent": definition.to_dict(),
+            "spaces": environment.spaces.to_spec(),
+            "parallel_interactions": run.n_envs,
+            "max_episode_timesteps": None,
+            "seed": run.seed,
+        }
+        weights = _Weights(algorithm, run)
+        training = Training(definition, driver, run, specification, None, directory / "checkpoints", weights.save)
+        if plan.resume is not None:
+            _restore(training, directory)
+        elif run.weights:
+            weights.load(driver)
+        if plan.resume is None:
+            _describe(directory, definition.to_dict(), run, command)
+        sinks = _sinks(directory, run, training)
+        training.sinks = sinks
+        try:
+            sinks.message(_greeting(definition.name, run, environment, directory))
+            outcome = training.loop()
+            sinks.message(_farewell(outcome, directory, definition.name))
+        finally:
+            sinks.close()
+    finally:
+        environment.close()
+    return Result(outcome, directory)
+
+
+class _Environment(NamedTuple):
+    """Either a JAX-native environment or a vector on the host."""
+
+    native: Any
+    vector: Any
+
+    @property
+    def spaces(self) -> Any:
+        return (self.vector if self.native is None else self.native).spaces
+
+    @property
+    def how(self) -> str:
+        if self.native is not None:
+            return "compiled with the agent"
+        return f"{self.vector.mode}" + (f" ({self.vector.why})" if self.vector.why else "")
+
+    def close(self) -> None:
+        if self.vector is not None:
+            self.vector.close()
+
+
+def _environment(run: RunConfig) -> _Environment:
+    from operant.envs import table, vector
+
+    if table.is_native(run.env):
+        native = table.native(run.env)
+        if run.max_episode_timesteps is not None:
+            from operant.envs.native import TimeLimit
+
+            native = TimeLimit(native, run.max_episode_timesteps)
+        return _Environment(native, None)
+    limit = run.max_episode_timesteps
+    return _Environment(None, vector.create(run.env, run.n_envs, mode=run.vector, max_episode_timesteps=limit))
+
+
+def _driver(learner: Any, environment: _Environment, run: RunConfig) -> Any:
+    import jax
+
+    from operant.engine import Engine
+    from operant.execution.device import DeviceDriver
+    from operant.execution.host import HostDriver
+
+    key = jax.random.key(run.seed or 0)
+    if environment.native is not None:
+        return DeviceDriver(learner, environment.native, run.n_envs, key)
+    return HostDriver(Engine(learner, key, run.n_envs), environment.vector, run.seed or 0)
+
+
+def _directory(run: RunConfig, agent: str, resume: Path | None) -> Path:
+    """Choose the run's folder, without making it."""
+    if resume is not None:
+        return resume
+    if run.run_dir is not None:
+        directory = Path(run.run_dir)
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise UsageError(
+                f"run_dir must be a new or empty folder. Received: run_dir={run.run_dir!r}. "
+                "Give another one, or continue that run with --resume."
+            )
+        return directory
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    place = "".join(c if c.isalnum() or c in "-._" else "-" for c in run.env)
+    directory = Path("runs") / f"{agent.rpartition(':')[2]}-{place}-{stamp}"
+    for i in range(2, 1000):
+        if not directory.exists():
+            break
+        directory = directory.with_name(f"{directory.name.rpartition('_')[0] or directory.name}_{i}")
+    return directory
+
+
+def _describe(directory: Path, agent: dict[str, Any], run: RunConfig, command: str | None) -> None:
+    """Make the run's folder and write what the run is."""
+    import platform
+    from importlib.metadata import version
+
+    data = {
+        "agent": agent,
+        "run": run.to_dict(),
+        "command": command if command is not None else " ".join(sys.argv),
+        "begun": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("operant", "jax", "keras", "optax", "numpy", "gymnasium")},
+        },
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "run.json").write_text(json.dumps(plain(data), indent=2) + "\n", encoding="utf-8")
+
+
+def _restore(training: Any, directory: Path) -> None:
+    from operant import checkpoint
+
+    newest = checkpoint.latest(directory / "checkpoints")
+    if newest is None:
+        raise SpecError(f"There is no checkpoint to resume from in {str(directory / 'checkpoints')!r}.")
+    training.restore(newest)
+
+
+class _Weights:
+    """The `--checkpoints` and `--weights` files: one per model of the algorithm, parameters only."""
+
+    def __init__(self, algorithm: Any, run: RunConfig) -> None:
+        self.paths = run.checkpoints
+        self.given = run.weights
+        for name, paths in (("checkpoints", self.paths), ("weights", self.given)):
+            if paths and len(paths) != 1:
+                raise SpecError(f"{name} must be 1 path for 1 model. Received: {len(paths)} paths.")
+        for path in self.given:
+            if not Path(path).exists():
+                raise SpecError(f"The weights {path!r} do not exist.")
+
+    def save(self, train: Any) -> None:
+        """Write the parameters of a better policy than before."""
+        from operant import checkpoint
+
+        for path in self.paths:
+            file = Path(path)
+            checkpoint.save(file.parent, {"variables": train.state.variables}, {"kind": "weights"}, name=file.name)
+
+    def load(self, driver: Any) -> None:
+        """Put parameters into a run that has not begun; targets start from them, too."""
+        from operant import checkpoint
+
+        for path in self.given:
+            train = driver.train
+            variables = checkpoint.load_part(Path(path), "variables", train.state.variables)
+            driver.restore_weights(variables)
+
+
+def _sinks(directory: Path, run: RunConfig, training: Any) -> Any:
+    from operant.tracking import Console, History, TensorBoard, Tracker
+
+    history = Path(run.history_checkpoint) if run.history_checkpoint else directory / "history.parquet"
+    step = training.driver.step
+    resume = step if step else None
+    console = Console(
+        max_steps=run.max_steps,
+        target_reward=run.target_reward,
+        display_precision=run.display_precision,
+        log_frequency=run.log_frequency,
+        quiet=run.quiet,
+        start_step=step,
+        start_time=training.elapsed,
+        start_games=training.score.episodes,
+    )
+    events = TensorBoard(directory / "events", resume_at_step=resume)
+    return Tracker([History(history, resume_at_step=resume), events, console])
+
+
+def _greeting(agent: str, run: RunConfig, environment: _Environment, directory: Path) -> str:
+    return f"Training {agent} on {run.env}: {run.n_envs} environments, {environment.how}; seed {run.seed}; run {directory}"
+
+
+def _farewell(outcome: Any, directory: Path, agent: str) -> str:
+    """Say how it ended, where everything is, and how to go on."""
+    lines = [
+        f"{outcome.message}: {outcome.step} steps, {outcome.episodes} games, mean reward {outcome.mean_reward:.2f}, "
+        f"{outcome.seconds:.1f} s",
+    ]
+    if outcome.reason == "interrupted":
+        lines.append(f"Continue with: operant train --resume {directory}")
+    lines.append(f"Everything was written to {directory}")
+    return "\n".join(lines)

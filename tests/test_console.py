@@ -1,0 +1,219 @@
+"""Log lines, the live display, the fan-out to sinks and the table of metrics."""
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from operant.errors import SpecError
+from operant.tracking import METRICS, Console, Episode, Record, Tracker, metrics_page
+
+ROOT = Path(__file__).parents[1]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def record(step, seconds, games=None, mean=None, best=None):
+    values = {"episode/count": games, "episode/reward_mean": mean, "episode/reward_best": best}
+    return Record(step, seconds, {name: float(x) for name, x in values.items() if x is not None})
+
+
+def lines(*records, **options):
+    stream = io.StringIO()
+    console = Console(stream=stream, **options)
+    for one in records:
+        console.record(one)
+    console.close()
+    return stream.getvalue().splitlines()
+
+
+def test_documented_line():
+    # 240 steps - 120 before = 120, in 2.634234 - 2.1 = 0.534234 s: 224.6 steps/s
+    shown = lines(
+        record(120, 2.1, games=5, mean=12.346, best=25.5),
+        record(240, 2.634234, games=10, mean=22.7, best=25.5),
+    )
+    assert shown[0] == "Best reward updated: - -> 25.5"
+    assert shown[2] == (
+        "time: 0:00:02.634234, steps: 240, games: 10, speed: 225 steps/s, mean reward: 22.7, best reward: 25.5"
+    )
+    assert "speed: 57 steps/s, mean reward: 12.35," in shown[1]  # 120 / 2.1 = 57.1
+    assert len(shown) == 3
+
+
+def test_best_is_compared_at_its_own_log_point():
+    shown = lines(record(1, 1, 1, 10, 10), record(2, 2, 2, 8, 10), record(3, 3, 3, 12.5, 12.5))
+    assert [line.split(", ")[-1] for line in shown if line.startswith("time")] == [
+        "best reward: 10.0", "best reward: 10.0", "best reward: 12.5",
+    ]  # fmt: skip
+    assert [line for line in shown if line.startswith("Best")] == [
+        "Best reward updated: - -> 10.0", "Best reward updated: 10.0 -> 12.5",
+    ]  # fmt: skip
+
+
+def test_before_the_first_episode():
+    assert lines(record(100, 2.0)) == [
+        "time: 0:00:02, steps: 100, games: 0, speed: 50 steps/s, mean reward: -, best reward: -"
+    ]
+
+
+def test_precision():
+    assert "mean reward: 1.0, best reward: 2.0" in lines(record(1, 1, 1, 1.04, 1.96), display_precision=1)[-1]
+    assert (
+        "mean reward: -0.1235, best reward: 0.0"
+        in lines(record(1, 1, 1, -0.12345, 0), display_precision=4)[-1]
+    )
+
+
+def test_log_frequency_counts_games():
+    shown = lines(*(record(i, i, games=i, mean=1, best=1) for i in range(1, 10)), log_frequency=4)
+    assert [re.search(r"games: (\d+)", line)[1] for line in shown[1:]] == ["4", "8"]
+    with pytest.raises(SpecError, match="log_frequency must be at least 1"):
+        Console(log_frequency=0)
+
+
+def test_a_resumed_run_takes_its_speed_from_where_it_began():
+    # 1100 - 1000 = 100 steps in 51 - 50 = 1 s
+    assert "speed: 100 steps/s" in lines(record(1100, 51.0), start_step=1000, start_time=50.0)[0]
+
+
+def test_episodes_count_where_records_do_not():
+    stream = io.StringIO()
+    console = Console(stream=stream)
+    console.episodes([Episode(10, 1.0, 3.0, 10, 0, 3.0, 3.0), Episode(10, 1.0, 5.0, 10, 1, 4.0, 4.0)])
+    console.record(Record(10, 1.0, {}))
+    assert "games: 2, speed: 10 steps/s, mean reward: 4.0" in stream.getvalue()
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
+def test_quiet_says_nothing(stream):
+    console = Console(quiet=True, stream=stream)
+    console.episodes([Episode(10, 1.0, 3.0, 10, 0, 3.0, 3.0)])
+    console.record(record(10, 1.0, 1, 1, 1))
+    console.message("hello")
+    console.close()
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("max_steps", [1000, None])
+def test_live_display(max_steps, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = Terminal()
+    console = Console(max_steps=max_steps, target_reward=475, stream=stream)
+    console.message("before")
+    console.record(Record(0, 0.0, {}))
+    console.episodes([Episode(250, 2.0, 20.0, 250, 0, 20.126, 21.0)])
+    console.message("[in between]")
+    console.close()
+    console.close()
+    console.message("after")
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+    assert text.startswith("before\n")
+    assert "0 steps  0 games  - steps/s  mean -  best -  target 475" in text
+    # 250 steps in 2 s
+    assert "250 steps  1 games  125 steps/s  mean 20.13  best 21.0  target 475" in text
+    assert "[in between]\n" in text
+    assert text.endswith("after\n")
+    assert ("25%" in text) is (max_steps is not None)
+    assert "time:" not in text
+
+
+# Tracker
+
+
+class Memory:
+    def __init__(self):
+        self.seen = []
+
+    def episodes(self, episodes):
+        self.seen.append(("episodes", episodes))
+
+    def record(self, record):
+        self.seen.append(("record", record))
+
+    def message(self, text):
+        self.seen.append(("message", text))
+
+    def close(self):
+        self.seen.append(("close",))
+
+
+class Broken(Memory):
+    def record(self, record):
+        raise OSError("disk full")
+
+    def close(self):
+        raise OSError("disk full")
+
+
+def test_all_sinks_get_everything():
+    one, two = Memory(), Memory()
+    tracker = Tracker([one, two])
+    episodes, scalars = [Episode(10, 1.0, 3.0, 10, 0, 3.0, 3.0)], Record(10, 1.0, {})
+    tracker.episodes(episodes)
+    tracker.episodes([])
+    tracker.record(scalars)
+    tracker.message("hello")
+    tracker.close()
+    assert (
+        one.seen
+        == two.seen
+        == [("episodes", episodes), ("record", scalars), ("message", "hello"), ("close",)]
+    )
+
+
+def test_a_failing_sink_is_reported_once_and_stops_no_other():
+    broken, other = Broken(), Memory()
+    tracker = Tracker([broken, other])
+    with pytest.warns(RuntimeWarning, match="Broken failed, training goes on: OSError: disk full") as caught:
+        tracker.record(Record(1, 1.0, {}))
+        tracker.record(Record(2, 1.0, {}))
+        tracker.close()
+    assert len(caught) == 1
+    tracker.message("still")
+    assert broken.seen == [("message", "still")]
+    assert [kind for kind, *_ in other.seen] == ["record", "record", "close", "message"]
+
+
+def test_an_interrupt_is_not_swallowed():
+    class Interrupted(Memory):
+        def message(self, text):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Tracker([Interrupted()]).message("x")
+
+
+# Metrics
+
+
+def test_the_page_of_metrics_is_up_to_date():
+    assert (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8") == metrics_page(), (
+        "write operant.tracking.metrics_page() to docs/metrics.md"
+    )
+
+
+def test_metrics_are_described():
+    for name, (meaning, unit) in METRICS.items():
+        assert re.fullmatch(r"[a-z]+/[a-z_]+", name)
+        assert meaning.endswith(".") and meaning[0].isupper(), name
+        assert "|" not in meaning + unit, "would break the table"
+        assert f"| `{name}` | {meaning} |" in metrics_page()
+
+
+def reported(text):
+    """Names of metrics that a source file mentions."""
+    groups = "|".join({name.split("/")[0] for name in METRICS})
+    return set(re.findall(rf"[\"']((?:{groups})/[a-z_]+)[\"']", text))
+
+
+def test_every_reported_metric_is_documented():
+    for folder in ("agents", "execution"):
+        for path in (ROOT / "src" / "operant" / folder).rglob("*.py"):
+            unknown = reported(path.read_text(encoding="utf-8")) - METRICS.keys()
+            assert not unknown, f"{path.name} reports {unknown}"
+    assert reported('{"loss/nothing": x}') - METRICS.keys() == {"loss/nothing"}  # control
