@@ -85,7 +85,9 @@ def train(plan: Plan, command: str | None = None) -> Result:
     environment = _environment(run)
     try:
         algorithm = definition.cls.create(definition.config, environment.spaces, run.n_envs)
-        driver = _driver(Learner(algorithm), environment, run)
+        learner = Learner(algorithm)
+        weights = _Weights(learner, run)
+        driver = _driver(learner, environment, run)
         specification = {
             "agent": definition.to_dict(),
             "spaces": environment.spaces.to_spec(),
@@ -93,11 +95,10 @@ def train(plan: Plan, command: str | None = None) -> Result:
             "max_episode_timesteps": None,
             "seed": run.seed,
         }
-        weights = _Weights(algorithm, run)
         training = Training(definition, driver, run, specification, None, directory / "checkpoints", weights.save)
         if plan.resume is not None:
             _restore(training, directory)
-        elif run.weights:
+        if run.weights and plan.resume is None:
             weights.load(driver)
         if plan.resume is None:
             _describe(directory, definition.to_dict(), run, command)
@@ -213,34 +214,41 @@ def _restore(training: Any, directory: Path) -> None:
 
 
 class _Weights:
-    """The `--checkpoints` and `--weights` files: one per model of the algorithm, parameters only."""
+    """The `--checkpoints` and `--weights` files: one for each model of the algorithm, variables only."""
 
-    def __init__(self, algorithm: Any, run: RunConfig) -> None:
+    def __init__(self, learner: Any, run: RunConfig) -> None:
+        self.algorithm = learner.algorithm
+        self.models = learner.models
         self.paths = run.checkpoints
         self.given = run.weights
         for name, paths in (("checkpoints", self.paths), ("weights", self.given)):
-            if paths and len(paths) != 1:
-                raise SpecError(f"{name} must be 1 path for 1 model. Received: {len(paths)} paths.")
+            if paths and len(paths) != len(self.models):
+                raise SpecError(
+                    f"{name} must be {len(self.models)} path(s), one for each model ({', '.join(self.models)}). "
+                    f"Received: {len(paths)}."
+                )
         for path in self.given:
             if not Path(path).exists():
                 raise SpecError(f"The weights {path!r} do not exist.")
 
     def save(self, train: Any) -> None:
-        """Write the parameters of a better policy than before."""
+        """Write the variables of a better policy than before."""
         from operant import checkpoint
 
-        for path in self.paths:
+        weights = self.algorithm.weights(train.state)
+        for path, (name, variables) in zip(self.paths, weights.items(), strict=False):
             file = Path(path)
-            checkpoint.save(file.parent, {"variables": train.state.variables}, {"kind": "weights"}, name=file.name)
+            checkpoint.save(file.parent, variables, {"weights": name}, name=file.name)
 
     def load(self, driver: Any) -> None:
-        """Put parameters into a run that has not begun; targets start from them, too."""
+        """Put variables into a run that has not begun."""
         from operant import checkpoint
 
-        for path in self.given:
-            train = driver.train
-            variables = checkpoint.load_part(Path(path), "variables", train.state.variables)
-            driver.restore_weights(variables)
+        train = driver.train
+        weights = self.algorithm.weights(train.state)
+        for path, name in zip(self.given, weights, strict=True):
+            weights[name] = checkpoint.load(path, weights[name])[0]
+        driver.put(train._replace(state=self.algorithm.with_weights(train.state, weights)))
 
 
 def _sinks(directory: Path, run: RunConfig, training: Any) -> Any:

@@ -169,6 +169,15 @@ class DQN:
         target = jax.tree.map(jnp.copy, variables["params"])
         return State(variables, target, self._optimizer().init(variables["params"]))
 
+    def weights(self, state: State) -> dict[str, Tree]:
+        """Return the variables of the one model."""
+        return {"model": state.variables}
+
+    def with_weights(self, state: State, weights: dict[str, Tree]) -> State:
+        """Put other variables in; the target becomes their copy."""
+        variables = weights["model"]
+        return state._replace(variables=variables, target=jax.tree.map(jnp.copy, variables["params"]))
+
     def epsilon(self, counters: Counters) -> Array:
         """Return the exploration rate: 1 while the memory fills, then linear."""
         c = self.config

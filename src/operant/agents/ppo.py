@@ -190,6 +190,14 @@ class PPO:
         scale = statistics.init_reward_scale(self.actors) if self.config.normalize_rewards else ()
         return State(variables, self._optimizer().init(variables["params"]), scale)
 
+    def weights(self, state: State) -> dict[str, Tree]:
+        """Return the variables of the one model."""
+        return {"model": state.variables}
+
+    def with_weights(self, state: State, weights: dict[str, Tree]) -> State:
+        """Put other variables in."""
+        return state._replace(variables=weights["model"])
+
     def acting(self, state: State, counters: Counters) -> Tree:
         """Acting needs the networks."""
         return state.variables

@@ -59,6 +59,14 @@ class Algorithm(Protocol):
         """Return the first state."""
         ...
 
+    def weights(self, state: Tree) -> dict[str, Tree]:
+        """Return the variables of each model by name, in the order of `--checkpoints` and `--weights`."""
+        ...
+
+    def with_weights(self, state: Tree, weights: dict[str, Tree]) -> Tree:
+        """Return a state with other variables in its models; target networks start from them too."""
+        ...
+
     def acting(self, state: Tree, counters: Counters) -> Tree:
         """Return what acting needs: parameters, an exploration rate."""
         ...

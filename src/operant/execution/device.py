@@ -223,6 +223,10 @@ class DeviceDriver:
         """Return the shapes of a snapshot."""
         return self.snapshot()
 
+    def put(self, train: Train) -> None:
+        """Replace the learning side, before the run begins."""
+        self.train = train
+
     def restore(self, train: Train, snapshot: dict[str, Any]) -> None:
         """Continue exactly where `train` and the snapshot were taken."""
         self.train, self.world = train, snapshot["world"]

@@ -114,6 +114,10 @@ class HostDriver:
         leaves = self._buffer.observation
         return {"observation": {k: np.zeros(x.shape[1:], x.dtype) for k, x in leaves.items()}, "ended": self._ended}
 
+    def put(self, train: Train) -> None:
+        """Replace the learning side, before the run begins."""
+        self.engine.put(train)
+
     def restore(self, train: Train, snapshot: dict[str, Any]) -> None:
         """Continue from a snapshot: the environments restart, the open episodes are cut.
 

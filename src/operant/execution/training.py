@@ -54,6 +54,10 @@ class Driver(Protocol):
         """Environment steps so far."""
         ...
 
+    def put(self, train: Train) -> None:
+        """Replace the learning side, before the run begins."""
+        ...
+
     def snapshot(self) -> dict[str, Any]:
         """Return the environments' side of what continuing needs."""
         ...

@@ -1,0 +1,144 @@
+"""Running moments and the scale of rewards, against NumPy in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from operant.ops import statistics
+
+update = jax.jit(statistics.update)
+
+
+def f32(x):
+    return jnp.asarray(x, jnp.float32)
+
+
+def test_golden():
+    # rows 1, 3 then 5, (9 does not count): mean 3, variance (4 + 0 + 4)/3
+    m = update(statistics.init(()), f32([1, 3]), jnp.asarray([True, True]))
+    assert (m.rows, m.mean, m.var) == (2, 2, 1)
+    m = update(m, f32([5, 9]), jnp.asarray([True, False]))
+    assert m.rows == 3
+    np.testing.assert_allclose([m.mean, m.var], [3, 8 / 3], rtol=1e-6)
+
+
+def test_nothing_changes_nothing():
+    m = update(statistics.init((2,)), f32([[1, 2], [3, 5]]), jnp.ones(2, bool))
+    same = update(m, f32([[7, 7], [np.nan, np.inf]]), jnp.zeros(2, bool))
+    jax.tree.map(np.testing.assert_array_equal, m, same)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([0.0, 1e3, -1e4]))
+def test_blocks_merge_to_the_moments_of_all_valid_rows(seed, offset):
+    random = np.random.default_rng(seed)
+    x = (random.normal(size=(6, 4, 3, 2)) * 3 + offset).astype(np.float32)
+    valid = random.random((6, 4, 3)) < 0.7
+    m = statistics.init((2,))
+    for block, ok in zip(x, valid, strict=True):
+        m = update(m, f32(block), jnp.asarray(ok))
+    rows = x[valid].astype(np.float64)
+    assert m.rows == len(rows)
+    np.testing.assert_allclose(m.mean, rows.mean(0), rtol=1e-6, atol=1e-5)
+    np.testing.assert_allclose(m.var, rows.var(0), rtol=1e-4)
+
+
+def test_integers_are_taken_as_numbers():
+    m = update(statistics.init(()), jnp.asarray([0, 255], jnp.uint8), jnp.ones(2, bool))
+    assert (m.mean, m.var) == (127.5, 127.5**2)
+
+
+def test_far_beyond_the_float32_integers():
+    # 10^8 rows of mean 1 and variance 1, then 100,000 rows of value 2, eight at a time. A block moves the mean by
+    # 8e-8, less than a float32's step of 1.2e-7 at 1: only what is kept beside it makes the sum right.
+    start = statistics.init(())._replace(rows=jnp.int32(10**8), mean=f32(1.0), var=f32(1.0))
+    x, valid = jnp.full((8,), 2.0), jnp.ones(8, bool)
+
+    def run(m):
+        return jax.lax.fori_loop(0, 12_500, lambda _, m: statistics.update(m, x, valid), m)
+
+    m = jax.jit(run)(start)
+    f = 1e5 / (1e8 + 1e5)
+    assert m.rows == 100_100_000
+    np.testing.assert_allclose(float(m.mean) - 1.0, f, rtol=1e-3)
+    # the variance of the mixture: (1 - f) * 1 + f * 0 + f (1 - f) * 1² = 1 - f²; f² = 1e-6
+    np.testing.assert_allclose(float(m.var), 1 - f**2, atol=2e-7)
+    # Negative control: without the rests the mean stays where it was.
+    zero = jnp.zeros(())
+
+    def forgetful(m):
+        return statistics.update(m, x, valid)._replace(mean_rest=zero, var_rest=zero)
+
+    lost = jax.jit(lambda m: jax.lax.fori_loop(0, 12_500, lambda _, m: forgetful(m), m))(start)
+    assert abs((float(lost.mean) - 1.0) / f - 1) > 0.2
+
+
+def test_the_count_does_not_wrap_round():
+    m = statistics.init(())._replace(rows=jnp.int32(2**31 - 3), var=f32(1.0))
+    m = update(m, jnp.zeros(8), jnp.ones(8, bool))
+    assert m.rows == 2**31 - 1
+    assert np.isfinite(m.mean) and m.var <= 1
+
+
+def test_a_constant_has_no_variance():
+    m = update(statistics.init(()), jnp.full((1000,), 1234.5678), jnp.ones(1000, bool))
+    assert m.var < 1e-9
+    out = statistics.normalise(m, jnp.full((3,), 1234.5678), clip=10.0)
+    assert np.abs(out).max() < 2
+
+
+def test_normalise_golden():
+    m = statistics.init((2,))._replace(rows=jnp.int32(5), mean=f32([1, 2]), var=f32([4, 9]))
+    # (5-1)/2, (-1-2)/3; the second row beyond the clip
+    out = statistics.normalise(m, f32([[5, -1], [100, 2]]), clip=3.0)
+    np.testing.assert_allclose(out, [[2, -1], [3, 0]], rtol=1e-6)
+
+
+def test_normalise_before_the_first_row_is_the_identity():
+    np.testing.assert_array_equal(
+        statistics.normalise(statistics.init(()), f32([3, -20]), clip=10.0), [3, -10]
+    )
+
+
+def slow_scale(reward, ended, valid, gamma):
+    """Engstrom et al. 2020, algorithm 1, in plain Python."""
+    seen, total, out = [], np.zeros(reward.shape[1]), np.zeros(reward.shape)
+    for t in range(len(reward)):
+        for n in range(reward.shape[1]):
+            if valid[t, n]:
+                total[n] = gamma * total[n] + reward[t, n]
+                seen.append(total[n])
+        for n in range(reward.shape[1]):
+            if valid[t, n]:
+                out[t, n] = reward[t, n] / np.sqrt(np.var(seen) + 1e-8)
+            if ended[t, n]:
+                total[n] = 0
+    return np.clip(out, -10, 10)
+
+
+def stream(seed=0, T=12, N=3):
+    random = np.random.default_rng(seed)
+    reward = random.normal(size=(T, N)).astype(np.float32) + 1
+    ended = random.random((T, N)) < 0.25
+    valid = np.ones((T, N), bool)
+    for t in range(1, T):
+        valid[t] = ~(ended[t - 1] & valid[t - 1])
+    return f32(reward), jnp.asarray(ended & valid), jnp.asarray(valid)
+
+
+def test_scaled_rewards_match_the_slow_reference():
+    rows = stream()
+    _, out = statistics.scale_rewards(statistics.init_reward_scale(3), *rows, gamma=0.9)
+    np.testing.assert_allclose(out, slow_scale(*map(np.asarray, rows), 0.9), rtol=1e-4, atol=1e-5)
+    assert (np.asarray(out)[~np.asarray(rows[2])] == 0).all()
+
+
+def test_scaled_rewards_do_not_depend_on_the_cut_into_blocks():
+    rows = stream(1)
+    scale, whole = statistics.scale_rewards(statistics.init_reward_scale(3), *rows, gamma=0.9)
+    part, first = statistics.scale_rewards(statistics.init_reward_scale(3), *(x[:5] for x in rows), gamma=0.9)
+    part, second = statistics.scale_rewards(part, *(x[5:] for x in rows), gamma=0.9)
+    np.testing.assert_array_equal(whole, jnp.concatenate([first, second]))
+    jax.tree.map(np.testing.assert_array_equal, scale, part)
