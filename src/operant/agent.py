@@ -25,10 +25,10 @@ class Row(NamedTuple):
 
     observation: dict[str, np.ndarray]
     action: Tree
-    reward: float
-    terminated: bool
-    truncated: bool
-    valid: bool
+    reward: Any
+    terminated: Any
+    truncated: Any
+    valid: Any
     extras: Tree
     carry: Tree
     """Recurrent state before the row."""
@@ -241,10 +241,12 @@ class Agent:
         if internals is not None:
             raise UsageError("internals are kept by the agent. Give them with independent=True only.")
         batched = not isinstance(parallel, int | np.integer)
-        actors = [self._actor(i) for i in (parallel if batched else [parallel])]  # type: ignore[union-attr, list-item]
+        actors = [self._actor(i) for i in (parallel if batched else [parallel])]  # type: ignore[union-attr]
         for actor in actors:
             if actor.acted:
-                raise UsageError(f"act was called twice for parallel={actor.index}. Call observe after each act.")
+                raise UsageError(
+                    f"act was called twice for parallel={actor.index}. Call observe after each act."
+                )
             self._check_length(actor)
         observation = self._observation(states, len(actors), batched)
         for i, actor in enumerate(actors):
@@ -264,7 +266,9 @@ class Agent:
 
     def _actor(self, index: Any) -> Actor:
         if not isinstance(index, int | np.integer) or not 0 <= index < self.parallel_interactions:
-            raise value_error("parallel", f"an index below parallel_interactions={self.parallel_interactions}", index)
+            raise value_error(
+                "parallel", f"an index below parallel_interactions={self.parallel_interactions}", index
+            )
         return self.actors[int(index)]
 
     def _observation(self, states: Any, count: int, batched: bool) -> dict[str, np.ndarray]:
@@ -307,8 +311,14 @@ class Agent:
         n = batch[0] if batch else 1
         start = jax.device_get(self.learner.algorithm.initial_carry(n))
         if jax.tree.leaves(start) and internals is None:
-            raise UsageError("A recurrent agent needs internals in independent calls. Start with initial_internals().")
-        carry = start if internals is None else jax.tree.map(lambda x: np.reshape(x, (n, *np.shape(x)[len(batch) :])), internals)
+            raise UsageError(
+                "A recurrent agent needs internals in independent calls. Start with initial_internals()."
+            )
+        carry = (
+            start
+            if internals is None
+            else jax.tree.map(lambda x: np.reshape(x, (n, *np.shape(x)[len(batch) :])), internals)
+        )
         self._draws = getattr(self, "_draws", 0) + 1
         key = jax.random.fold_in(jax.random.key(self.seed ^ 0x5EED), self._draws)
         noise = self.learner.algorithm.noise(key, n)
@@ -375,7 +385,9 @@ class Agent:
         if not np.isfinite(reward):
             raise SpaceError(f"reward must be finite. Received: reward={reward}.")
         if terminal not in (0, 1, 2):
-            raise SpaceError(f"terminal must be 0, 1 or 2 (aborted by a time limit). Received: terminal={terminal!r}.")
+            raise SpaceError(
+                f"terminal must be 0, 1 or 2 (aborted by a time limit). Received: terminal={terminal!r}."
+            )
         kind = int(terminal)
         actor.fill_row(reward=reward, terminated=kind == 1, truncated=kind == 2)
         actor.acted = False
@@ -488,7 +500,9 @@ class Agent:
             spaces = Spaces.from_spec(saved["spaces"])
             definition = define(saved["agent"])
         except KeyError as error:
-            raise checkpoint.CheckpointError(f"The checkpoint {str(path)!r} does not hold an agent: no {error}.") from None
+            raise checkpoint.CheckpointError(
+                f"The checkpoint {str(path)!r} does not hold an agent: no {error}."
+            ) from None
         if environment is not None:
             given = Spaces.read(environment.states(), environment.actions())
             if given != spaces:
@@ -531,7 +545,8 @@ class Agent:
         block = self.learner.block_shape(1)
         rows = jax.tree.map(lambda x: np.zeros(x.shape[2:], x.dtype), block._replace(carry=()))
         carry = self.actors[0].start_carry
-        return Row(*rows[:2], *(np.zeros((), x.dtype) for x in rows[2:6]), rows.extras, carry)
+        reward, flag = np.float32(0), np.bool_(False)
+        return Row(rows.observation, rows.action, reward, flag, flag, flag, rows.extras, carry)
 
     def close(self) -> None:
         """Release the compiled functions and arrays; further calls are errors."""
@@ -546,7 +561,10 @@ def _unstack(tree: Row, count: int) -> list[Row]:
     rows = [jax.tree.map(lambda x, i=i: np.asarray(x[i]), tree) for i in range(count)]
     return [
         r._replace(
-            reward=float(r.reward), terminated=bool(r.terminated), truncated=bool(r.truncated), valid=bool(r.valid)
+            reward=float(r.reward),
+            terminated=bool(r.terminated),
+            truncated=bool(r.truncated),
+            valid=bool(r.valid),
         )
         for r in rows
     ]
@@ -571,7 +589,7 @@ def _take(states: Any, i: int) -> Any:
 
 def _block(columns: list[tuple[int, list[Row]]]) -> Block:
     """Stack columns of `T + 1` rows (the last one for its observation only) into a block `[T, N]`."""
-    observation: dict[str, np.ndarray] = {}
+    observation: dict[str, Any] = {}
     for name in columns[0][1][0].observation:
         observation[name] = np.stack([[row.observation[name] for row in rows] for _, rows in columns], axis=1)
 
@@ -579,7 +597,7 @@ def _block(columns: list[tuple[int, list[Row]]]) -> Block:
         per_column = [_stack([get(row) for row in rows[:-1]]) for _, rows in columns]
         return jax.tree.map(lambda *x: np.stack(x, axis=1), *per_column)
 
-    def scalars(field: str, dtype: Any) -> np.ndarray:
+    def scalars(field: str, dtype: Any) -> Any:
         return np.array([[getattr(row, field) for row in rows[:-1]] for _, rows in columns], dtype).T
 
     return Block(

@@ -94,4 +94,3 @@ class Engine:
         train, old, new = self.learner.scaled_lr(self.train, factor)
         self.put(train)
         return old, new
-

@@ -151,6 +151,15 @@ class Schedule:
         return min(values), max(values)
 
 
+if typing.TYPE_CHECKING:
+    from jax import Array
+
+    Scalar: typing.TypeAlias = float | Array
+else:
+    Scalar = float | Schedule
+"""Type of a `traced` option: its user gives a number or a schedule, the algorithm reads a number or a traced array."""
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option,))
 class ConfigMeta(type):
     """Makes every subclass of `Config` a frozen, keyword-only dataclass."""

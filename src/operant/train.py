@@ -6,11 +6,10 @@ import datetime
 import json
 import secrets
 import sys
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from operant.errors import SpaceError, SpecError, UsageError
+from operant.errors import SpecError, UsageError
 from operant.execution.config import RunConfig
 from operant.spec import plain, read_json
 
@@ -76,6 +75,7 @@ def train(plan: Plan, command: str | None = None) -> Result:
     from operant.agents.learner import Learner
     from operant.agents.making import define
     from operant.execution.training import Training
+    from operant.tracking import Tracker
 
     run = plan.run
     if run.seed is None:
@@ -95,7 +95,9 @@ def train(plan: Plan, command: str | None = None) -> Result:
             "max_episode_timesteps": None,
             "seed": run.seed,
         }
-        training = Training(definition, driver, run, specification, None, directory / "checkpoints", weights.save)
+        training = Training(
+            definition, driver, run, specification, Tracker(), directory / "checkpoints", weights.save
+        )
         if plan.resume is not None:
             _restore(training, directory)
         if run.weights and plan.resume is None:
@@ -147,7 +149,9 @@ def _environment(run: RunConfig) -> _Environment:
             native = TimeLimit(native, run.max_episode_timesteps)
         return _Environment(native, None)
     limit = run.max_episode_timesteps
-    return _Environment(None, vector.create(run.env, run.n_envs, mode=run.vector, max_episode_timesteps=limit))
+    return _Environment(
+        None, vector.create(run.env, run.n_envs, mode=run.vector, max_episode_timesteps=limit)
+    )
 
 
 def _driver(learner: Any, environment: _Environment, run: RunConfig) -> Any:
@@ -194,7 +198,7 @@ def _describe(directory: Path, agent: dict[str, Any], run: RunConfig, command: s
         "agent": agent,
         "run": run.to_dict(),
         "command": command if command is not None else " ".join(sys.argv),
-        "begun": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "begun": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": {
             "python": platform.python_version(),
             **{name: version(name) for name in ("operant", "jax", "keras", "optax", "numpy", "gymnasium")},

@@ -68,7 +68,7 @@ class Transition(NamedTuple):
     """What multiplies the value of `next_observation`: gamma^n, or 0 after a termination."""
     next_observation: Arrays
     extras: Tree
-    index: Int[Array, " B 2"]
+    index: Int[Array, " B 2"]  # type: ignore[assignment]  # a tuple has a method of that name
     """Row and column in the memory, to write priorities back."""
     weight: Float[Array, " B"]
     """Importance weight of the sample (1 for uniform replay, 0 for a slot that could not be filled)."""

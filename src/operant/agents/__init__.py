@@ -78,8 +78,14 @@ def config_class(name: str) -> type[Config]:
     future = ast.ImportFrom(module="__future__", names=[ast.alias("annotations")], level=0)
     module = ast.fix_missing_locations(ast.Module(body=[future, *nodes], type_ignores=[]))
     # The same bases may be read twice (here, and when the algorithm is imported): the fields are equal.
-    names = {**vars(typing), **vars(collections.abc), **vars(spec), **vars(config), "__name__": f"{__name__}.config"}
-    exec(compile(module, str(origin), "exec"), names)  # noqa: S102 - our own source file
+    names = {
+        **vars(typing),
+        **vars(collections.abc),
+        **vars(spec),
+        **vars(config),
+        "__name__": f"{__name__}.config",
+    }
+    exec(compile(module, str(origin), "exec"), names)
     cls: type[Config] = names["Config"]
     cls.label = name  # type: ignore[attr-defined]
     return cls

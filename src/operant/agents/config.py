@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from operant.spec import Config, Schedule, option
+from operant.spec import Config, Scalar, option
 
 
 class AgentConfig(Config):
     """Options of every algorithm that trains a network."""
 
-    gamma: float | Schedule = option(
+    gamma: Scalar = option(
         0.99,
         "Discount factor",
         low=0.0,
@@ -23,7 +23,7 @@ class AgentConfig(Config):
         traced=True,
         aliases=("discount",),
     )
-    lr: float | Schedule = option(
+    lr: Scalar = option(
         0.0007,
         "Learning rate of the optimizer",
         low=0.0,
@@ -31,21 +31,34 @@ class AgentConfig(Config):
         traced=True,
         aliases=("learning_rate",),
     )
-    beta1: float | Schedule = option(
-        0.9, "First moment's decay rate in Adam-like optimizers", low=0.0, high=1.0, search="log_uniform", traced=True
+    beta1: Scalar = option(
+        0.9,
+        "First moment's decay rate in Adam-like optimizers",
+        low=0.0,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
     )
-    beta2: float | Schedule = option(
-        0.999, "Second moment's decay rate in Adam-like optimizers", low=0.0, high=1.0, search="log_uniform", traced=True
+    beta2: Scalar = option(
+        0.999,
+        "Second moment's decay rate in Adam-like optimizers",
+        low=0.0,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
     )
-    opt_epsilon: float | Schedule = option(
+    opt_epsilon: Scalar = option(
         1e-07, "Epsilon of the optimizer's denominator", low=0.0, search="log_uniform", traced=True
     )
     optimizer: str = option("adam", "Optimizer by name: adam, adamw, nadam, rmsprop, sgd")
     model: Any = option(
-        "auto", "Network: 'auto', a list of layers, a Keras model, or the path to a file that holds one", aliases=("network",)
+        "auto",
+        "Network: 'auto', a list of layers, a Keras model, or the path to a file that holds one",
+        aliases=("network",),
     )
     normalize_observations: bool = option(
-        False, "Scale float observations by their running mean and standard deviation, which are saved with the agent"
+        False,
+        "Scale float observations by their running mean and standard deviation, which are saved with the agent",
     )
 
 
@@ -53,7 +66,12 @@ class ReplayConfig(AgentConfig):
     """Options of algorithms that learn from a replay memory."""
 
     buffer_max_size: int = option(
-        10000, "Maximum replay buffer size", unit="rows of all environments together", low=2, search="int", aliases=("memory",)
+        10000,
+        "Maximum replay buffer size",
+        unit="rows of all environments together",
+        low=2,
+        search="int",
+        aliases=("memory",),
     )
     buffer_initial_size: int | None = option(
         None,
@@ -63,7 +81,12 @@ class ReplayConfig(AgentConfig):
         search="int",
     )
     buffer_batch_size: int = option(
-        32, "Replay buffer batch size", unit="transitions", low=1, search="categorical", aliases=("batch_size",)
+        32,
+        "Replay buffer batch size",
+        unit="transitions",
+        low=1,
+        search="categorical",
+        aliases=("batch_size",),
     )
 
     @property

@@ -34,7 +34,7 @@ from operant.memory.replay import Replay
 from operant.nn import Head, Model, build
 from operant.ops import losses, optimise
 from operant.spaces import Spaces, require
-from operant.spec import Schedule, option
+from operant.spec import Scalar, option
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Transition, Tree
 
 
@@ -42,7 +42,7 @@ class Config(ReplayConfig):
     """Options of DQN."""
 
     double: bool = option(False, "If specified, DDQN will be used")
-    epsilon_start: float = option(
+    epsilon_start: Scalar = option(
         1.0,
         "Starting epsilon value which is used to control random exploration.\n"
         "It should be decremented and adjusted according to implementation needs",
@@ -51,10 +51,15 @@ class Config(ReplayConfig):
         search="log_uniform",
         traced=True,
     )
-    epsilon_end: float = option(
-        0.02, "Epsilon end value (minimum exploration rate)", low=0.0, high=1.0, search="log_uniform", traced=True
+    epsilon_end: Scalar = option(
+        0.02,
+        "Epsilon end value (minimum exploration rate)",
+        low=0.0,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
     )
-    epsilon_decay_steps: float = option(
+    epsilon_decay_steps: Scalar = option(
         150000,
         "Number of steps for `epsilon-start` to reach `epsilon-end`",
         unit="environment steps",
@@ -62,31 +67,60 @@ class Config(ReplayConfig):
         search="int",
         traced=True,
     )
-    target_sync_steps: int = option(1000, "Sync target models every n steps", unit="environment steps", low=1, search="int")
-    tau: float = option(
-        1.0, "Weight of the online network when the target is synced (1: copy)", low=0.0, low_open=True, high=1.0,
-        search="log_uniform", traced=True,
+    target_sync_steps: int = option(
+        1000, "Sync target models every n steps", unit="environment steps", low=1, search="int"
     )
-    train_every: int = option(1, "Steps of every environment between updates", unit="environment steps per environment", low=1, search="categorical")
+    tau: Scalar = option(
+        1.0,
+        "Weight of the online network when the target is synced (1: copy)",
+        low=0.0,
+        low_open=True,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
+    )
+    train_every: int = option(
+        1,
+        "Steps of every environment between updates",
+        unit="environment steps per environment",
+        low=1,
+        search="categorical",
+    )
     gradient_steps: int = option(1, "Gradient steps per update", low=1, search="int")
     n_steps: int = option(1, "Steps of the n-step return", low=1, search="categorical")
     grad_norm: float | None = option(
-        None, "Global norm to which gradients are clipped (default: not)", low=0.0, low_open=True, search="log_uniform"
+        None,
+        "Global norm to which gradients are clipped (default: not)",
+        low=0.0,
+        low_open=True,
+        search="log_uniform",
     )
     huber: float | None = option(
-        None, "Error beyond which the loss is linear (default: squared everywhere)", low=0.0, low_open=True, search="log_uniform"
+        None,
+        "Error beyond which the loss is linear (default: squared everywhere)",
+        low=0.0,
+        low_open=True,
+        search="log_uniform",
     )
     dueling: bool = option(False, "Separate streams for the state's value and the actions' advantages")
     prioritized: bool = option(False, "Replay in proportion to the last TD error")
-    priority_alpha: float = option(0.6, "Exponent of priorities (0: uniform)", low=0.0, high=1.0, search="log_uniform", traced=True)
-    priority_beta: float | Schedule = option(
-        0.4, "Exponent of the importance weights (1: full correction)", low=0.0, high=1.0, search="log_uniform", traced=True
+    priority_alpha: Scalar = option(
+        0.6, "Exponent of priorities (0: uniform)", low=0.0, high=1.0, search="log_uniform", traced=True
+    )
+    priority_beta: Scalar = option(
+        0.4,
+        "Exponent of the importance weights (1: full correction)",
+        low=0.0,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
     )
 
     def check(self) -> Iterator[str]:
         """Refuse a rising ε, beside what every replay asks."""
         yield from super().check()
-        if self.epsilon_end > self.epsilon_start:
+        start, end = self.epsilon_start, self.epsilon_end
+        if isinstance(start, float) and isinstance(end, float) and end > start:
             yield (
                 "epsilon_end must be at most epsilon_start. "
                 f"Received: epsilon_end={self.epsilon_end}, epsilon_start={self.epsilon_start}."
@@ -102,7 +136,9 @@ class State(NamedTuple):
     optimizer: optax.OptState
 
 
-def loss(params: Tree, state: State, algorithm: DQN, batch: Transition) -> tuple[Array, tuple[Array, Metrics]]:
+def loss(
+    params: Tree, state: State, algorithm: DQN, batch: Transition
+) -> tuple[Array, tuple[Array, Metrics]]:
     """Return the mean squared (or Huber) TD error; beside it the priorities `[B]` and what to watch."""
     c = algorithm.config
     variables = {**state.variables, "params": params}
@@ -121,7 +157,10 @@ def loss(params: Tree, state: State, algorithm: DQN, batch: Transition) -> tuple
     td = jnp.concatenate(error, axis=1)
     each = losses.squared(td) if c.huber is None else losses.huber(td, delta=c.huber)
     total = losses.weighted_mean(jnp.mean(each, axis=1), batch.weight)
-    metrics = {"loss/td": total, "value/mean": losses.weighted_mean(jnp.mean(jnp.concatenate(value, axis=1), axis=1), batch.weight)}
+    metrics = {
+        "loss/td": total,
+        "value/mean": losses.weighted_mean(jnp.mean(jnp.concatenate(value, axis=1), axis=1), batch.weight),
+    }
     return total, (jnp.mean(jnp.abs(td), axis=1), metrics)
 
 
@@ -241,7 +280,11 @@ class DQN:
         state, memory, metrics = jax.lax.cond(
             ready, self._learn, lambda state, memory, key: (state, memory, idle), state, memory, key
         )
-        metrics = {**metrics, "explore/epsilon": self.epsilon(counters), "update/lr": jnp.asarray(self.config.lr, jnp.float32)}
+        metrics = {
+            **metrics,
+            "explore/epsilon": self.epsilon(counters),
+            "update/lr": jnp.asarray(self.config.lr, jnp.float32),
+        }
         return self._sync(state, block, counters), memory, metrics
 
     def _learn(self, state: State, memory: Tree, key: Key) -> tuple[State, Tree, Metrics]:
@@ -255,7 +298,9 @@ class DQN:
                 memory, key, c.buffer_batch_size, c.gamma, n_step=c.n_steps, beta=c.priority_beta
             )
             params = state.variables["params"]
-            (_, (priority, metrics)), grads = jax.value_and_grad(loss, has_aux=True)(params, state, self, batch)
+            (_, (priority, metrics)), grads = jax.value_and_grad(loss, has_aux=True)(
+                params, state, self, batch
+            )
             params, opt_state, info = optimise.apply(optimizer, params, state.optimizer, grads)
             if c.prioritized:
                 memory = replay.update_priorities(memory, batch.index, priority, c.priority_alpha)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -127,7 +127,7 @@ class Learner:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), row)
 
     @functools.cached_property
-    def _one(self) -> tuple[Arrays, Action, Tree]:
+    def _one(self) -> tuple[Tree, Tree, Tree]:
         """Shapes of one actor's observation, action and carry; tracing them takes a while, so once."""
         algorithm = self.algorithm
         leaves = algorithm.spaces.observation_components
@@ -142,11 +142,12 @@ class Learner:
         def wide(tree: Tree, *lead: int) -> Tree:
             return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, *x.shape[1:]), x.dtype), tree)
 
-        flag = jax.ShapeDtypeStruct((rows, n), jnp.bool_)
+        flag: Any = jax.ShapeDtypeStruct((rows, n), jnp.bool_)
+        reward: Any = jax.ShapeDtypeStruct((rows, n), jnp.float32)
         return Block(
             observation=wide(observation, rows + 1, n),
             action=wide(action.action, rows, n),
-            reward=jax.ShapeDtypeStruct((rows, n), jnp.float32),
+            reward=reward,
             terminated=flag,
             truncated=flag,
             valid=flag,
@@ -195,7 +196,10 @@ class Learner:
         def clip(name: str, x: Array) -> Array:
             if leaves[name].type != "float":
                 return x
-            low, high = (jnp.broadcast_to(jnp.asarray(b, x.dtype), x.shape) for b in (leaves[name].low, leaves[name].high))
+            low, high = (
+                jnp.broadcast_to(jnp.asarray(b, x.dtype), x.shape)
+                for b in (leaves[name].low, leaves[name].high)
+            )
             return jnp.clip(x, low, high)
 
         return {name: clip(name, x) for name, x in action.items()}

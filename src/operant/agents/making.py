@@ -63,8 +63,14 @@ def define(agent: Any, **options: Any) -> Definition:
                 f"{suggest(str(agent), known)}"
             )
     if getattr(sys.modules[agent.__module__], "Config", None) is None or not hasattr(agent, "update"):
-        raise SpecError(f"{agent.__name__} is not an algorithm: its module must define `Config` beside the class.")
-    names = [name for name, e in AGENTS.items() if e.cls == agent.__name__ and agent.__module__.endswith(f".{e.module}")]
+        raise SpecError(
+            f"{agent.__name__} is not an algorithm: its module must define `Config` beside the class."
+        )
+    names = [
+        name
+        for name, e in AGENTS.items()
+        if e.cls == agent.__name__ and agent.__module__.endswith(f".{e.module}")
+    ]
     return _defined(names[0] if names else f"{agent.__module__}:{agent.__qualname__}", agent, given)
 
 

@@ -18,7 +18,7 @@ observation. If the block does not divide into minibatches, each epoch leaves ou
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,19 +30,18 @@ from operant.errors import value_error
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, Policy, build
 from operant.ops import losses, optimise, returns, statistics
-from operant.ops.statistics import RewardScale
 from operant.spaces import Spaces
-from operant.spec import Schedule, option
+from operant.spec import Scalar, option
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
 
 
 class Config(AgentConfig):
     """Options of PPO."""
 
-    advantage_epsilon: float | Schedule = option(
+    advantage_epsilon: Scalar = option(
         1e-08, "Value added to estimated advantage", low=0.0, search="log_uniform", traced=True
     )
-    clip_norm: float | Schedule = option(
+    clip_norm: Scalar = option(
         0.1,
         "Clip range ε of the probability ratio (and of the value's change). Larger: bigger policy steps",
         low=0.0,
@@ -50,34 +49,54 @@ class Config(AgentConfig):
         search="log_uniform",
         traced=True,
     )
-    entropy_coef: float | Schedule = option(
-        0.01, "Entropy coefficient for loss calculation. Larger: more exploration", low=0.0, search="log_uniform", traced=True
+    entropy_coef: Scalar = option(
+        0.01,
+        "Entropy coefficient for loss calculation. Larger: more exploration",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
     )
     grad_norm: float | None = option(
-        0.5, "Global norm to which gradients are clipped (None: not)", low=0.0, low_open=True, search="log_uniform"
+        0.5,
+        "Global norm to which gradients are clipped (None: not)",
+        low=0.0,
+        low_open=True,
+        search="log_uniform",
     )
-    lam: float | Schedule = option(
+    lam: Scalar = option(
         0.95, "GAE-Lambda for advantage estimation", low=0.0, high=1.0, search="log_uniform", traced=True
     )
     mini_batches: int = option(4, "Number of mini-batches to use per update", low=1, search="categorical")
     n_steps: int = option(
-        128, "Transition steps", unit="environment steps per environment and update", low=1, search="categorical"
+        128,
+        "Transition steps",
+        unit="environment steps per environment and update",
+        low=1,
+        search="categorical",
     )
-    ppo_epochs: int = option(4, "Gradient updates per training step: passes over each block", low=1, search="categorical")
-    value_loss_coef: float | Schedule = option(
+    ppo_epochs: int = option(
+        4, "Gradient updates per training step: passes over each block", low=1, search="categorical"
+    )
+    value_loss_coef: Scalar = option(
         0.5, "Value loss coefficient for value loss calculation", low=0.0, search="log_uniform", traced=True
     )
     clip_value: bool = option(True, "Clip the value's change by clip-norm as well")
     normalize_advantage: bool = option(True, "Standardise advantages in each mini-batch")
-    normalize_rewards: bool = option(False, "Divide rewards by the running standard deviation of the discounted return")
-    separate: bool = option(False, "Separate networks for policy and value instead of one trunk with two heads")
-    distribution: str = option(
+    normalize_rewards: bool = option(
+        False, "Divide rewards by the running standard deviation of the discounted return"
+    )
+    separate: bool = option(
+        False, "Separate networks for policy and value instead of one trunk with two heads"
+    )
+    distribution: Literal["clip", "squash", "beta"] = option(
         "clip",
         "Distribution of bounded float actions: clip (Gaussian, clipped), squash (tanh of a Gaussian), beta",
         choices=("clip", "squash", "beta"),
     )
-    std: str = option(
-        "global", "Gaussian's deviation: one learned number per action (global) or an output (predicted)", choices=("global", "predicted")
+    std: Literal["global", "predicted"] = option(
+        "global",
+        "Gaussian's deviation: one learned number per action (global) or an output (predicted)",
+        choices=("global", "predicted"),
     )
 
 
@@ -86,7 +105,8 @@ class State(NamedTuple):
 
     variables: Tree
     optimizer: optax.OptState
-    reward_scale: RewardScale | tuple[()]
+    reward_scale: Tree
+    """`RewardScale`, or `()` without reward normalisation."""
 
 
 class Batch(NamedTuple):
@@ -101,9 +121,7 @@ class Batch(NamedTuple):
     valid: Array
 
 
-def loss(
-    params: Tree, state: Tree, algorithm: PPO, batch: Batch, carry: Tree
-) -> tuple[Array, Metrics]:
+def loss(params: Tree, state: Tree, algorithm: PPO, batch: Batch, carry: Tree) -> tuple[Array, Metrics]:
     """Return eq. 9 of the paper on one minibatch, and what to watch."""
     c = algorithm.config
     outputs = algorithm.evaluate({"params": params, "state": state}, batch.observation, carry, batch.valid)
@@ -113,7 +131,9 @@ def loss(
     advantage = batch.advantage
     if c.normalize_advantage:
         advantage = losses.normalise(advantage, weight, epsilon=c.advantage_epsilon)
-    policy_loss = losses.weighted_mean(losses.clipped_surrogate(log_ratio, advantage, clip=c.clip_norm), weight)
+    policy_loss = losses.weighted_mean(
+        losses.clipped_surrogate(log_ratio, advantage, clip=c.clip_norm), weight
+    )
     value = outputs["value"]
     if c.clip_value:
         value_error = losses.clipped_value_loss(value, batch.value, batch.target, clip=c.clip_norm)
@@ -167,7 +187,9 @@ class PPO:
             normalize=config.normalize_observations,
         )
         if model.recurrent:
-            _divisible(config, actors, f"{actors} environments, whose sequences stay whole for a recurrent model")
+            _divisible(
+                config, actors, f"{actors} environments, whose sequences stay whole for a recurrent model"
+            )
         return cls(config, spaces, actors, model, policy)
 
     @property
@@ -270,7 +292,9 @@ class PPO:
         order = jax.vmap(lambda k: jax.random.permutation(k, units))(keys)
         order = order[:, : size * self.config.mini_batches].reshape(-1, size)
 
-        def step(learned: tuple[Tree, optax.OptState], index: Array) -> tuple[tuple[Tree, optax.OptState], Metrics]:
+        def step(
+            learned: tuple[Tree, optax.OptState], index: Array
+        ) -> tuple[tuple[Tree, optax.OptState], Metrics]:
             params, opt_state = learned
             part = jax.tree.map(lambda x: jnp.take(x, index, axis=axis), batch)
             start = jax.tree.map(lambda x: x[index], carry)

@@ -7,7 +7,11 @@ from operant.agents import AGENTS
 from operant.cli import tables
 from operant.errors import UsageError, suggest
 
-WHAT = {"agents": "algorithms", "envs": "environments", "presets": "tuned settings with their measured scores"}
+WHAT = {
+    "agents": "algorithms",
+    "envs": "environments",
+    "presets": "tuned settings with their measured scores",
+}
 
 
 def run(arguments: list[str]) -> int:

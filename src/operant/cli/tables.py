@@ -69,7 +69,12 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], widt
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(f"{cell:<{widths[i]}}" for i, cell in enumerate(cells)) + " |"
 
-    out = [title, "", line(header), "|" + "|".join(":" + "-" * (widths[i] + 1) for i in range(len(header))) + "|"]
+    out = [
+        title,
+        "",
+        line(header),
+        "|" + "|".join(":" + "-" * (widths[i] + 1) for i in range(len(header))) + "|",
+    ]
     for lines, row in wrapped:
         for k, text in enumerate(lines):
             out.append(line([text if i == 1 else (cell if k == 0 else "") for i, cell in enumerate(row)]))

@@ -19,7 +19,9 @@ HEADER = ("flags", "help", "default", "hp_type")
 class _Extra(Config):
     """Flags of the command that belong to no config of the library."""
 
-    preset: str | None = option(None, "Tuned settings by name; flags given beside it win. See `operant list presets`")
+    preset: str | None = option(
+        None, "Tuned settings by name; flags given beside it win. See `operant list presets`"
+    )
 
 
 def run(arguments: list[str]) -> int:
@@ -47,7 +49,9 @@ def _resume(agent: str | None, given: dict[str, Any]) -> Any:
     plan = resumed(directory, given)
     saved = plan.agent["type"]
     if agent is not None and ALIASES.get(agent, agent) != saved:
-        raise SpecError(f"The run in {directory!r} trains {saved}, not {agent}. Use: operant train --resume {directory}")
+        raise SpecError(
+            f"The run in {directory!r} trains {saved}, not {agent}. Use: operant train --resume {directory}"
+        )
     return plan
 
 
@@ -55,7 +59,9 @@ def _plan(agent: str | None, given: dict[str, Any]) -> Any:
     from operant.train import Plan
 
     if agent is None:
-        raise SpecError(f"train needs an agent, as in `operant train ppo --env CartPole-v1`. Known: {', '.join(AGENTS)}.")
+        raise SpecError(
+            f"train needs an agent, as in `operant train ppo --env CartPole-v1`. Known: {', '.join(AGENTS)}."
+        )
     preset = given.pop("preset", None)
     if preset is not None:
         given = {**presets.settings(agent, preset), **given}

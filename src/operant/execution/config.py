@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from operant.spec import Config, option
 
@@ -10,10 +11,14 @@ from operant.spec import Config, option
 class RunConfig(Config):
     """Options of `operant train` beside the algorithm's own."""
 
-    env: str = option("", "Environment id: a Gymnasium id, or a JAX-native one with its prefix (jax:CartPole-v1)")
+    env: str = option(
+        "", "Environment id: a Gymnasium id, or a JAX-native one with its prefix (jax:CartPole-v1)"
+    )
     n_envs: int = option(1, "Number of environments to create", low=1, search="categorical")
-    max_episode_timesteps: int | None = option(None, "Time limit of an episode, if shorter than the environment's own", low=1)
-    vector: str = option(
+    max_episode_timesteps: int | None = option(
+        None, "Time limit of an episode, if shorter than the environment's own", low=1
+    )
+    vector: Literal["auto", "native-vector", "in-process", "processes"] = option(
         "auto",
         "How several environments run: auto (by measured step time), native-vector, in-process, processes",
         choices=("auto", "native-vector", "in-process", "processes"),
@@ -30,24 +35,36 @@ class RunConfig(Config):
         None, "Target reward when reached, training is stopped: mean of the last\nreward-buffer-size episodes"
     )
     reward_buffer_size: int = option(
-        100, "Size of the total reward buffer, used for calculating\nmean reward value to be displayed.", low=1
+        100,
+        "Size of the total reward buffer, used for calculating\nmean reward value to be displayed.",
+        low=1,
     )
-    checkpoints: tuple[str, ...] = option((), "Path(s) to new model(s) to which checkpoint(s) will be saved during training")
+    checkpoints: tuple[str, ...] = option(
+        (), "Path(s) to new model(s) to which checkpoint(s) will be saved during training"
+    )
     weights: tuple[str, ...] = option((), "Path(s) to model(s) weight(s) to be loaded by agent output_models")
     history_checkpoint: str | None = option(
         None, "Path to .parquet file to save training history (default: in the run's folder)"
     )
     run_dir: str | None = option(None, "Folder of the run (default: a fresh one under runs/)")
     resume: str | None = option(None, "Folder of a run to continue")
-    save_seconds: float = option(300.0, "Seconds between checkpoints of the run; one is always written at the end", low=0.0)
-    log_frequency: int | None = option(None, "Log progress every n games (default: every second or so)", low=1)
+    save_seconds: float = option(
+        300.0, "Seconds between checkpoints of the run; one is always written at the end", low=0.0
+    )
+    log_frequency: int | None = option(
+        None, "Log progress every n games (default: every second or so)", low=1
+    )
     display_precision: int = option(2, "Number of decimals to be displayed", low=0, high=17)
     quiet: bool = option(False, "If specified, no messages by the agent will be displayed\nto the console")
     divergence_monitoring_steps: int | None = option(
         None, "Steps after which, plateau and early stopping are active", unit="environment steps", low=0
     )
     plateau_reduce_factor: float = option(
-        0.9, "Factor multiplied by current learning rate when there is a plateau", low=0.0, low_open=True, high=1.0
+        0.9,
+        "Factor multiplied by current learning rate when there is a plateau",
+        low=0.0,
+        low_open=True,
+        high=1.0,
     )
     plateau_reduce_patience: int = option(10, "Minimum non-improvements to reduce lr", low=1)
     early_stop_patience: int = option(3, "Minimum plateau reduces to stop training", low=1)

@@ -71,7 +71,10 @@ class DeviceRun:
         """
         shape = (limit, self.learner.rows, self.n)
         ends = Ends(
-            jnp.zeros(shape, bool), jnp.zeros(shape[:2], jnp.int32), jnp.zeros(shape), jnp.zeros(shape, jnp.int32)
+            jnp.zeros(shape, bool),
+            jnp.zeros(shape[:2], jnp.int32),
+            jnp.zeros(shape),
+            jnp.zeros(shape, jnp.int32),
         )
 
         def one(i: Array, carry: tuple[Train, World, Array, Ends]) -> tuple[Train, World, Array, Ends]:
@@ -109,11 +112,12 @@ class DeviceRun:
             return world, (parts, ends)
 
         world, (parts, ends) = jax.lax.scan(row, world._replace(carry=carry), noise)
-        observation, *rest = parts
+        observation, action, reward, terminated, truncated, valid, extras = parts
         observation = jax.tree.map(
             lambda x, last: jnp.concatenate([x, last[None]]), observation, world.actors.observation
         )
-        return Block(observation, *rest, carry=carry), world, ends
+        block = Block(observation, action, reward, terminated, truncated, valid, extras, carry)
+        return block, world, ends
 
 
 class Population:
@@ -129,7 +133,13 @@ class Population:
     """
 
     def __init__(
-        self, learner: Learner, env: NativeEnv, n: int, keys: Key, hyper: Array | None = None, blocks: int | None = None
+        self,
+        learner: Learner,
+        env: NativeEnv,
+        n: int,
+        keys: Key,
+        hyper: Array | None = None,
+        blocks: int | None = None,
     ) -> None:
         self.learner = learner
         self.size: int = keys.shape[0]
@@ -157,7 +167,9 @@ class Population:
         """Run that many blocks (at most `self.blocks`); return each run's episodes that ended, in order of time."""
         blocks = min(blocks, self.blocks)
         loop = self.compile()
-        self.train, self.world, self._meter, ends = loop(self.train, self.world, self._meter, np.int32(blocks))
+        self.train, self.world, self._meter, ends = loop(
+            self.train, self.world, self._meter, np.int32(blocks)
+        )
         ends = jax.device_get(ends)
         finished = []
         for i in range(self.size):
@@ -205,7 +217,9 @@ class DeviceDriver:
         """Run that many blocks (at most `self.blocks`); return the episodes that ended, in order of time."""
         blocks = min(blocks, self.blocks)
         loop = self.compile()
-        self.train, self.world, self._meter, ends = loop(self.train, self.world, self._meter, np.int32(blocks))
+        self.train, self.world, self._meter, ends = loop(
+            self.train, self.world, self._meter, np.int32(blocks)
+        )
         finished, self.step = _finished(Ends(*(x[:blocks] for x in jax.device_get(ends))), self.step)
         return finished
 

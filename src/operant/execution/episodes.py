@@ -82,7 +82,12 @@ class Score:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON data that `restore` takes."""
         best = None if math.isinf(self.best) else self.best
-        return {"rewards": list(self.rewards), "lengths": list(self.lengths), "best": best, "episodes": self.episodes}
+        return {
+            "rewards": list(self.rewards),
+            "lengths": list(self.lengths),
+            "best": best,
+            "episodes": self.episodes,
+        }
 
     def restore(self, data: dict[str, Any]) -> None:
         """Continue from there."""

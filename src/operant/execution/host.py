@@ -13,7 +13,6 @@ from operant.envs.vector import VectorEnv
 from operant.execution.episodes import Accounts, Finished
 from operant.types import Block, Tree
 
-
 CHECK_STEPS = 512
 """Environment steps of one call: often enough to look at the clock and the target, seldom enough to cost nothing. Fixed, not
 measured, so that a run stops at the same step every time."""
@@ -28,7 +27,7 @@ class HostDriver:
 
     def __init__(self, engine: Engine, env: VectorEnv, seed: int) -> None:
         self.engine = engine
-        self.env = env
+        self.env: Any = env
         self.accounts = Accounts(engine.n)
         self.step = engine.counter("timesteps")
         self.block_steps = engine.learner.rows * engine.n
@@ -112,7 +111,10 @@ class HostDriver:
     def snapshot_like(self) -> dict[str, Any]:
         """Return the shapes of a snapshot taken while training."""
         leaves = self._buffer.observation
-        return {"observation": {k: np.zeros(x.shape[1:], x.dtype) for k, x in leaves.items()}, "ended": self._ended}
+        return {
+            "observation": {k: np.zeros(x.shape[1:], x.dtype) for k, x in leaves.items()},
+            "ended": self._ended,
+        }
 
     def put(self, train: Train) -> None:
         """Replace the learning side, before the run begins."""

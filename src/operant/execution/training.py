@@ -10,18 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import jax
-import numpy as np
-
 from operant import checkpoint
 from operant.agents.learner import Train
 from operant.agents.making import Definition
-from operant.engine import Engine
 from operant.errors import CheckpointError
 from operant.execution.config import RunConfig
-from operant.execution.device import DeviceDriver
 from operant.execution.episodes import Finished, Score
-from operant.execution.host import HostDriver
 from operant.execution.monitor import Monitor
 from operant.execution.records import Episode, Record, Sink
 
@@ -270,4 +264,3 @@ class Training:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
