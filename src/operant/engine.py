@@ -6,6 +6,7 @@ the `Train`. Two compiled calls do all the work: `act` (one per vector step) and
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,8 +16,33 @@ import numpy as np
 from operant.agents.learner import Acting, Learner, Train
 from operant.types import Action, Array, Block, Key, Tree
 
-NOISE_ROWS = 128
-"""Rows of randomness drawn in one call: drawing them one at a time costs more than acting."""
+AHEAD = 128
+"""How many rows' randomness is drawn in one call: one at a time costs more than acting."""
+
+
+class Ahead:
+    """Randomness by address, drawn for many addresses at once and handed out as NumPy arrays."""
+
+    def __init__(self, draw: Callable[[Key, Array], Tree]) -> None:
+        self._draw = jax.jit(lambda key, first: jax.vmap(lambda i: draw(key, i))(_addresses(first)))
+        self._chunks: dict[int, Tree] = {}
+
+    def clear(self) -> None:
+        """Forget what was drawn with another key."""
+        self._chunks.clear()
+
+    def at(self, key: Key, address: int) -> Tree:
+        """Return the randomness of one address."""
+        number, offset = divmod(address, AHEAD)
+        if number not in self._chunks:
+            while len(self._chunks) >= 4:  # actors out of step may need an older chunk than the newest
+                self._chunks.pop(min(self._chunks))
+            self._chunks[number] = jax.tree.map(np.asarray, self._draw(key, np.uint32(number * AHEAD)))
+        return jax.tree.map(lambda x: x[offset], self._chunks[number])
+
+
+def _addresses(first: Array) -> Array:
+    return first + jnp.arange(AHEAD, dtype=jnp.uint32)
 
 
 class Engine:
@@ -29,9 +55,10 @@ class Engine:
         self._absorb = jax.jit(self._absorb_step, donate_argnums=(0, 1))
         self._learn = jax.jit(self._learn_step, donate_argnums=(0, 1))
         self._remember = jax.jit(learner.remember, donate_argnums=0)
-        self._noise = jax.jit(self._noise_rows, static_argnums=2)
         self._acting = jax.jit(learner.acting)
-        self._drawn: dict[int, Tree] = {}
+        self._noise = Ahead(lambda key, row: learner.noise(key, row, n))
+        self._keys = Ahead(lambda key, update: jax.random.key_data(learner.update_key(key, update)))
+        self._impl = jax.random.key_impl(key)
         self.meter: Array = learner.meter()
         self.put(jax.jit(learner.init)(key, learner.hyper()))
 
@@ -39,30 +66,23 @@ class Engine:
         """Make `train` the current state."""
         self.train = train
         self.acting: Acting = self._acting(train)
-        self._drawn.clear()
+        self._noise.clear()
+        self._keys.clear()
+        self._updates = int(train.counters.updates)
 
-    def _absorb_step(self, train: Train, meter: Array, block: Block) -> tuple[Train, Array, Acting]:
-        train, meter = self.learner.metered(train, meter, block)
+    def _absorb_step(self, train: Train, meter: Array, block: Block, key: Array) -> tuple[Train, Array, Acting]:
+        key = jax.random.wrap_key_data(key, impl=self._impl)
+        train, meter = self.learner.metered(train, meter, block, key)
         return train, meter, self.learner.acting(train)
 
-    def _learn_step(self, train: Train, meter: Array, block: Block) -> tuple[Train, Array, Acting]:
-        train, metrics = self.learner.learn(train, block)
+    def _learn_step(self, train: Train, meter: Array, block: Block, key: Array) -> tuple[Train, Array, Acting]:
+        key = jax.random.wrap_key_data(key, impl=self._impl)
+        train, metrics = self.learner.learn(train, block, key)
         return train, self.learner.add(meter, metrics), self.learner.acting(train)
-
-    def _noise_rows(self, key: Key, start: Array, rows: int) -> Tree:
-        index = start + jnp.arange(rows, dtype=jnp.uint32)
-        return jax.vmap(lambda row: self.learner.noise(key, row, self.n))(index)
 
     def noise(self, row: int) -> Tree:
         """Return the randomness of all actors at a row (NumPy leaves `[n, ...]`)."""
-        chunk, offset = divmod(row, NOISE_ROWS)
-        if chunk not in self._drawn:
-            start = np.uint32(chunk * NOISE_ROWS)
-            while len(self._drawn) >= 4:  # actors out of step may need an older chunk than the newest
-                self._drawn.pop(min(self._drawn))
-            drawn = self._noise(self.train.key, start, NOISE_ROWS)
-            self._drawn[chunk] = jax.tree.map(np.asarray, drawn)
-        return jax.tree.map(lambda x: x[offset], self._drawn[chunk])
+        return self._noise.at(self.train.key, row)
 
     def act(self, observation: Any, carry: Tree, first: Any, noise: Tree, explore: bool = True) -> Action:
         """Act on flat observations `[k, ...]` of any `k` actors."""
@@ -70,14 +90,18 @@ class Engine:
 
     def absorb(self, block: Block) -> None:
         """Learn from a block of `learner.rows` rows of all actors."""
-        self.train, self.meter, self.acting = self._absorb(self.train, self.meter, block)
+        key = self._keys.at(self.train.key, self._updates)
+        self.train, self.meter, self.acting = self._absorb(self.train, self.meter, block, key)
+        self._updates += 1
 
     def absorb_columns(self, block: Block, columns: list[int]) -> None:
         """Learn from a block whose columns belong to these actors, in this order; one may be there twice."""
         for i, index in enumerate(columns):
             own = jax.tree.map(lambda x, i=i: x[:, i : i + 1], block._replace(carry=()))
             self.train = self._remember(self.train, own, np.asarray([index], np.int32))
-        self.train, self.meter, self.acting = self._learn(self.train, self.meter, block)
+        key = self._keys.at(self.train.key, self._updates)
+        self.train, self.meter, self.acting = self._learn(self.train, self.meter, block, key)
+        self._updates += 1
 
     def metrics(self) -> dict[str, float]:
         """Return the averages of the metrics since the last call; those that never applied are left out."""

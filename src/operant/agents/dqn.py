@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import optax
 
 from operant.agents.config import ReplayConfig
-from operant.agents.protocol import Counters, split_masks
+from operant.agents.protocol import Counters, fold, split_masks
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, build
 from operant.ops import losses, optimise
@@ -275,44 +275,41 @@ class DQN:
         """Take `gradient_steps` steps once the memory is filled, then sync the target when it is due."""
         state = state._replace(variables=self.model.observe(state.variables, block.observation, block.valid))
         ready = counters.timesteps >= jnp.uint32(self.config.initial_size)
-        shapes = jax.eval_shape(self._learn, state, memory, key)[2]
-        idle = {name: jnp.full(s.shape, jnp.nan, s.dtype) for name, s in shapes.items()}
-        state, memory, metrics = jax.lax.cond(
-            ready, self._learn, lambda state, memory, key: (state, memory, idle), state, memory, key
-        )
-        metrics = {
-            **metrics,
-            "explore/epsilon": self.epsilon(counters),
-            "update/lr": jnp.asarray(self.config.lr, jnp.float32),
-        }
+        state, memory, metrics = self._learn(state, memory, ready, key)
+        metrics |= {"explore/epsilon": self.epsilon(counters), "update/lr": jnp.asarray(self.config.lr, jnp.float32)}
         return self._sync(state, block, counters), memory, metrics
 
-    def _learn(self, state: State, memory: Tree, key: Key) -> tuple[State, Tree, Metrics]:
+    def _learn(self, state: State, memory: Tree, ready: Array, key: Key) -> tuple[State, Tree, Metrics]:
+        """Take the gradient steps, none before the memory is ready.
+
+        A loop of no or some rounds, not a condition: XLA copies what a condition returns, a loop works in place.
+        """
         c = self.config
         replay, optimizer = self.memory, self._optimizer()
         assert replay is not None
 
-        def step(carry: tuple[State, Tree], key: Key) -> tuple[tuple[State, Tree], Metrics]:
-            state, memory = carry
+        def step(i: Array, carry: tuple[State, Tree, Metrics]) -> tuple[State, Tree, Metrics]:
+            state, memory, total = carry
             batch = replay.sample(
-                memory, key, c.buffer_batch_size, c.gamma, n_step=c.n_steps, beta=c.priority_beta
+                memory, fold(key, i) if c.gradient_steps > 1 else key, c.buffer_batch_size, c.gamma, n_step=c.n_steps, beta=c.priority_beta
             )
             params = state.variables["params"]
-            (_, (priority, metrics)), grads = jax.value_and_grad(loss, has_aux=True)(
-                params, state, self, batch
-            )
+            (_, (error, metrics)), grads = jax.value_and_grad(loss, has_aux=True)(params, state, self, batch)
             params, opt_state, info = optimise.apply(optimizer, params, state.optimizer, grads)
             if c.prioritized:
-                memory = replay.update_priorities(memory, batch.index, priority, c.priority_alpha)
+                memory = replay.update_priorities(memory, batch.index, error, c.priority_alpha)
+            metrics |= {f"update/{k}": v for k, v in info.items()}
+            total = {k: total[k] + v for k, v in metrics.items()}
             state = state._replace(variables={**state.variables, "params": params}, optimizer=opt_state)
-            return (state, memory), {**metrics, **{f"update/{k}": v for k, v in info.items()}}
+            return state, memory, total
 
-        if c.gradient_steps == 1:
-            (state, memory), metrics = step((state, memory), key)
-            return state, memory, metrics
-        keys = jax.random.split(key, c.gradient_steps)
-        (state, memory), metrics = jax.lax.scan(step, (state, memory), keys)
-        return state, memory, jax.tree.map(jnp.mean, metrics)
+        names = ("loss/td", "value/mean", "update/grad_norm", "update/skipped")
+        start = (state, memory, dict.fromkeys(names, jnp.zeros(())))
+        steps = jnp.where(ready, c.gradient_steps, 0)
+        state, memory, total = jax.lax.fori_loop(0, steps, step, start)
+        skipped = total.pop("update/skipped")
+        metrics = {k: v / steps.astype(jnp.float32) for k, v in total.items()}  # NaN, so left out, without a step
+        return state, memory, {**metrics, "update/skipped": skipped}
 
     def _sync(self, state: State, block: Block, counters: Counters) -> State:
         """Move the target when this block passed a multiple of `target_sync_steps`."""

@@ -204,10 +204,18 @@ class Learner:
 
         return {name: clip(name, x) for name, x in action.items()}
 
-    def absorb(self, train: Train, block: Block) -> tuple[Train, Metrics]:
-        """Learn from the next block: put it into the memory, update, count."""
+    def update_key(self, key: Key, update: Array) -> Key:
+        """Return the key of update number `update` of a run.
+
+        It is an argument of `absorb`, not made there: hashing keys one at a time costs as much as a small update, many
+        at once cost nothing.
+        """
+        return fold(key, UPDATE, update)
+
+    def absorb(self, train: Train, block: Block, key: Key) -> tuple[Train, Metrics]:
+        """Learn from the next block: put it into the memory, update with `update_key`, count."""
         train = self.remember(train, block, None)
-        return self.learn(train, block)
+        return self.learn(train, block, key)
 
     def remember(self, train: Train, block: Block, columns: Array | None) -> Train:
         """Put rows of some actors (None: of all, in order) into the memory."""
@@ -219,9 +227,9 @@ class Learner:
         """Return sums and counts of the metrics, empty."""
         return jnp.zeros((2, METER_SLOTS), jnp.float32)
 
-    def metered(self, train: Train, meter: Array, block: Block) -> tuple[Train, Array]:
+    def metered(self, train: Train, meter: Array, block: Block, key: Key) -> tuple[Train, Array]:
         """Absorb a block and add its metrics to the meter."""
-        train, metrics = self.absorb(train, block)
+        train, metrics = self.absorb(train, block, key)
         return train, self.add(meter, metrics)
 
     def add(self, meter: Array, metrics: Metrics) -> Array:
@@ -237,7 +245,7 @@ class Learner:
         """Return averages from a meter; metrics that never applied are left out."""
         return {k: float(t / c) for k, t, c in zip(self.metric_names, *meter, strict=False) if c > 0}
 
-    def learn(self, train: Train, block: Block) -> tuple[Train, Metrics]:
+    def learn(self, train: Train, block: Block, key: Key) -> tuple[Train, Metrics]:
         """Update once from a block that the memory already holds."""
         before = train.counters
         steps, episodes = count_valid(block)
@@ -247,7 +255,6 @@ class Learner:
             rows=before.rows + jnp.uint32(block.reward.shape[0]),
         )
         algorithm = self._at(self._now(train.hyper, counters))
-        key = fold(train.key, UPDATE, before.updates)
         state, memory, metrics = algorithm.update(train.state, train.memory, block, counters, key)
         counters = counters._replace(updates=before.updates + jnp.uint32(1))
         return train._replace(state=state, memory=memory, counters=counters), metrics

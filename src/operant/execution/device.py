@@ -77,22 +77,29 @@ class DeviceRun:
             jnp.zeros(shape, jnp.int32),
         )
 
+        # All randomness of the call at once: hashing keys one at a time would cost more than small updates.
+        before = train.counters
+        rows = before.rows + jnp.arange(limit * self.learner.rows, dtype=jnp.uint32)
+        noise = jax.vmap(lambda row: self.learner.noise(train.key, row, self.n))(rows)
+        noise = jax.tree.map(lambda x: x.reshape(limit, -1, *x.shape[1:]), noise)
+        updates = before.updates + jnp.arange(limit, dtype=jnp.uint32)
+        keys = jax.vmap(lambda update: self.learner.update_key(train.key, update))(updates)
+        env_key = fold(train.key, ENV)
+
         def one(i: Array, carry: tuple[Train, World, Array, Ends]) -> tuple[Train, World, Array, Ends]:
             train, world, meter, ends = carry
-            block, world, ended = self.collect(train, world)
-            train, meter = self.learner.metered(train, meter, block)
+            own = jax.tree.map(lambda x: x[i], noise)
+            block, world, ended = self.collect(train, world, own, env_key)
+            train, meter = self.learner.metered(train, meter, block, keys[i])
             ends = jax.tree.map(lambda all_, x: all_.at[i].set(x), ends, ended)
             return train, world, meter, ends
 
         return jax.lax.fori_loop(0, count, one, (train, world, meter, ends))
 
-    def collect(self, train: Train, world: World) -> tuple[Block, World, Ends]:
+    def collect(self, train: Train, world: World, noise: Tree, env_key: Key) -> tuple[Block, World, Ends]:
         """Collect one block with the parameters as they are."""
         learner = self.learner
         acting = learner.acting(train)
-        rows = train.counters.rows + jnp.arange(learner.rows, dtype=jnp.uint32)
-        noise = jax.vmap(lambda row: learner.noise(train.key, row, self.n))(rows)
-        env_key = fold(train.key, ENV)
         carry = reset_carry(learner.algorithm, world.carry, world.first)
 
         def row(world: World, noise: Tree) -> tuple[World, tuple[Any, Ends]]:

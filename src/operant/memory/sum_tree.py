@@ -69,8 +69,8 @@ def draw(tree: Tree, key: Key, count: int) -> tuple[Int[Array, " count"], Float[
         child = jnp.minimum(jnp.where(hit, place, WIDTH).min(axis=-1), last)
         rest = rest - jnp.where(place < child[:, None], weights, 0.0).sum(axis=-1)
         if depth == 0:
-            # 24 bits cannot tell a million entries apart: below the first level more bits take part.
-            rest = rest + fine * mass * 2.0**-24
+            # A float cannot tell a million entries apart: below the first level a second draw fills its gaps.
+            rest = rest + fine * mass * 2.0**-23
         rest = jnp.maximum(rest, 0.0)
         index = index * WIDTH + child
     return index, tree[0].at[index].get(mode="promise_in_bounds")

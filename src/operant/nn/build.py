@@ -67,32 +67,26 @@ def build(
         raise SpecError(
             f"A model needs at least one input that is no mask. Received: {', '.join(inputs) or 'none'}."
         )
-    groups = _groups(towers, heads)
-    normalized = _normalized(normalize, fed)
+    groups, normalized = _groups(towers, heads), _normalized(normalize, fed)
     k = keras()
+    carries, copied = Carries(), list[tuple[Any, Any]]()
     with numpy_promotion(), k.StatelessScope() as scope:
         parsed = parse(network)
         entries = {n: k.Input(leaf.shape, dtype=leaf.dtype, name=safe_name(n)) for n, leaf in fed.items()}
-        carries = Carries()
-        copied: list[tuple[Any, Any]] = []
         if isinstance(parsed, KerasModel):
             if reinitialize:
                 parsed = KerasModel(from_config(config(parsed.model)))
             outputs = _complete(parsed.model, entries, fed, heads, normalized)
         else:
             outputs = _assembled(parsed, entries, fed, heads, groups, normalized, carries, copied)
+        sources = {safe_name(n): x for n, x in entries.items()} | carries.inputs
         ordered = {safe_name(n): outputs[n] for n in heads}
-        built = k.Model(
-            {safe_name(n): x for n, x in entries.items()} | carries.inputs,
-            ordered | carries.outputs,
-            name=name,
-        )
+        built = k.Model(sources, ordered | carries.outputs, name=name)
         weights = collect(built, scope, copied)
-    ports = {n: Port(safe_name(n), leaf) for n, leaf in fed.items()}
     return Model(
         built,
         weights,
-        inputs=ports,
+        inputs={n: Port(safe_name(n), leaf) for n, leaf in fed.items()},
         heads={n: safe_name(n) for n in heads},
         carries=carries.sizes,
         horizon=carries.horizon,
@@ -252,9 +246,4 @@ def _called(model: Any, tensors: Mapping[str, Any], fed: Mapping[str, Leaf]) -> 
             raise SpecError(message)
         arguments.append(x)
     placed = {id(place): x for place, x in zip(declared, arguments, strict=True)}
-    structure = (
-        k.tree.map_structure(lambda place: placed[id(place)], model._inputs_struct)
-        if hasattr(model, "_inputs_struct")
-        else arguments
-    )
-    return model(structure)
+    return model(k.tree.map_structure(lambda place: placed[id(place)], model.input))
