@@ -70,12 +70,16 @@ class Engine:
         self._keys.clear()
         self._updates = int(train.counters.updates)
 
-    def _absorb_step(self, train: Train, meter: Array, block: Block, key: Array) -> tuple[Train, Array, Acting]:
+    def _absorb_step(
+        self, train: Train, meter: Array, block: Block, key: Array
+    ) -> tuple[Train, Array, Acting]:
         key = jax.random.wrap_key_data(key, impl=self._impl)
         train, meter = self.learner.metered(train, meter, block, key)
         return train, meter, self.learner.acting(train)
 
-    def _learn_step(self, train: Train, meter: Array, block: Block, key: Array) -> tuple[Train, Array, Acting]:
+    def _learn_step(
+        self, train: Train, meter: Array, block: Block, key: Array
+    ) -> tuple[Train, Array, Acting]:
         key = jax.random.wrap_key_data(key, impl=self._impl)
         train, metrics = self.learner.learn(train, block, key)
         return train, self.learner.add(meter, metrics), self.learner.acting(train)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
-import importlib.util
+import sys
+import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -77,15 +78,12 @@ def config_class(name: str) -> type[Config]:
     nodes = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Config"]
     future = ast.ImportFrom(module="__future__", names=[ast.alias("annotations")], level=0)
     module = ast.fix_missing_locations(ast.Module(body=[future, *nodes], type_ignores=[]))
-    # The same bases may be read twice (here, and when the algorithm is imported): the fields are equal.
-    names = {
-        **vars(typing),
-        **vars(collections.abc),
-        **vars(spec),
-        **vars(config),
-        "__name__": f"{__name__}.config",
-    }
-    exec(compile(module, str(origin), "exec"), names)
-    cls: type[Config] = names["Config"]
+    # A module of its own, so that the annotations resolve. The bases are those of the algorithm's own class.
+    light = types.ModuleType(f"{__name__}.config_of_{found.module}")
+    light.__dict__.update({**vars(typing), **vars(collections.abc), **vars(spec), **vars(config)})
+    light.__dict__["__name__"] = light.__name__ = f"{__name__}.config_of_{found.module}"
+    sys.modules[light.__name__] = light
+    exec(compile(module, str(origin), "exec"), light.__dict__)  # our own source file
+    cls: type[Config] = light.__dict__["Config"]
     cls.label = name  # type: ignore[attr-defined]
     return cls

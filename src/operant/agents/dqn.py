@@ -276,7 +276,10 @@ class DQN:
         state = state._replace(variables=self.model.observe(state.variables, block.observation, block.valid))
         ready = counters.timesteps >= jnp.uint32(self.config.initial_size)
         state, memory, metrics = self._learn(state, memory, ready, key)
-        metrics |= {"explore/epsilon": self.epsilon(counters), "update/lr": jnp.asarray(self.config.lr, jnp.float32)}
+        metrics |= {
+            "explore/epsilon": self.epsilon(counters),
+            "update/lr": jnp.asarray(self.config.lr, jnp.float32),
+        }
         return self._sync(state, block, counters), memory, metrics
 
     def _learn(self, state: State, memory: Tree, ready: Array, key: Key) -> tuple[State, Tree, Metrics]:
@@ -291,7 +294,12 @@ class DQN:
         def step(i: Array, carry: tuple[State, Tree, Metrics]) -> tuple[State, Tree, Metrics]:
             state, memory, total = carry
             batch = replay.sample(
-                memory, fold(key, i) if c.gradient_steps > 1 else key, c.buffer_batch_size, c.gamma, n_step=c.n_steps, beta=c.priority_beta
+                memory,
+                fold(key, i) if c.gradient_steps > 1 else key,
+                c.buffer_batch_size,
+                c.gamma,
+                n_step=c.n_steps,
+                beta=c.priority_beta,
             )
             params = state.variables["params"]
             (_, (error, metrics)), grads = jax.value_and_grad(loss, has_aux=True)(params, state, self, batch)
@@ -308,7 +316,9 @@ class DQN:
         steps = jnp.where(ready, c.gradient_steps, 0)
         state, memory, total = jax.lax.fori_loop(0, steps, step, start)
         skipped = total.pop("update/skipped")
-        metrics = {k: v / steps.astype(jnp.float32) for k, v in total.items()}  # NaN, so left out, without a step
+        metrics = {
+            k: v / steps.astype(jnp.float32) for k, v in total.items()
+        }  # NaN, so left out, without a step
         return state, memory, {**metrics, "update/skipped": skipped}
 
     def _sync(self, state: State, block: Block, counters: Counters) -> State:

@@ -83,14 +83,18 @@ class DeviceRun:
         noise = jax.vmap(lambda row: self.learner.noise(train.key, row, self.n))(rows)
         noise = jax.tree.map(lambda x: x.reshape(limit, -1, *x.shape[1:]), noise)
         updates = before.updates + jnp.arange(limit, dtype=jnp.uint32)
-        keys = jax.vmap(lambda update: self.learner.update_key(train.key, update))(updates)
+        keys = jax.vmap(lambda update: jax.random.key_data(self.learner.update_key(train.key, update)))(
+            updates
+        )
+        impl = jax.random.key_impl(train.key)
         env_key = fold(train.key, ENV)
 
         def one(i: Array, carry: tuple[Train, World, Array, Ends]) -> tuple[Train, World, Array, Ends]:
             train, world, meter, ends = carry
             own = jax.tree.map(lambda x: x[i], noise)
             block, world, ended = self.collect(train, world, own, env_key)
-            train, meter = self.learner.metered(train, meter, block, keys[i])
+            key = jax.random.wrap_key_data(keys[i], impl=impl)
+            train, meter = self.learner.metered(train, meter, block, key)
             ends = jax.tree.map(lambda all_, x: all_.at[i].set(x), ends, ended)
             return train, world, meter, ends
 

@@ -257,10 +257,8 @@ class Replay:
         marks = take(state.rows["mark"], path)
         ahead = (state.cursor[0, column] - 1 - row) % self.length
         known = flag(marks, VALID) & (steps < ahead[:, None])
-        ends = flag(marks, TERMINATED | TRUNCATED)
-        # The step ends before the first row that is not known, or that follows the last of an episode.
-        goes_on = jnp.concatenate([known[:, :1], known[:, 1:] & ~ends[:, :-1]], axis=1)
-        length = jnp.where(goes_on, n_step, steps).min(axis=1)
+        # The step ends before the first row that is not known: an episode's last observation, or the newest row.
+        length = jnp.where(known, n_step, steps).min(axis=1)
         taken = steps < length[:, None]
         alive = ~jnp.any(flag(marks, TERMINATED) & taken, axis=1)
 

@@ -80,16 +80,14 @@ def build(
         else:
             outputs = _assembled(parsed, entries, fed, heads, groups, normalized, carries, copied)
         sources = {safe_name(n): x for n, x in entries.items()} | carries.inputs
-        ordered = {safe_name(n): outputs[n] for n in heads}
-        built = k.Model(sources, ordered | carries.outputs, name=name)
+        built = k.Model(sources, {safe_name(n): outputs[n] for n in heads} | carries.outputs, name=name)
         weights = collect(built, scope, copied)
     return Model(
         built,
         weights,
         inputs={n: Port(safe_name(n), leaf) for n, leaf in fed.items()},
         heads={n: safe_name(n) for n in heads},
-        carries=carries.sizes,
-        horizon=carries.horizon,
+        carries=carries,
         normalized={n: _normalizer_name(n) for n in normalized},
         to_spec=parsed.to_spec,
     )

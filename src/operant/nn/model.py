@@ -16,7 +16,8 @@ import jax.numpy as jnp
 
 from operant.errors import SpaceError, SpecError
 from operant.nn.backend import keras, numpy_promotion
-from operant.nn.weights import Weight, named_variables
+from operant.nn.graph import Carries
+from operant.nn.weights import Weight, collect, named_variables
 from operant.ops import statistics
 from operant.spaces import Leaf
 from operant.types import Array, Arrays, Key, Tree
@@ -46,8 +47,7 @@ class Model:
         *,
         inputs: Mapping[str, Port],
         heads: Mapping[str, str],
-        carries: Mapping[str, int],
-        horizon: int | None,
+        carries: Carries,
         normalized: Mapping[str, str],
         to_spec: Callable[[], Any],
     ) -> None:
@@ -55,14 +55,14 @@ class Model:
         self.inputs = {name: port.leaf for name, port in inputs.items()}
         """The components that it reads."""
         self.heads = tuple(heads)
-        self.recurrent = bool(carries)
-        self.horizon = horizon
+        self.recurrent = bool(carries.sizes)
+        self.horizon = carries.horizon
         """Rows through which a recurrent layer asked for gradients to flow, if any did."""
         self._network = network
         self._weights = tuple(weights)
         self._ports = dict(inputs)
         self._heads = dict(heads)
-        self._carries = dict(carries)
+        self._carries = dict(carries.sizes)
         self._normalized = dict(normalized)
         self._to_spec = to_spec
         order = {id(v): name for name, v in named_variables(network)}
@@ -251,9 +251,7 @@ class Model:
         with numpy_promotion():
             with keras().StatelessScope() as scope:
                 copy = from_config(config(self._network))
-                for _, variable in named_variables(copy):
-                    variable._initializer = keras().initializers.Zeros()
-            del scope
+                collect(copy, scope)
             values = {**variables["params"], **variables["state"]}
             for name, variable in named_variables(copy):
                 variable.assign(jnp.array(values[name], copy=True))

@@ -1,0 +1,11 @@
+"""Environments: the interface to write one, and vectors of any of them.
+
+Importing this package, and every module of it that workers use, loads neither JAX nor Keras. JAX-native environments
+(`native`, `classic`, `probe`) load JAX when they are asked for.
+"""
+
+from operant.envs.check import check_env
+from operant.envs.environment import Environment
+from operant.envs.vector import Step, VectorEnv
+
+__all__ = ["Environment", "Step", "VectorEnv", "check_env"]

@@ -1,0 +1,254 @@
+"""Environments that are vectors by nature, Gymnasium's vectorised forms and JAX-native ones; one as `Environment`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+
+from operant.envs import gymnasium as adapter
+from operant.envs.checked import smaller_limit
+from operant.envs.environment import Environment, nest
+from operant.envs.faults import isfinite, look, nonfinite, state_label, vdot
+from operant.envs.vector import Check, Flat, Step, VectorEnv, seed_of
+from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError
+from operant.spaces import from_gymnasium
+
+
+class GymnasiumVector(VectorEnv):
+    """A vector of Gymnasium's with next-step autoreset.
+
+    Args:
+        vector: the vector.
+        name: for messages.
+        limit: the time limit that it enforces.
+        check: how often observations are looked at: at the `first` reset and step, `always`, or `never`.
+        copy: whether it may write again to arrays that it returned, which then are copied.
+        frames: how many successive frames image observations hold, channels first; None: no such reading.
+    """
+
+    mode = "native-vector"
+
+    def __init__(
+        self,
+        vector: Any,
+        name: str,
+        limit: int | None = None,
+        check: Check = "always",
+        *,
+        copy: bool = False,
+        frames: int | None = None,
+    ) -> None:
+        self._vector = vector
+        self.num_envs = vector.num_envs
+        self.name = name
+        self.max_episode_timesteps = limit
+        self.spaces, self._codec = from_gymnasium(
+            vector.single_observation_space,
+            vector.single_action_space,
+            frames=frames,
+            channels_first=frames is not None,
+        )
+        self._encode, self._decode = self._codec.observation.encode, self._codec.action.decode
+        floats = [key for key, leaf in self.spaces.states.components.items() if leaf.storage.kind == "f"]
+        self._watched = floats if check == "always" else []
+        self._unchecked = set() if check == "never" else {"reset", "step"}
+        self._copy = copy
+
+    def reset(self, seed: int | None = None) -> Flat:
+        """Begin an episode everywhere."""
+        self._check_reset(seed)
+        observation, _ = self._vector.reset(seed=None if seed is None else seed_of(seed, 0))
+        self._is_reset = True
+        return self._read(observation, "reset")
+
+    def step(self, actions: Mapping[str, np.ndarray]) -> Step:
+        """Take one action everywhere."""
+        if not (self._is_open and self._is_reset):
+            raise self._unusable()
+        try:
+            observation, reward, terminated, truncated, _ = self._vector.step(self._decode(actions, True))
+        except Exception as error:
+            raise EnvironmentError(
+                f"The vector of {self.name!r} raised {type(error).__name__}: {error}"
+            ) from error
+        flat = self._read(observation, "step")
+        reward = np.array(reward, np.float32) if self._copy else np.asarray(reward, np.float32)
+        if not isfinite(vdot(reward, reward)):
+            self._refuse(nonfinite("reward", reward))
+        if self._copy:
+            terminated, truncated = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
+        return Step(flat, reward, terminated, truncated)
+
+    def close(self) -> None:
+        """Close the environments."""
+        if self._is_open:
+            self._is_open = False
+            self._vector.close()
+
+    def _read(self, observation: Any, call: str) -> Flat:
+        try:
+            flat = self._encode(observation, True)
+        except SpaceError as error:
+            raise EnvironmentError(f"The vector of {self.name!r} in {call}: {error}") from None
+        if self._copy:
+            flat = {key: np.array(value) for key, value in flat.items()}
+        if call in self._unchecked:
+            self._unchecked.remove(call)
+            self._refuse(look(self.spaces, flat))
+        for key in self._watched:
+            value = flat[key]
+            if not isfinite(vdot(value, value)):
+                self._refuse(nonfinite(state_label(self.spaces, key), value))
+        return flat
+
+    def _refuse(self, fault: tuple[int, str] | None) -> None:
+        if fault is not None:
+            raise EnvironmentError(f"Environment {fault[0]} of {self.name!r}: {fault[1]}")
+
+
+def own_vector(source: Source, num_envs: int, check: Check = "always") -> GymnasiumVector | str:
+    """Make Gymnasium's own vectorised form of an id, or say in a sentence why there is none."""
+    spec = source.target
+    if not isinstance(spec, EnvSpec):
+        return "only ids of Gymnasium have vectorised forms"
+    if source.reward_shaping is not None:
+        return "rewards are shaped for one environment at a time"
+    if not adapter.is_atari_frames(spec, source.arguments):
+        smaller_limit(source.max_episode_timesteps, spec.max_episode_steps, source.name)
+    made = adapter.make_vector(spec, num_envs, source.arguments, source.max_episode_timesteps)
+    if isinstance(made, str):
+        return made
+    vector, limit = made
+    frames = None
+    if adapter.is_atari_frames(spec, source.arguments):
+        frames = int(source.arguments.get("stack_num", 4))
+    wrapped = GymnasiumVector(vector, source.name, limit, check, frames=frames)
+    wrapped.why = "Gymnasium has a vectorised form of it"
+    return wrapped
+
+
+def from_gymnasium_vector(source: Source, check: Check = "always") -> GymnasiumVector:
+    """Take a vector of Gymnasium's that the user made.
+
+    Raises:
+        SpecError: it does not reset with the next step.
+        UsageError: a time limit or reward shaping is asked for.
+    """
+    vector = source.target
+    fault = adapter.autoreset_fault(vector)
+    if fault is not None:
+        raise SpecError(
+            f"The vector {source.name!r} {fault}. Make it with autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP."
+        )
+    if source.max_episode_timesteps is not None or source.reward_shaping is not None:
+        raise UsageError(
+            "max_episode_timesteps and reward_shaping cannot be added to a vector. Wrap its environments."
+        )
+    spec = vector.spec
+    wrapped = GymnasiumVector(vector, source.name, spec.max_episode_steps if spec else None, check, copy=True)
+    wrapped.why = "it was given as a vector"
+    return wrapped
+
+
+class NativeVector(VectorEnv):
+    """JAX-native environments, stepped from the host."""
+
+    mode = "jax"
+    why = "it is compiled by JAX"
+
+    def __init__(self, env: Any, num_envs: int, name: str) -> None:
+        from operant.envs.native import HostVector
+
+        self._vector = HostVector(env, num_envs)
+        self.num_envs = num_envs
+        self.spaces = env.spaces
+        self.name = name
+        self.max_episode_timesteps = env.max_episode_timesteps
+
+    def reset(self, seed: int | None = None) -> Flat:
+        """Begin an episode everywhere."""
+        self._check_reset(seed)
+        self._is_reset = True
+        return self._vector.reset(seed)
+
+    def step(self, actions: Mapping[str, np.ndarray]) -> Step:
+        """Take one action everywhere."""
+        if not (self._is_open and self._is_reset):
+            raise self._unusable()
+        step = Step(*self._vector.step(actions))
+        fault = nonfinite("reward", step.reward)
+        for key, value in step.observation.items():
+            fault = fault or nonfinite(f"state {key!r}", value)
+        if fault is not None:
+            raise EnvironmentError(f"Environment {fault[0]} of {self.name!r}: {fault[1]}")
+        return step
+
+    def close(self) -> None:
+        """Forget the environments' states."""
+        self._is_open = False
+        self._vector.close()
+
+
+def from_native(env: Any, num_envs: int, name: str, limit: int | None = None) -> NativeVector:
+    """Run a JAX-native environment as a vector on the host, under its own time limit or a smaller one."""
+    if limit is not None:
+        from operant.envs.native import TimeLimit
+
+        env = TimeLimit(env, smaller_limit(limit, env.max_episode_timesteps, name))
+    return NativeVector(env, num_envs, name)
+
+
+class Single(Environment):
+    """A vector of one as `Environment`."""
+
+    def __init__(self, vector: VectorEnv) -> None:
+        self.vector = vector
+        self.spaces = vector.spaces
+        self._actions: Flat = {
+            name: np.zeros((1, *leaf.shape), leaf.storage)
+            for name, leaf in vector.spaces.actions.components.items()
+        }
+        self._ended = False
+
+    def states(self) -> Any:
+        """Return the specification of the states, masks included."""
+        return nest(
+            self.spaces, self.spaces.states.to_spec(), lambda name: self.spaces.mask_leaf(name).to_spec()
+        )
+
+    def actions(self) -> Any:
+        """Return the specification of the actions."""
+        return self.spaces.actions.to_spec()
+
+    def max_episode_timesteps(self) -> int | None:
+        """Return the vector's time limit."""
+        return self.vector.max_episode_timesteps
+
+    def reset(self, seed: int | None = None) -> Any:
+        """Begin an episode."""
+        if self._ended and seed is None:  # the next step resets, whatever the action
+            observation = self.vector.step(self._actions).observation
+        else:
+            observation = self.vector.reset(seed)
+        self._ended = False
+        return self._states(observation)
+
+    def execute(self, actions: Any) -> tuple[Any, int, float]:
+        """Take actions; a truncation is terminal 2."""
+        flat = self.spaces.actions.clip(self.spaces.actions.flatten(actions))
+        observation, reward, terminated, truncated = self.vector.step({k: v[None] for k, v in flat.items()})
+        terminal = 1 if terminated[0] else 2 if truncated[0] else 0
+        self._ended = terminal != 0
+        return self._states(observation), terminal, float(reward[0])
+
+    def close(self) -> None:
+        """Close the vector."""
+        self.vector.close()
+
+    def _states(self, observation: Flat) -> Any:
+        flat = {name: value[0] for name, value in observation.items()}
+        masks = {name: flat.pop(f"{name}_mask") for name in self.spaces.masks}
+        return nest(self.spaces, self.spaces.states.unflatten(flat), lambda name: masks[name])

@@ -1,0 +1,379 @@
+"""`check_env`: tries an environment for what its later users take for granted, and says every fault with its remedy."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+import gymnasium
+import numpy as np
+
+from operant.envs.batched import Single, from_native
+from operant.envs.checked import Checked
+from operant.envs.environment import Environment
+from operant.envs.faults import mask_fault, value_faults
+from operant.envs.source import Source
+from operant.envs.table import resolve
+from operant.envs.vector import Flat
+from operant.errors import EnvironmentError, OperantError, SpaceError, UsageError, value_error
+from operant.spaces import Spaces, from_gymnasium
+
+
+def random_actions(
+    spaces: Spaces, observation: Mapping[str, np.ndarray], generator: np.random.Generator
+) -> Flat:
+    """Draw actions uniformly, of those that masks allow; unbounded floats from a normal distribution.
+
+    Args:
+        spaces: of one environment.
+        observation: flat components `[N, ...]`, for the masks.
+        generator: source of randomness.
+
+    Returns:
+        Flat actions as stored, leaves `[N, ...]`.
+    """
+    n = len(next(iter(observation.values())))
+    actions: Flat = {}
+    for name, leaf in spaces.actions.components.items():
+        shape = (n, *leaf.shape)
+        drawn: np.ndarray
+        if leaf.type == "bool":
+            drawn = generator.random(shape) < 0.5
+        elif leaf.num_values is not None:
+            scores = generator.random((*shape, leaf.num_values))
+            if name in spaces.masks:
+                scores = np.where(observation[f"{name}_mask"], scores, -1.0)
+            drawn = scores.argmax(-1)
+        elif leaf.bounded:
+            drawn = generator.uniform(leaf.low, leaf.high, shape)
+        else:
+            drawn = np.clip(generator.normal(size=shape), leaf.low, leaf.high)
+        actions[name] = drawn.astype(leaf.storage)
+    return actions
+
+
+def check_env(environment: Any, steps: int = 200, seed: int = 0, **kwargs: Any) -> list[str]:
+    """Try an environment with random actions, and say everything that is wrong with it.
+
+    Looked at: spaces; structure, shapes, dtypes, ranges and finiteness of what `reset` and `step` or `execute` return,
+    and its order; that a seed determines the stream; that returned arrays are not written to again; that masks allow
+    something; that time limits are kept apart from terminations.
+
+    Args:
+        environment: what `Environment.create` takes. An object is not closed.
+        steps: how many to take; several episodes are better than one.
+        seed: of the environment and of the actions.
+        kwargs: arguments of the environment.
+
+    Returns:
+        Findings that may be meant so, as sentences.
+
+    Raises:
+        EnvironmentError: it breaks its contract; the message lists all faults with their remedies.
+        SpecError: the specification is not understood.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise value_error("steps", "a whole number of at least 1", steps)
+    source = resolve(environment, arguments=kwargs)
+    if source.is_vector:
+        raise UsageError(f"{source.name!r} is a vector. Pass one environment.")
+    report = _Report()
+    try:
+        trial = _trial(source, report)
+        try:
+            _examine(source, trial, steps, seed, report)
+        finally:
+            if not source.is_object:
+                trial.close()
+    except _StopTrialError:
+        pass
+    if report.faults:
+        count = f"{len(report.faults)} fault{'s' if len(report.faults) > 1 else ''}"
+        lines = "".join(f"\n- {fault}" for fault in report.faults)
+        raise EnvironmentError(f"{source.name!r} has {count}:{lines}")
+    return report.findings
+
+
+class _StopTrialError(Exception):
+    """What was found makes further trial senseless."""
+
+
+class _Report:
+    """Faults and findings, each kind once."""
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+        self.findings: list[str] = []
+        self._seen: set[str] = set()
+
+    def fault(self, text: str, remedy: str = "") -> None:
+        """Note a fault, once for every text before what was received."""
+        kind = text.split(" Received:")[0]
+        if kind not in self._seen:
+            self._seen.add(kind)
+            self.faults.append(f"{text} {remedy}".rstrip())
+
+    def stop(self, text: str, remedy: str = "") -> NoReturn:
+        """Note a fault and end the trial."""
+        self.fault(text, remedy)
+        raise _StopTrialError
+
+
+class _Row(NamedTuple):
+    observation: Flat
+    reward: float
+    terminated: bool
+    truncated: bool
+
+
+class _Trial(Protocol):
+    """One environment under trial, in flat components `[1, ...]`."""
+
+    spaces: Spaces
+    limit: int | None
+    seedable: bool
+
+    def reset(self, seed: int | None) -> tuple[Any, Flat]:
+        """Return what `reset` returned as it is, and flat."""
+
+    def step(self, actions: Flat) -> tuple[Any, _Row]:
+        """Return the observation that `step` returned as it is, and all flat."""
+
+    def close(self) -> None:
+        """Close the environment."""
+
+
+class _GymnasiumTrial:
+    seedable = True
+
+    def __init__(self, env: Any, limit: int | None, report: _Report) -> None:
+        self._env, self._report = env, report
+        self.limit = limit
+        try:
+            self.spaces, self._codec = from_gymnasium(env.observation_space, env.action_space)
+        except SpaceError as error:
+            report.stop(str(error))
+
+    def reset(self, seed: int | None) -> tuple[Any, Flat]:
+        answer = _try(self._report, "reset", lambda: self._env.reset(seed=seed))
+        if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
+            self._report.stop(f"reset must return (observation, info). Received: {_form(answer)}.")
+        return answer[0], self._flat(answer[0], "reset")
+
+    def step(self, actions: Flat) -> tuple[Any, _Row]:
+        action = self._codec.decode_one(actions, 0)
+        answer = _try(self._report, f"step({action!r})", lambda: self._env.step(action))
+        if not isinstance(answer, tuple) or len(answer) != 5:
+            form = "(observation, reward, terminated, truncated, info)"
+            self._report.stop(f"step must return {form}. Received: {_form(answer)}.")
+        raw, reward, terminated, truncated, _ = answer
+        for name, flag in (("terminated", terminated), ("truncated", truncated)):
+            if not isinstance(flag, bool | np.bool_):
+                self._report.fault(
+                    f"{name} must be True or False. Received: {flag!r} ({type(flag).__name__}).",
+                    "step returns (observation, reward, terminated, truncated, info), in this order.",
+                )
+        reward = _reward(self._report, reward)
+        return raw, _Row(self._flat(raw, "step"), reward, bool(terminated), bool(truncated))
+
+    def _flat(self, raw: Any, call: str) -> Flat:
+        for fault in value_faults(self._env.observation_space, raw, f"observation of {call}", strict=True):
+            self._report.fault(fault, "Correct observation_space, or what is returned.")
+        try:
+            flat = self._codec.encode(raw, False)
+        except (SpaceError, KeyError, TypeError, IndexError, ValueError):
+            raise _StopTrialError from None
+        return {name: np.array(value)[None] for name, value in flat.items()}
+
+    def close(self) -> None:
+        self._env.close()
+
+
+class _EnvironmentTrial:
+    def __init__(self, env: Environment, report: _Report) -> None:
+        self._env, self._report = env, report
+        inner = env.environment if isinstance(env, Checked) else env
+        self.seedable = "seed" in inspect.signature(inner.reset).parameters
+        if env.num_actors() > 1 or env.is_vectorizable():
+            raise UsageError("check_env tries environments of one actor, run one at a time.")
+        try:
+            self.spaces = env.spaces if isinstance(env, Checked | Single) else Checked(env).spaces
+            self.limit = env.max_episode_timesteps()
+        except OperantError as error:
+            report.stop(str(error), "Correct states() or actions().")
+
+    def reset(self, seed: int | None) -> tuple[Any, Flat]:
+        arguments = {"seed": seed} if self.seedable and seed is not None else {}
+        raw = _try(self._report, "reset()", lambda: self._env.reset(**arguments))
+        return raw, self._flat(raw, "reset")
+
+    def step(self, actions: Flat) -> tuple[Any, _Row]:
+        action = self.spaces.actions.unflatten({name: value[0] for name, value in actions.items()})
+        answer = _try(self._report, f"execute({action!r})", lambda: self._env.execute(action))
+        if not isinstance(answer, tuple) or len(answer) != 3:
+            self._report.stop(f"execute must return (states, terminal, reward). Received: {_form(answer)}.")
+        raw, terminal, reward = answer
+        if not isinstance(terminal, bool | np.bool_ | int | np.integer) or int(terminal) not in (0, 1, 2):
+            self._report.fault(
+                f"terminal must be False or 0, True or 1, or 2. Received: {terminal!r} ({type(terminal).__name__}).",
+                "execute returns (states, terminal, reward), in this order.",
+            )
+            terminal = 0
+        reward = _reward(self._report, reward)
+        return raw, _Row(self._flat(raw, "execute"), reward, terminal == 1, terminal == 2)
+
+    def _flat(self, raw: Any, call: str) -> Flat:
+        try:
+            flat = self.spaces.observe(raw, ())
+        except SpaceError as error:
+            self._report.fault(
+                f"{call} returned states that do not fit states(): {error}", "Correct one or the other."
+            )
+            try:
+                flat = self.spaces.observe(raw, (), values=False)
+            except SpaceError:
+                raise _StopTrialError from None
+        return {name: np.array(value)[None] for name, value in flat.items()}
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def _trial(source: Source, report: _Report) -> _Trial:
+    made = source.make()
+    if isinstance(made, gymnasium.Env):
+        limit = source.own_limit()
+        return _GymnasiumTrial(
+            made, (made.spec.max_episode_steps if made.spec else None) if limit is None else limit, report
+        )
+    if isinstance(made, Environment):
+        return _EnvironmentTrial(made, report)
+    return _EnvironmentTrial(Single(from_native(made, 1, source.name)), report)
+
+
+def _examine(source: Source, trial: _Trial, steps: int, seed: int, report: _Report) -> None:
+    stream = _stream(trial, steps, seed, report)
+    ends = [row for row in stream if row.terminated or row.truncated]
+    if not ends and trial.limit is None:
+        report.findings.append(
+            f"No episode ended in {steps} steps, and there is no time limit. Give max_episode_timesteps if episodes may "
+            f"go on for ever."
+        )
+    if not trial.seedable:
+        report.findings.append(
+            "reset takes no seed, so runs cannot be repeated if anything is random. Let it take seed=None."
+        )
+        return
+    short = min(steps, 50)
+    again = _stream(trial, short, seed, report)
+    if not _alike(stream, again):
+        _explain_difference(source, stream, short, seed, report)
+    other = _stream(trial, short, seed, report, environment_seed=seed + 1)
+    if _alike(again, other):
+        report.findings.append(
+            "Two seeds gave the same stream. That is right if nothing is random, else reset ignores seed."
+        )
+
+
+def _explain_difference(source: Source, stream: list[_Row], steps: int, seed: int, report: _Report) -> None:
+    """Tell an environment that a seed does not determine from one that keeps something over a reset."""
+    if not source.is_object:
+        trial = _trial(source, report)
+        fresh = _stream(trial, steps, seed, report)
+        trial.close()
+        if _alike(stream, fresh):
+            report.findings.append(
+                "The same seed and actions gave another stream after earlier episodes: reset keeps something of them. Runs "
+                "can be repeated from the start only."
+            )
+            return
+    report.fault(
+        "The same seed and actions must give the same stream, and gave two.",
+        "Draw all randomness from one generator that reset(seed=...) seeds, and let reset set everything anew.",
+    )
+
+
+def _stream(
+    trial: _Trial, steps: int, seed: int, report: _Report, environment_seed: int | None = None
+) -> list[_Row]:
+    """Take steps with random actions; row 0 is the reset."""
+    generator = np.random.default_rng(seed)
+    raw, flat = trial.reset(seed if environment_seed is None else environment_seed)
+    rows = [_Row(flat, 0.0, False, False)]
+    before = copy.deepcopy(raw)
+    length = 0
+    for _ in range(steps):
+        _look(trial.spaces, flat, report)
+        then = raw
+        raw, row = trial.step(random_actions(trial.spaces, flat, generator))
+        flat, length = row.observation, length + 1
+        if not _same(then, before):
+            report.fault(
+                "The observation of one step changed with the next: returned arrays must not be written to again.",
+                "Return a copy.",
+            )
+        rows.append(row)
+        if row.terminated and length == trial.limit:
+            note = (
+                f"An episode terminated exactly at the time limit of {trial.limit} steps. If the limit is the reason, say "
+                f"truncated (terminal 2): a termination tells that nothing would follow."
+            )
+            report.findings.extend([] if note in report.findings else [note])
+        if row.terminated or row.truncated or length == trial.limit:
+            raw, flat = trial.reset(None)
+            rows.append(_Row(flat, 0.0, False, False))
+            length = 0
+        before = copy.deepcopy(raw)
+    return rows
+
+
+def _look(spaces: Spaces, flat: Flat, report: _Report) -> None:
+    for action in spaces.masks:
+        fault = mask_fault(f"{action}_mask", flat[f"{action}_mask"])
+        if fault is not None:
+            report.stop(fault[1], "End the episode when no action is left.")
+
+
+def _reward(report: _Report, reward: Any) -> float:
+    kind = np.asarray(reward).dtype.kind
+    if isinstance(reward, bool | np.bool_) or np.ndim(reward) != 0 or kind not in "fiu":
+        report.fault(
+            f"The reward must be a number. Received: {reward!r} ({type(reward).__name__}).",
+            "Mind the order of what is returned.",
+        )
+        return 0.0
+    if not np.isfinite(reward):
+        report.fault(f"The reward must be finite. Received: {reward}.", "Look for a division by zero.")
+        return 0.0
+    return float(reward)
+
+
+def _try(report: _Report, call: str, work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except Exception as error:
+        report.stop(f"{call} raised {type(error).__name__}: {error}")
+
+
+def _alike(a: list[_Row], b: list[_Row]) -> bool:
+    """Tell whether two streams are equal, as far as the shorter goes."""
+    return all(
+        x[1:] == y[1:] and all(np.array_equal(x.observation[k], y.observation[k]) for k in x.observation)
+        for x, y in zip(a, b, strict=False)
+    )
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Tell whether two observations hold the same values (NaN equals NaN)."""
+    if isinstance(a, Mapping):
+        return all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, tuple | list):
+        return all(_same(x, y) for x, y in zip(a, b, strict=True))
+    x, y = np.asarray(a), np.asarray(b)
+    return bool(np.array_equal(x, y, equal_nan=x.dtype.kind == "f"))
+
+
+def _form(answer: Any) -> str:
+    return f"a tuple of {len(answer)}" if isinstance(answer, tuple) else type(answer).__name__

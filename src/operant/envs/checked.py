@@ -1,0 +1,286 @@
+"""What `Environment.create` returns: an environment whose answers and order of calls are checked."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+
+from operant.envs.environment import Environment, Shaping, nest
+from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError, value_error
+from operant.spaces import Spaces
+
+
+class Checked(Environment):
+    """What `Environment.create` returns: an environment whose answers and order of calls are checked.
+
+    It turns the last step before the time limit into terminal 2 and shapes rewards. Attributes that it does not have
+    itself are read from and written to the environment within.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        max_episode_timesteps: int | None = None,
+        reward_shaping: Shaping | None = None,
+        name: str = "",
+    ) -> None:
+        self._name = name or type(environment).__name__
+        self._environment = environment
+        self._limit = smaller_limit(max_episode_timesteps, environment.max_episode_timesteps(), self._name)
+        self._shaping = _checked_shaping(reward_shaping)
+        self._spaces: Spaces | None = getattr(environment, "spaces", None)
+        self._seedable = "seed" in inspect.signature(environment.reset).parameters
+        self._peeked: Any = None
+        self._states: Any = None
+        self._steps = 0
+        self._running = self._closed = self._batched = False
+        self._checks = {"reset", "execute"}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
+        return getattr(self._environment, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._environment, name, value)
+
+    def __repr__(self) -> str:
+        return f"Environment({self._name!r})"
+
+    @property
+    def spaces(self) -> Spaces:
+        """States, actions and masks. Reading them may begin the first episode, to see whether masks come with it."""
+        if self._spaces is None:
+            try:
+                self._spaces = self._read_spaces()
+            except AttributeError as error:  # which Python would take for "there is no attribute spaces"
+                raise EnvironmentError(f"{self._name!r} raised AttributeError: {error}") from error
+        return self._spaces
+
+    @property
+    def name(self) -> str:
+        """What it was created from."""
+        return self._name
+
+    @property
+    def environment(self) -> Environment:
+        """The environment within."""
+        return self._environment
+
+    def states(self) -> Any:
+        """Return the specification of the states, masks included."""
+        return nest(
+            self.spaces, self.spaces.states.to_spec(), lambda name: self.spaces.mask_leaf(name).to_spec()
+        )
+
+    def actions(self) -> Any:
+        """Return the specification of the actions."""
+        return self.spaces.actions.to_spec()
+
+    def max_episode_timesteps(self) -> int | None:
+        """Return the steps after which an episode is cut, or None without a limit."""
+        return self._limit
+
+    def num_actors(self) -> int:
+        """Return how many actors act in it."""
+        return self._environment.num_actors()
+
+    def is_vectorizable(self) -> bool:
+        """Tell whether `reset` takes `num_parallel`."""
+        return self._environment.is_vectorizable()
+
+    def episode_return(self, parallel: int | None = None) -> float | None:
+        """Return what the environment reports as the last episode's return, or None."""
+        return self._environment.episode_return(parallel=parallel)
+
+    def close(self) -> None:
+        """Close the environment; a second call does nothing."""
+        if not self._closed:
+            self._closed, self._running = True, False
+            self._environment.close()
+
+    def reset(self, num_parallel: int | None = None, seed: int | None = None) -> Any:
+        """Begin an episode.
+
+        Args:
+            num_parallel: for vectorizable environments, how many episodes to run side by side.
+            seed: for environments whose `reset` takes one; others ignore it.
+
+        Returns:
+            The first states; with several actors or `num_parallel`, ``(parallel, states)``.
+
+        Raises:
+            UsageError: the environment is closed, or `num_parallel` is given to one that is not vectorizable.
+            EnvironmentError: the first states do not fit the specification.
+        """
+        if self._closed:
+            raise UsageError(f"The environment {self._name!r} is closed. Create another one.")
+        if num_parallel is not None and not self.is_vectorizable():
+            raise UsageError(
+                f"num_parallel is for vectorizable environments. Received: num_parallel={num_parallel!r} for "
+                f"{self._name!r}. Leave it out, or use operant.envs.vector.create."
+            )
+        self._batched = num_parallel is not None or self.num_actors() > 1
+        if self._batched and self._shaping is not None:
+            raise UsageError("reward_shaping is for one episode at a time. Shape rewards in execute instead.")
+        spaces = self.spaces
+        arguments: dict[str, Any] = {} if num_parallel is None else {"num_parallel": num_parallel}
+        if seed is not None and self._seedable:
+            arguments["seed"] = seed
+        if self._peeked is not None and not arguments:
+            answer = self._peeked[0]
+        else:
+            answer = self._environment.reset(**arguments)
+        self._peeked = None
+        if "reset" in self._checks:
+            self._check_states(answer[1] if self._batched else answer, "reset", spaces)
+            self._checks.remove("reset")
+        self._steps, self._running, self._states = 0, True, answer
+        return answer
+
+    def execute(self, actions: Any) -> tuple[Any, ...]:
+        """Take actions.
+
+        Returns:
+            ``(states, terminal, reward)`` with terminal 0, 1 or 2 and a float; with several actors or `num_parallel`
+            ``(parallel, states, terminal, reward)``.
+
+        Raises:
+            UsageError: before `reset`, or after the episode ended.
+            EnvironmentError: the answer breaks the contract.
+        """
+        if not self._running:
+            raise UsageError(
+                f"execute was called on {self._name!r} before an episode was begun. Call reset first, and after every "
+                f"terminal."
+            )
+        answer = self._environment.execute(actions)
+        size = 4 if self._batched else 3
+        if not isinstance(answer, tuple) or len(answer) != size:
+            form = "(parallel, states, terminal, reward)" if self._batched else "(states, terminal, reward)"
+            raise EnvironmentError(
+                f"execute of {self._name!r} must return {form}. Received: {_brief(answer)}."
+            )
+        self._steps += 1
+        if self._batched:
+            return self._finish_batch(*answer)
+        states, terminal, reward = answer
+        if "execute" in self._checks:
+            self._check_states(states, "execute", self.spaces)
+            self._checks.remove("execute")
+        terminal, reward = self._checked_terminal(terminal), self._checked_reward(reward)
+        if self._shaping is not None:
+            shaped = self._shaping(self._states, actions, terminal, reward, states)
+            if isinstance(shaped, tuple):
+                shaped, shaped_terminal = shaped
+                terminal = self._checked_terminal(shaped_terminal)
+            reward = self._checked_reward(shaped)
+        if terminal == 0 and self._steps == self._limit:
+            terminal = 2
+        self._running, self._states = terminal == 0, states
+        return states, terminal, reward
+
+    def _finish_batch(self, parallel: Any, states: Any, terminal: Any, reward: Any) -> tuple[Any, ...]:
+        terminal = np.asarray(terminal).astype(np.int64)
+        reward = np.asarray(reward, np.float32)
+        if not np.isin(terminal, (0, 1, 2)).all():
+            raise EnvironmentError(f"terminal of {self._name!r} must be 0, 1 or 2. Received: {terminal}.")
+        if not np.isfinite(reward).all():
+            raise EnvironmentError(f"The reward of {self._name!r} must be finite. Received: {reward}.")
+        if self._steps == self._limit:
+            terminal[terminal == 0] = 2
+            parallel, states = np.asarray(parallel)[:0], None
+        elif "execute" in self._checks and len(parallel):
+            self._check_states(states, "execute", self.spaces)
+            self._checks.remove("execute")
+        self._running = bool(np.size(parallel))
+        return parallel, states, terminal, reward
+
+    def _read_spaces(self) -> Spaces:
+        environment = self._environment
+        states, actions = environment.states(), environment.actions()
+        spaces = Spaces.read(states, actions)
+        names = [name for name, leaf in spaces.actions.components.items() if leaf.type == "int"]
+        if not names or spaces.masks or environment.is_vectorizable() or environment.num_actors() > 1:
+            return spaces
+        self._peeked = (environment.reset(),)
+        masks = [name for name in names if _has(self._peeked[0], f"{name}_mask")]
+        return Spaces.read(states, actions, masks)
+
+    def _check_states(self, states: Any, call: str, spaces: Spaces) -> None:
+        try:
+            spaces.observe(states, None if self._batched else ())
+        except SpaceError as error:
+            raise EnvironmentError(
+                f"{call} of {self._name!r} returned states that do not fit states(): {error} Correct one or the other."
+            ) from None
+
+    def _checked_terminal(self, terminal: Any) -> int:
+        if not isinstance(terminal, bool | np.bool_ | int | np.integer) or int(terminal) not in (0, 1, 2):
+            raise EnvironmentError(
+                f"terminal of {self._name!r} must be False or 0, True or 1, or 2 for a cut episode. "
+                f"Received: {_brief(terminal)}. execute returns (states, terminal, reward), in this order."
+            )
+        return int(terminal)
+
+    def _checked_reward(self, reward: Any) -> float:
+        number = isinstance(reward, int | float | np.number) or (
+            np.shape(reward) == () and isinstance(reward, np.ndarray)
+        )
+        if isinstance(reward, bool) or not number:
+            raise EnvironmentError(
+                f"The reward of {self._name!r} must be a number. Received: {_brief(reward)}. "
+                f"execute returns (states, terminal, reward), in this order."
+            )
+        if not math.isfinite(reward):
+            raise EnvironmentError(
+                f"The reward of {self._name!r} must be finite. Received: {float(reward)} at step {self._steps}."
+            )
+        return float(reward)
+
+
+def _has(states: Any, name: str) -> bool:
+    for key in name.split("/"):
+        if not isinstance(states, Mapping) or key not in states:
+            return False
+        states = states[key]
+    return True
+
+
+def smaller_limit(asked: int | None, own: int | None, name: str) -> int | None:
+    """Return the smaller of the limit asked for and the environment's own; a larger one is refused."""
+    if asked is None:
+        return own
+    if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
+        raise value_error("max_episode_timesteps", "a whole number of at least 1, or None", asked)
+    if own is not None and asked > own:
+        raise value_error(
+            "max_episode_timesteps",
+            f"at most {own}, the limit of {name!r} itself",
+            asked,
+            "Leave it out, or make the environment with a longer limit of its own.",
+        )
+    return asked
+
+
+def _checked_shaping(shaping: Any) -> Shaping | None:
+    if shaping is None or callable(shaping):
+        return cast("Shaping | None", shaping)
+    raise SpecError(
+        "reward_shaping must be a callable (states, actions, terminal, reward, next_states) -> reward. "
+        f"Received: reward_shaping={shaping!r}. Strings are not evaluated: pass a function or a lambda."
+    )
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"

@@ -1,0 +1,158 @@
+"""`Environment`: the base class that users subclass, and `Environment.create`, which makes one of anything."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from operant.errors import OperantError
+from operant.spaces import Spaces
+
+if TYPE_CHECKING:
+    from operant.envs.checked import Checked
+
+Shaping: TypeAlias = Callable[[Any, Any, int, float, Any], Any]
+"""``(states, actions, terminal, reward, next_states) -> reward`` or ``-> (reward, terminal)``."""
+
+
+class Environment(abc.ABC):
+    """One environment, or several actors in one: what an agent acts in.
+
+    Subclasses define `states`, `actions`, `reset` and `execute`, the rest where it differs::
+
+        class Corridor(Environment):
+            def states(self):
+                return dict(type="float", shape=(1,), min_value=0.0, max_value=9.0)
+
+            def actions(self):
+                return dict(type="int", num_values=2)
+
+            def reset(self):
+                self.place = 0.0
+                return [self.place]
+
+            def execute(self, actions):
+                self.place = max(0.0, self.place + 2 * actions - 1)
+                return [self.place], self.place == 9.0, -1.0
+
+    `reset` may take an argument `seed` (a whole number or None); an environment that draws random numbers should,
+    so that runs can be repeated.
+    """
+
+    @abc.abstractmethod
+    def states(self) -> Any:
+        """Return the specification of the states: ``dict(type='float', shape=(4,))``, or a nested dict of such.
+
+        An entry ``<action>_mask`` (``action_mask`` for a single unnamed action) of type bool and the action's shape
+        with `num_values` behind it declares an action mask.
+        """
+
+    @abc.abstractmethod
+    def actions(self) -> Any:
+        """Return the specification of the actions: ``dict(type='int', num_values=3)``, or a nested dict of such."""
+
+    @abc.abstractmethod
+    def reset(self) -> Any:
+        """Begin an episode and return its first states, in the structure of `states`.
+
+        Several actors (`num_actors` above 1) return ``(parallel, states)``: the indices of the actors, and states with a
+        leading axis. So do vectorizable environments, whose `reset` takes `num_parallel`.
+        """
+
+    @abc.abstractmethod
+    def execute(self, actions: Any) -> tuple[Any, ...]:
+        """Take actions, and return ``(states, terminal, reward)``.
+
+        `terminal` is False or 0 while the episode goes on, True or 1 at its end, and 2 when it was cut (a time limit).
+        Several actors and vectorizable environments return ``(parallel, states, terminal, reward)``: `terminal` and
+        `reward` belong to the actors that acted, `parallel` and `states` to those still running.
+        """
+
+    def max_episode_timesteps(self) -> int | None:
+        """Return the most steps that an episode takes, or None without a limit."""
+        return None
+
+    def close(self) -> None:
+        """Free what the environment holds."""
+        return None
+
+    def num_actors(self) -> int:
+        """Return how many actors act in it."""
+        return 1
+
+    def is_vectorizable(self) -> bool:
+        """Tell whether `reset` takes `num_parallel`, to run so many episodes side by side."""
+        return False
+
+    def episode_return(self, parallel: int | None = None) -> float | None:
+        """Return the return to report for the last episode, or None to report the sum of its rewards."""
+        return None
+
+    @staticmethod
+    def create(
+        environment: Any = None,
+        max_episode_timesteps: int | None = None,
+        reward_shaping: Shaping | None = None,
+        remote: str | None = None,
+        blocking: bool = False,
+        host: str | None = None,
+        port: int | None = None,
+        **kwargs: Any,
+    ) -> Checked:
+        """Make an environment of a specification.
+
+        Args:
+            environment: an id of Gymnasium (``'CartPole-v1'``), a JAX-native id (``'jax:CartPole-v1'``), an importable
+                ``module.Class``, the path of a JSON file, an `Environment` or a `gymnasium.Env` (object, class or
+                function that returns one), ``'gymnasium'`` with `level`, or a dict with one of these as `environment`
+                or `type` and arguments beside it.
+            max_episode_timesteps: steps after which an episode is cut (terminal 2); at most the environment's own
+                limit, which is the default.
+            reward_shaping: called as ``(states, actions, terminal, reward, next_states)`` after every step; returns the
+                reward, or reward and terminal.
+            remote: must be None.
+            blocking: for remote environments.
+            host: for remote environments.
+            port: for remote environments.
+            kwargs: arguments of the environment itself.
+
+        Raises:
+            SpecError: the specification is not understood; names the close match, or the package to install.
+            UsageError: an environment that was created already is to be changed.
+        """
+        if remote is not None or blocking or host is not None or port is not None:
+            raise OperantError(
+                "Remote environments are not available in this version. "
+                f"Received: remote={remote!r}, blocking={blocking!r}, host={host!r}, port={port!r}. "
+                "Leave these out; to step environments in local processes, use operant.envs.vector.create."
+            )
+        from operant.envs.table import resolve
+
+        return resolve(
+            environment,
+            max_episode_timesteps=max_episode_timesteps,
+            reward_shaping=reward_shaping,
+            arguments=kwargs,
+        ).create()
+
+
+def nest(spaces: Spaces, states: Any, mask: Callable[[str], Any]) -> Any:
+    """Put masks beside states in the user's structure.
+
+    Args:
+        spaces: which masks there are.
+        states: values or specifications, nested as `spaces.states` is.
+        mask: the value or specification of an action's mask, by the action's name.
+    """
+    if not spaces.masks:
+        return states
+    tree: dict[str, Any] = {"state": states} if spaces.states.single else dict(states)
+    for action in spaces.masks:
+        *path, last = f"{action}_mask".split("/")
+        branch = tree
+        for key in path:
+            branch[key] = dict(branch.get(key, {}))
+            branch = branch[key]
+        branch[last] = mask(action)
+    return tree

@@ -1,0 +1,175 @@
+"""What can be wrong with an environment's answers, said in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import isfinite
+from typing import Any
+
+import numpy as np
+from numpy import vdot
+
+from operant.spaces import Leaf, Spaces
+
+# Loops test `isfinite(vdot(x, x))` before they ask `nonfinite`: the product of an array with itself is finite only if all
+# entries are. It is five times faster than the exact test on small arrays; overflow, the other reason, is left to that.
+__all__ = [
+    "isfinite",
+    "look",
+    "mask_fault",
+    "nonfinite",
+    "state_label",
+    "stored_fault",
+    "value_faults",
+    "vdot",
+]
+
+_KINDS = {"f": "a number", "i": "a whole number", "u": "a whole number", "b": "True or False"}
+_ACCEPTED = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
+
+
+def value_faults(space: Any, value: Any, name: str = "observation", *, strict: bool = False) -> Iterator[str]:
+    """Say why a value is no member of a Gymnasium space.
+
+    Args:
+        space: of Gymnasium.
+        value: one member, without a batch axis.
+        name: of the value, for messages.
+        strict: whether dtypes must be equal, not only of the same kind.
+    """
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        if not isinstance(value, Mapping) or value.keys() != space.spaces.keys():
+            keys = ", ".join(map(repr, space.spaces))
+            received = ", ".join(map(repr, value)) if isinstance(value, Mapping) else type(value).__name__
+            yield f"The {name} must be a dict with {keys}. Received: {received}."
+            return
+        for key, branch in space.spaces.items():
+            yield from value_faults(branch, value[key], f"{name}[{key!r}]", strict=strict)
+    elif isinstance(space, spaces.Tuple):
+        if not isinstance(value, tuple) or len(value) != len(space.spaces):
+            yield f"The {name} must be a tuple of {len(space.spaces)}. Received: {_brief(value)}."
+            return
+        for i, branch in enumerate(space.spaces):
+            yield from value_faults(branch, value[i], f"{name}[{i}]", strict=strict)
+    else:
+        yield from _array_faults(space, value, name, strict)
+
+
+def _array_faults(space: Any, value: Any, name: str, strict: bool) -> Iterator[str]:
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):
+        array = np.asarray(None)
+    kind = space.dtype.kind
+    binary = type(space).__name__ == "MultiBinary"
+    if array.dtype.kind not in _ACCEPTED[kind] + ("b" if binary else ""):
+        yield f"The {name} must be {_KINDS[kind]} ({space.dtype}). Received: {_brief(value)}."
+        return
+    if array.shape != (space.shape or ()):
+        yield f"The {name} must have shape {space.shape}. Received: shape {array.shape}."
+        return
+    if strict and (
+        (not isinstance(value, np.ndarray) and space.shape) or (array.dtype != space.dtype and space.shape)
+    ):
+        received = f"dtype {array.dtype}" if isinstance(value, np.ndarray) else _brief(value)
+        yield f"The {name} must be an array of dtype {space.dtype}. Received: {received}."
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        yield f"The {name} must be finite. Received: {first(array, ~np.isfinite(array))}."
+        return
+    low, high = _bounds(space)
+    outside = (array < low) | (array > high)
+    if outside.any():
+        where = np.broadcast_to(low, array.shape)[outside][0], np.broadcast_to(high, array.shape)[outside][0]
+        yield f"The {name} must be between {where[0]} and {where[1]}. Received: {first(array, outside)}."
+
+
+def _bounds(space: Any) -> tuple[Any, Any]:
+    name = type(space).__name__
+    if hasattr(space, "low"):
+        return space.low, space.high
+    if hasattr(space, "nvec"):
+        return space.start, space.start + space.nvec - 1
+    return (0, 1) if name == "MultiBinary" else (space.start, space.start + space.n - 1)
+
+
+def stored_fault(leaf: Leaf, label: str, array: np.ndarray) -> tuple[int, str] | None:
+    """Find the first fault in a component as stored, `[N, *shape]`: a number that is not finite or out of range.
+
+    Returns:
+        The environment's index and what is wrong, or None.
+    """
+    fault = nonfinite(label, array)
+    if fault is not None or leaf.type == "bool":
+        return fault
+    low: Any = 0 if leaf.num_values is not None else leaf.low
+    high: Any = leaf.num_values - 1 if leaf.num_values is not None else leaf.high
+    slack = 1e-6 * np.maximum(np.abs(low), np.abs(high)) if leaf.storage.kind == "f" else 0
+    with np.errstate(invalid="ignore"):  # infinite bounds times zero
+        outside = (array < low - np.nan_to_num(slack, posinf=0)) | (
+            array > high + np.nan_to_num(slack, posinf=0)
+        )
+    if not outside.any():
+        return None
+    i = int(np.argwhere(outside)[0][0])
+    entry = tuple(np.argwhere(outside)[0][1:])
+    span = np.broadcast_to(low, leaf.shape)[entry], np.broadcast_to(high, leaf.shape)[entry]
+    return i, (
+        f"The {label} must be between {span[0]:g} and {span[1]:g}. Received: {first(array[i], outside[i])}. "
+        f"Widen the space, or correct the value."
+    )
+
+
+def mask_fault(label: str, mask: np.ndarray) -> tuple[int, str] | None:
+    """Find an environment whose mask `[N, *shape, num_values]` allows nothing."""
+    empty = ~mask.any(-1)
+    if not empty.any():
+        return None
+    return int(
+        np.argwhere(empty)[0][0]
+    ), f"The mask {label!r} must allow at least one value. Received: all False."
+
+
+def look(spaces: Spaces, observation: Flat) -> tuple[int, str] | None:
+    """Look at stored observations `[N, ...]` in full; return the first faulty environment and its fault, or None."""
+    for key, leaf in spaces.observation_components.items():
+        is_state = key in spaces.states.components
+        label = state_label(spaces, key)
+        fault = stored_fault(leaf, label, observation[key]) if is_state else mask_fault(key, observation[key])
+        if fault is not None:
+            return fault
+    return None
+
+
+def state_label(spaces: Spaces, key: str) -> str:
+    """Name a component in messages."""
+    return "state" if spaces.states.single else f"state {key!r}"
+
+
+def nonfinite(label: str, array: np.ndarray) -> tuple[int, str] | None:
+    """Find the first environment with NaN or infinity in a component `[N, ...]`.
+
+    Returns:
+        The environment's index and what is wrong, or None.
+    """
+    if array.dtype.kind != "f":
+        return None
+    if isfinite(vdot(array, array)):
+        return None
+    bad = ~np.isfinite(array)
+    if not bad.any():
+        return None
+    i = int(np.argwhere(bad)[0][0])
+    return i, f"The {label} must be finite. Received: {first(array[i], bad[i])}."
+
+
+def first(array: np.ndarray, bad: np.ndarray) -> str:
+    """Show the first bad entry, and where it is."""
+    index = tuple(int(i) for i in np.argwhere(bad)[0])
+    return f"{array[index]} at index {index}" if index else f"{array[index]}"
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"

@@ -1,0 +1,274 @@
+"""Gymnasium's environments: found by id, made without the wrappers that cost time, and shown as `Environment`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec as find_package
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, find_highest_version, load_env_creator, parse_env_id
+
+from operant.envs.environment import Environment, nest
+from operant.errors import EnvironmentError, OperantError, SpecError, suggest
+from operant.spaces import from_gymnasium
+
+ATARI = "ale_py.env:AtariEnv"
+ATARI_VECTOR = "ale_py.vector_env:AtariVectorEnv"
+_ATARI_ID = re.compile(r"^ALE/|(NoFrameskip|Deterministic)-v[04]$")
+_EXTRAS = {  # what an id's entry point starts with: the package that it needs, and the extra that brings it
+    "ale_py": ("ale_py", "atari"),
+    "gymnasium.envs.box2d": ("Box2D", "box2d"),
+    "gymnasium.envs.mujoco": ("mujoco", "mujoco"),
+}
+
+
+def register_atari() -> bool:
+    """Register the ids of ALE, if it is installed; return whether it is."""
+    if find_package("ale_py") is None:
+        return False
+    if "ALE/Pong-v5" not in gymnasium.registry:
+        gymnasium.register_envs(importlib.import_module("ale_py"))
+    return True
+
+
+def find(name: str) -> EnvSpec | None:
+    """Return the registered environment of an id, or None.
+
+    Args:
+        name: as ``gymnasium.make`` takes it, ``module:id`` included; without a version, the latest is meant.
+
+    Raises:
+        SpecError: the id belongs to a package that is not installed, or its module cannot be imported.
+    """
+    module, _, label = name.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise SpecError(
+                f"The module of environment {name!r} cannot be imported: {error}. Check its name and that it is installed."
+            ) from None
+    if label not in gymnasium.registry and _ATARI_ID.search(label) and not register_atari():
+        raise SpecError(f"Environment {name!r} needs ALE. Install it: pip install 'operant[atari]'.")
+    spec = gymnasium.registry.get(label)
+    if spec is not None:
+        return spec
+    try:
+        namespace, base, version = parse_env_id(label)
+    except gymnasium.error.Error:
+        return None
+    latest = find_highest_version(namespace, base) if version is None else None
+    return (
+        None
+        if latest is None
+        else gymnasium.registry.get(f"{namespace + '/' if namespace else ''}{base}-v{latest}")
+    )
+
+
+def extra(spec: EnvSpec) -> str | None:
+    """Return the extra of operant that brings what an environment needs, or None."""
+    entry = _extra(spec)
+    return entry[1] if entry else None
+
+
+def _extra(spec: EnvSpec) -> tuple[str, str] | None:
+    entry = spec.entry_point
+    module = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
+    return next((needs for prefix, needs in _EXTRAS.items() if module.startswith(prefix)), None)
+
+
+def is_atari_frames(spec: EnvSpec, arguments: Mapping[str, Any]) -> bool:
+    """Tell whether an id means ALE's preprocessed frames: the ``ALE/`` ids do, unless ``preprocess`` says other."""
+    if spec.entry_point != ATARI:
+        return False
+    return bool(arguments.get("preprocess", spec.vector_entry_point is not None))
+
+
+def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
+    """Make one environment of Gymnasium, without checks, order enforcement and time limit: operant has its own.
+
+    Args:
+        spec: from `find`.
+        arguments: of the environment itself; ``visualize=True`` stands for ``render_mode='human'``.
+
+    Raises:
+        SpecError: an argument is unknown, or a package is missing.
+    """
+    arguments = _arguments(spec, arguments, spec.entry_point, vector=False)
+    bare = dataclasses.replace(
+        spec, order_enforce=False, disable_env_checker=True, max_episode_steps=None, vector_entry_point=None
+    )
+    env = _call(spec, lambda: gymnasium.make(bare, **arguments))
+    env.unwrapped.spec = spec
+    return env
+
+
+def make_vector(
+    spec: EnvSpec, num_envs: int, arguments: Mapping[str, Any], limit: int | None
+) -> tuple[gymnasium.vector.VectorEnv, int | None] | str:
+    """Make Gymnasium's own vectorised form of an environment.
+
+    Returns:
+        The vector and its time limit, or a sentence that says why there is none.
+
+    Raises:
+        SpecError: an argument is unknown, or a package is missing.
+    """
+    atari = is_atari_frames(spec, arguments)
+    entry = ATARI_VECTOR if atari else spec.vector_entry_point
+    if entry is None or (spec.entry_point == ATARI and not atari):
+        return f"Gymnasium has no vectorised form of {spec.id}"
+    if spec.additional_wrappers:
+        return f"the vectorised form of {spec.id} lacks its wrappers"
+    arguments = {**spec.kwargs, **_arguments(spec, arguments, entry, vector=True)}
+    if atari:
+        if spec.kwargs.get("frameskip") == 1 and arguments["frameskip"] == 1:
+            arguments["frameskip"] = (
+                4  # the ids without frame skip leave it to the preprocessing, which this is
+            )
+        skip = arguments["frameskip"]
+        if limit is not None:
+            arguments["max_num_frames_per_episode"] = limit * skip
+        limit = arguments["max_num_frames_per_episode"] // skip
+    elif limit is not None or spec.max_episode_steps is not None:
+        limit = spec.max_episode_steps if limit is None else limit
+        arguments["max_episode_steps"] = limit
+    creator = _call(spec, lambda: load_env_creator(entry) if isinstance(entry, str) else entry)
+    if "max_episode_steps" in arguments and not _takes(creator, "max_episode_steps"):
+        return f"the vectorised form of {spec.id} takes no time limit"
+    vector = _call(spec, lambda: creator(num_envs=num_envs, **arguments))
+    if (fault := autoreset_fault(vector)) is not None:
+        vector.close()
+        return f"the vectorised form of {spec.id} {fault}"
+    return vector, limit
+
+
+def autoreset_fault(vector: gymnasium.vector.VectorEnv) -> str | None:
+    """Say what is wrong with a vector's way to begin the next episode, or None."""
+    mode = vector.metadata.get("autoreset_mode")
+    if mode is None:
+        return "does not say its autoreset mode in metadata['autoreset_mode']"
+    if mode != gymnasium.vector.AutoresetMode.NEXT_STEP:
+        return f"resets with {mode}, and AutoresetMode.NEXT_STEP is needed"
+    return None
+
+
+def _takes(creator: Callable[..., Any], name: str) -> bool:
+    parameters = inspect.signature(creator).parameters
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _arguments(spec: EnvSpec, given: Mapping[str, Any], entry: Any, *, vector: bool) -> dict[str, Any]:
+    """Return the arguments for an entry point; unknown ones are errors with the close match."""
+    arguments = {
+        name: value for name, value in given.items() if name != "preprocess" or spec.entry_point != ATARI
+    }
+    if arguments.pop("visualize", False):
+        arguments["render_mode"] = "human"
+    creator = _call(spec, lambda: load_env_creator(entry) if isinstance(entry, str) else entry)
+    try:
+        parameters = inspect.signature(creator).parameters
+    except (TypeError, ValueError):
+        return arguments
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return arguments
+    known = [name for name in parameters if name not in ("self", "num_envs")]
+    for name in arguments:
+        if name == "max_episode_steps" or name not in known:
+            remedy = suggest(name, known)
+            if name == "max_episode_steps":
+                remedy = " The time limit is given as max_episode_timesteps."
+            form = "vectorised form of environment" if vector else "environment"
+            raise SpecError(f"The {form} {spec.id!r} takes no argument {name!r}.{remedy}")
+    return arguments
+
+
+def _call(spec: EnvSpec, work: Callable[[], Any]) -> Any:
+    """Do what may fail for a missing package, and say which one to install."""
+    needs = _extra(spec)
+    if needs is not None and find_package(needs[0]) is None:
+        raise SpecError(
+            f"Environment {spec.id!r} needs {needs[0]}. Install it: pip install 'operant[{needs[1]}]'."
+        )
+    try:
+        return work()
+    except OperantError:
+        raise
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+        remedy = f" Install it: pip install 'operant[{needs[1]}]'." if needs else ""
+        raise SpecError(
+            f"Environment {spec.id!r} misses a package: {str(error).rstrip('.')}.{remedy}"
+        ) from error
+    except Exception as error:
+        raise SpecError(f"Environment {spec.id!r} cannot be made: {type(error).__name__}: {error}") from error
+
+
+class Gymnasium(Environment):
+    """An environment of Gymnasium as `Environment`.
+
+    Args:
+        env: the environment.
+        max_episode_timesteps: its time limit, if it does not say it in its spec.
+
+    Attributes that this class does not have are the environment's.
+    """
+
+    def __init__(self, env: gymnasium.Env, max_episode_timesteps: int | None = None) -> None:
+        self.gymnasium = env
+        self.spaces, self.codec = from_gymnasium(env.observation_space, env.action_space)
+        self._limit = own_limit(env) if max_episode_timesteps is None else max_episode_timesteps
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "gymnasium":
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
+        return getattr(self.gymnasium, name)
+
+    def states(self) -> Any:
+        """Return the specification of the states, masks included."""
+        return nest(
+            self.spaces, self.spaces.states.to_spec(), lambda name: self.spaces.mask_leaf(name).to_spec()
+        )
+
+    def actions(self) -> Any:
+        """Return the specification of the actions."""
+        return self.spaces.actions.to_spec()
+
+    def max_episode_timesteps(self) -> int | None:
+        """Return the time limit of Gymnasium's registry, or None."""
+        return self._limit
+
+    def reset(self, seed: int | None = None) -> Any:
+        """Begin an episode."""
+        observation, _ = self.gymnasium.reset(seed=seed)
+        return self._states(observation)
+
+    def execute(self, actions: Any) -> tuple[Any, int, float]:
+        """Take actions; a truncation is terminal 2."""
+        flat = self.spaces.actions.flatten(actions)
+        answer = self.gymnasium.step(self.codec.decode(flat, False))
+        if not isinstance(answer, tuple) or len(answer) != 5:
+            raise EnvironmentError(
+                f"step of {self.gymnasium} must return (observation, reward, terminated, truncated, info). "
+                f"Received: {answer!r}."
+            )
+        observation, reward, terminated, truncated, _ = answer
+        return self._states(observation), 1 if terminated else 2 if truncated else 0, reward
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.gymnasium.close()
+
+    def _states(self, observation: Any) -> Any:
+        flat = self.codec.encode(observation, False)
+        masks = {name: flat.pop(f"{name}_mask") for name in self.spaces.masks}
+        return nest(self.spaces, self.spaces.states.unflatten(flat), lambda name: masks[name])
+
+
+def own_limit(env: gymnasium.Env) -> int | None:
+    """Return the time limit that an environment's spec tells, or None."""
+    return None if env.spec is None else env.spec.max_episode_steps

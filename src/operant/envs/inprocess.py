@@ -1,0 +1,268 @@
+"""Environments stepped one after the other in this process; worker processes run the same loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+
+from operant.envs.checked import Checked, smaller_limit
+from operant.envs.faults import isfinite, look, nonfinite, state_label, value_faults, vdot
+from operant.envs.vector import Check, Flat, Step, VectorEnv, seed_of
+from operant.errors import EnvironmentError, SpaceError, UsageError
+from operant.spaces import Spaces, from_gymnasium
+
+
+class Cell(Protocol):
+    """One environment of a loop, answering in flat components."""
+
+    spaces: Spaces
+    limit: int | None
+    """Steps after which the loop cuts an episode."""
+
+    def native_actions(self, actions: Mapping[str, np.ndarray], n: int) -> Sequence[Any]:
+        """Return flat actions `[N, ...]` as `N` actions of this kind of environment."""
+
+    def reset(self, seed: int | None, full: bool) -> Flat:
+        """Begin an episode; with `full`, look at the answer closely."""
+
+    def step(self, action: Any, full: bool) -> tuple[Flat, float, bool, bool]:
+        """Take an action: observation, reward, terminated, truncated."""
+
+    def close(self) -> None:
+        """Close the environment."""
+
+
+class GymnasiumCell:
+    """An environment of Gymnasium."""
+
+    def __init__(self, env: Any, limit: int | None) -> None:
+        self.env = env
+        self.limit = limit
+        self.spaces, self._codec = from_gymnasium(env.observation_space, env.action_space)
+        self._encode = self._codec.observation.encode
+        self._step = env.step
+        self._composite = isinstance(env.action_space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple)
+
+    def native_actions(self, actions: Mapping[str, np.ndarray], n: int) -> Sequence[Any]:
+        """Return what `N` environments take."""
+        if self._composite:
+            return [self._codec.decode_one(actions, i) for i in range(n)]
+        return self._codec.decode(actions, True)
+
+    def reset(self, seed: int | None, full: bool) -> Flat:
+        """Begin an episode."""
+        answer = self.env.reset(seed=seed)
+        if full:
+            if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
+                raise EnvironmentError(f"reset must return (observation, info). Received: {_form(answer)}.")
+            self._look(answer[0])
+        return self._encode(answer[0], False)
+
+    def step(self, action: Any, full: bool) -> tuple[Flat, float, bool, bool]:
+        """Take an action."""
+        if full:
+            return self._full_step(action)
+        observation, reward, terminated, truncated, _ = self._step(action)
+        return self._encode(observation, False), reward, terminated, truncated
+
+    def _full_step(self, action: Any) -> tuple[Flat, float, bool, bool]:
+        answer = self._step(action)
+        if not isinstance(answer, tuple) or len(answer) != 5:
+            raise EnvironmentError(
+                f"step must return (observation, reward, terminated, truncated, info). Received: {_form(answer)}."
+            )
+        observation, reward, terminated, truncated, _ = answer
+        self._look(observation)
+        if (
+            isinstance(reward, bool | np.bool_)
+            or np.ndim(reward) != 0
+            or np.asarray(reward).dtype.kind not in "fiu"
+        ):
+            raise EnvironmentError(
+                f"The reward must be a number. Received: {reward!r} ({type(reward).__name__})."
+            )
+        for name, flag in (("terminated", terminated), ("truncated", truncated)):
+            if not isinstance(flag, bool | np.bool_):
+                raise EnvironmentError(
+                    f"{name} must be True or False. Received: {flag!r} ({type(flag).__name__})."
+                )
+        return self._encode(observation, False), reward, bool(terminated), bool(truncated)
+
+    def _look(self, observation: Any) -> None:
+        for fault in value_faults(self.env.observation_space, observation):
+            raise EnvironmentError(f"{fault} Correct the environment's observation_space or what it returns.")
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+
+class EnvironmentCell:
+    """An `Environment`, checked."""
+
+    def __init__(self, env: Checked) -> None:
+        if env.num_actors() > 1:
+            raise UsageError(
+                f"{env.name!r} has {env.num_actors()} actors: it cannot be one of several environments in a vector."
+            )
+        self.env = env
+        self.spaces = env.spaces
+        self.limit = env.max_episode_timesteps()
+
+    def native_actions(self, actions: Mapping[str, np.ndarray], n: int) -> Sequence[Any]:
+        """Return what `N` environments take: the user's structure, floats within their bounds."""
+        space = self.spaces.actions
+        clipped = space.clip(actions)
+        return [space.unflatten({name: value[i] for name, value in clipped.items()}) for i in range(n)]
+
+    def reset(self, seed: int | None, full: bool) -> Flat:
+        """Begin an episode."""
+        return self.spaces.observe(self.env.reset(seed=seed), (), values=full)
+
+    def step(self, action: Any, full: bool) -> tuple[Flat, float, bool, bool]:
+        """Take an action."""
+        states, terminal, reward = self.env.execute(action)
+        return self.spaces.observe(states, (), values=full), reward, terminal == 1, terminal == 2
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+
+def make_cell(source: Source) -> Cell:
+    """Make one environment of a loop."""
+    if source.reward_shaping is None:
+        made = source.make()
+        if isinstance(made, gymnasium.Env):
+            known = source.own_limit()
+            own = (made.spec.max_episode_steps if made.spec else None) if known is None else known
+            return GymnasiumCell(made, smaller_limit(source.max_episode_timesteps, own, source.name))
+        return EnvironmentCell(source.create(made))
+    return EnvironmentCell(source.create())
+
+
+class InProcess(VectorEnv):
+    """Environments stepped one after the other.
+
+    Args:
+        cells: the environments.
+        name: for messages.
+        check: how often observations are looked at: at the `first` reset and step, `always`, or `never`.
+        offset: number of the first environment: seeds and messages count from it.
+
+    Raises:
+        UsageError: the environments' spaces differ.
+    """
+
+    mode = "in-process"
+
+    def __init__(self, cells: Sequence[Cell], name: str, check: Check = "always", offset: int = 0) -> None:
+        self.cells = list(cells)
+        self.num_envs = len(self.cells)
+        self.spaces = self.cells[0].spaces
+        self.name = name
+        for i, cell in enumerate(self.cells):
+            if cell.spaces != self.spaces:
+                raise UsageError(
+                    f"All environments of a vector must have the same spaces. Environment {i} has {cell.spaces}, "
+                    f"environment 0 has {self.spaces}."
+                )
+        limits = [cell.limit for cell in self.cells]
+        known = [limit for limit in limits if limit is not None]
+        self.max_episode_timesteps = max(known) if len(known) == len(limits) else None
+        self._limits = [inf if limit is None else limit for limit in limits]
+        self._offset = offset
+        self._unchecked = set() if check == "never" else {"reset", "step"}
+        self._empty = {
+            key: ((self.num_envs, *leaf.shape), leaf.storage)
+            for key, leaf in self.spaces.observation_components.items()
+        }
+        floats = [key for key, leaf in self.spaces.states.components.items() if leaf.storage.kind == "f"]
+        self._watched = floats if check == "always" else []
+        self._steps = [0] * self.num_envs
+        self._ended = [False] * self.num_envs
+
+    def reset(self, seed: int | None = None) -> Flat:
+        """Begin an episode everywhere."""
+        self._check_reset(seed)
+        full = "reset" in self._unchecked
+        observation = {key: np.empty(*of) for key, of in self._empty.items()}
+        for i, cell in enumerate(self.cells):
+            try:
+                flat = cell.reset(None if seed is None else seed_of(seed, self._offset + i), full)
+                for key, into in observation.items():
+                    into[i] = flat[key]
+            except Exception as error:
+                raise self._fault(i, error, "reset") from error
+        self._steps, self._ended = [0] * self.num_envs, [False] * self.num_envs
+        self._is_reset = True
+        self._unchecked.discard("reset")
+        self._look(observation, full)
+        return observation
+
+    def restart(self, seed: int | None, due: Sequence[int]) -> Flat:
+        """Begin anew: the environments in `due` now, the others with the next step."""
+        observation = self.reset(seed)
+        self._ended = [i not in due for i in range(self.num_envs)]
+        return observation
+
+    def step(self, actions: Mapping[str, np.ndarray]) -> Step:
+        """Take one action everywhere."""
+        if not (self._is_open and self._is_reset):
+            raise self._unusable()
+        full = "step" in self._unchecked
+        n, ended, steps, limits = self.num_envs, self._ended, self._steps, self._limits
+        observation = {key: np.empty(*of) for key, of in self._empty.items()}
+        reward, terminated, truncated = np.zeros(n, np.float32), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+        chosen = self.cells[0].native_actions(actions, n)
+        for i, cell in enumerate(self.cells):
+            try:
+                if ended[i]:
+                    flat = cell.reset(None, False)
+                    steps[i], ended[i] = 0, False
+                else:
+                    flat, reward[i], over, cut = cell.step(chosen[i], full)
+                    steps[i] += 1
+                    if over or cut or steps[i] >= limits[i]:
+                        ended[i], terminated[i], truncated[i] = True, over, not over
+                for key, into in observation.items():
+                    into[i] = flat[key]
+            except Exception as error:
+                raise self._fault(i, error, "step") from error
+        self._unchecked.discard("step")
+        fault = None if isfinite(vdot(reward, reward)) else nonfinite("reward", reward)
+        if fault is not None:
+            raise self._fault(fault[0], EnvironmentError(fault[1]), "step")
+        self._look(observation, full)
+        return Step(observation, reward, terminated, truncated)
+
+    def close(self) -> None:
+        """Close the environments."""
+        if self._is_open:
+            self._is_open = False
+            for cell in self.cells:
+                cell.close()
+
+    def _look(self, observation: Flat, full: bool) -> None:
+        fault = look(self.spaces, observation) if full else None
+        for key in self._watched:
+            value = observation[key]
+            if not isfinite(vdot(value, value)):
+                fault = fault or nonfinite(state_label(self.spaces, key), value)
+        if fault is not None:
+            raise self._fault(fault[0], EnvironmentError(fault[1]), "step")
+
+    def _fault(self, i: int, error: Exception, call: str) -> EnvironmentError:
+        who = f"Environment {self._offset + i} of {self.name!r}"
+        if isinstance(error, SpaceError | EnvironmentError):
+            when = f" (step {self._steps[i]} of its episode)" if self._steps[i] else ""
+            return EnvironmentError(f"{who}{when}: {error}")
+        return EnvironmentError(f"{who} raised {type(error).__name__} in {call}: {error}")
+
+
+def _form(answer: Any) -> str:
+    return f"a tuple of {len(answer)}" if isinstance(answer, tuple) else type(answer).__name__

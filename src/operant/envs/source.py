@@ -1,0 +1,209 @@
+"""An environment that is known but not yet made; and its form as plain data, for worker processes."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, WrapperSpec
+
+from operant.envs import gymnasium as adapter
+from operant.envs.checked import Checked
+from operant.envs.environment import Environment, Shaping
+from operant.errors import EnvironmentError, SpecError, UsageError
+from operant.spec import build, import_object
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """An environment that is known but not yet made."""
+
+    target: Any
+    """`Environment`, `gymnasium.Env`, `gymnasium.vector.VectorEnv` or `NativeEnv`: an object; or a class or function
+    that returns one; or Gymnasium's `EnvSpec`; or a JAX-native id."""
+    name: str
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    max_episode_timesteps: int | None = None
+    reward_shaping: Shaping | None = None
+    path: str = ""
+    """Where a class or function is imported from, if it is."""
+
+    @property
+    def is_object(self) -> bool:
+        """Whether the environment exists already, so that there is only one of it."""
+        return not (isinstance(self.target, str | EnvSpec) or callable(self.target))
+
+    def make(self) -> Any:
+        """Make one: an `Environment`, `gymnasium.Env`, Gymnasium vector or `NativeEnv`, without time limit and shaping."""
+        if self.is_object:
+            return self.target
+        if isinstance(self.target, EnvSpec):
+            if adapter.is_atari_frames(self.target, self.arguments):
+                return self._single()
+            return adapter.make(self.target, self.arguments)
+        if isinstance(self.target, str):
+            from operant.envs.table import native
+
+            return native(self.target, **self.arguments)
+        made = build(self.target, dict(self.arguments), f"environment {self.name!r}")
+        if not is_environment(made):
+            raise SpecError(
+                f"{self.name!r} must make an Environment or a gymnasium.Env. Received: {type(made).__name__}."
+            )
+        return made
+
+    def own_limit(self) -> int | None:
+        """Return the limit that a registry tells beside the environment."""
+        return getattr(self.target, "max_episode_steps", None)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether it is JAX-native."""
+        known = gymnasium.Env | gymnasium.vector.VectorEnv | Environment
+        return isinstance(self.target, str) or (self.is_object and not isinstance(self.target, known))
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether it is a vector of Gymnasium's."""
+        return isinstance(self.target, gymnasium.vector.VectorEnv)
+
+    def create(self, made: Any = None) -> Checked:
+        """Make one as `Environment`, with time limit, shaping and checks; `made` by `make`, if it is given."""
+        if made is None:
+            made = self.make()
+        if isinstance(made, Checked):
+            self._unchanged(made)
+            return made
+        return Checked(self._environment(made), self.max_episode_timesteps, self.reward_shaping, self.name)
+
+    def _environment(self, made: Any) -> Environment:
+        from operant.envs import gymnasium as adapter
+        from operant.envs.batched import Single, from_native
+
+        if isinstance(made, Environment):
+            return made
+        if isinstance(made, gymnasium.Env):
+            return adapter.Gymnasium(made, self.own_limit() if not self.is_object else None)
+        if isinstance(made, gymnasium.vector.VectorEnv):
+            raise UsageError(
+                f"{self.name!r} is a vector of environments. Pass it to operant.envs.vector.create, or pass one "
+                f"environment here."
+            )
+        return Single(from_native(made, 1, self.name))
+
+    def _single(self) -> Environment:
+        from operant.envs.batched import Single, own_vector
+
+        vector = own_vector(self, 1)
+        if isinstance(vector, str):
+            raise EnvironmentError(f"{self.name!r} cannot be made: {vector}.")
+        return Single(vector)
+
+    def _unchanged(self, made: Checked) -> None:
+        limit = self.max_episode_timesteps
+        if limit is not None and limit != made.max_episode_timesteps():
+            raise UsageError(
+                f"The environment {made.name!r} was created with max_episode_timesteps={made.max_episode_timesteps()}. "
+                f"Received: max_episode_timesteps={limit}. Give the limit when it is created."
+            )
+        if self.reward_shaping is not None:
+            raise UsageError(
+                f"The environment {made.name!r} was created already. Give reward_shaping when it is created."
+            )
+
+    def literal(self) -> str:
+        """Return what a worker process needs to make the same, as a Python literal.
+
+        Raises:
+            SpecError: it holds what cannot be sent as plain data; says what, and what to do.
+        """
+        if self.is_object:
+            raise _unsendable(self.name, "an environment object", "Give its id or its class")
+        if self.reward_shaping is not None:
+            raise _unsendable(self.name, "reward_shaping", "Shape rewards inside the environment")
+        data: dict[str, Any] = {
+            "name": self.name,
+            "arguments": dict(self.arguments),
+            "limit": self.max_episode_timesteps,
+        }
+        if isinstance(self.target, EnvSpec):
+            data["spec"] = _spec_data(self.target)
+        elif isinstance(self.target, str):
+            data["id"] = self.target
+        else:
+            data["path"] = self.path or _path(self.target, self.name)
+        try:
+            same = ast.literal_eval(repr(data)) == data
+        except (ValueError, SyntaxError):
+            same = False
+        if not same:
+            bad = [name for name, value in self.arguments.items() if not _is_plain(value)]
+            what = (
+                f"the argument {bad[0]!r} ({type(self.arguments[bad[0]]).__name__})"
+                if bad
+                else "its registration"
+            )
+            raise _unsendable(self.name, what, "Use numbers, strings, lists, tuples and dicts only")
+        return repr(data)
+
+    @classmethod
+    def from_literal(cls, text: str) -> Source:
+        """Read what `literal` returned."""
+        data = ast.literal_eval(text)
+        if "spec" in data:
+            wrappers = tuple(WrapperSpec(**wrapper) for wrapper in data["spec"].pop("wrappers"))
+            target: Any = EnvSpec(**data["spec"], additional_wrappers=wrappers)
+        else:
+            target = data["id"] if "id" in data else import_object(data["path"], "environment")
+        return cls(target, data["name"], data["arguments"], data["limit"])
+
+
+def _spec_data(spec: Any) -> dict[str, Any]:
+    entry, vector = (
+        _path(e, spec.id) if e is not None and not isinstance(e, str) else e
+        for e in (spec.entry_point, spec.vector_entry_point)
+    )
+    wrappers = [
+        {"name": w.name, "entry_point": w.entry_point, "kwargs": w.kwargs} for w in spec.additional_wrappers
+    ]
+    return {
+        "id": spec.id,
+        "entry_point": entry,
+        "vector_entry_point": vector,
+        "max_episode_steps": spec.max_episode_steps,
+        "kwargs": dict(spec.kwargs),
+        "wrappers": wrappers,
+    }
+
+
+def _path(target: Any, name: str) -> str:
+    module, qualified = getattr(target, "__module__", None), getattr(target, "__qualname__", "")
+    if not module or not qualified or "<" in qualified or "." in qualified:
+        raise _unsendable(
+            name, "a class or function that cannot be imported by name", "Define it at the top of a module"
+        )
+    return f"{module}:{qualified}"
+
+
+def _unsendable(name: str, what: str, remedy: str) -> SpecError:
+    return SpecError(
+        f"Environment {name!r} cannot run in worker processes: {what} cannot be sent. {remedy}, or use mode='in-process'."
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        return bool(ast.literal_eval(repr(value)) == value)
+    except (ValueError, SyntaxError):
+        return False
+
+
+def is_environment(value: Any) -> bool:
+    """Tell whether a value is an environment, or a vector of Gymnasium's."""
+    if isinstance(value, Environment | gymnasium.Env | gymnasium.vector.VectorEnv):
+        return True
+    # A JAX-native environment: looked at by its names, since its protocol's module loads JAX.
+    return all(hasattr(value, name) for name in ("spaces", "reset", "step", "max_episode_timesteps"))

@@ -1,0 +1,203 @@
+"""What an environment's specification names: ids, classes, files, objects; and the list of known ids."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import gymnasium
+
+from operant.envs import gymnasium as adapter
+from operant.envs.checked import Checked
+from operant.envs.environment import Environment
+from operant.envs.source import Source, is_environment
+from operant.errors import SpecError, UsageError, suggest
+from operant.spec import build, import_object, read_json
+
+if TYPE_CHECKING:
+    from operant.envs.native import NativeEnv
+
+Kind = Literal["gymnasium", "atari", "jax", "probe", "adapter"]
+_NATIVE_PREFIXES = ("jax:", "gymnax:", "brax:")
+_OPTIONS = ("max_episode_timesteps", "reward_shaping")
+_REMOTE = ("remote", "blocking", "host", "port")
+
+
+class Known(NamedTuple):
+    """One id for `operant list`."""
+
+    id: str
+    kind: Kind
+    extra: str | None
+    """The extra to install for it: ``pip install 'operant[extra]'``; None: nothing."""
+
+
+def known(kind: Kind | None = None) -> list[Known]:
+    """Return every id that can be made here, of one kind or of all.
+
+    Gymnasium's come from its registry, so ids that other packages registered are among them. ``gymnax:*`` and
+    ``brax:*`` stand for the ids of these packages.
+    """
+    adapter.register_atari()
+    rows: list[Known] = []
+    for spec in gymnasium.registry.values():
+        if isinstance(spec.entry_point, str):  # for ids of removed environments it is a function that raises
+            family: Kind = "atari" if spec.entry_point == adapter.ATARI else "gymnasium"
+            rows.append(Known(spec.id, family, adapter.extra(spec)))
+    if kind not in ("gymnasium", "atari"):
+        for name in _native_ids():
+            rows.append(Known(name, "probe" if name.startswith("jax:probe/") else "jax", None))
+        rows += [Known("gymnax:*", "adapter", None), Known("brax:*", "adapter", None)]
+    return [row for row in rows if kind in (None, row.kind)]
+
+
+def is_native(name: object) -> bool:
+    """Tell whether a specification is the id of a JAX-native environment."""
+    return isinstance(name, str) and name.startswith(_NATIVE_PREFIXES)
+
+
+def native(name: str, **arguments: Any) -> NativeEnv:
+    """Make the JAX-native environment of an id (``jax:CartPole-v1``); loads JAX.
+
+    Raises:
+        SpecError: the id or an argument is unknown.
+    """
+    prefix, _, label = name.partition(":")
+    if prefix != "jax":
+        from operant.envs import functional
+
+        adapt: Callable[..., Any] = functional.from_gymnax if prefix == "gymnax" else functional.from_brax
+        return build(adapt, {"env": label, **arguments}, f"environment {name!r}")
+    entries = _native_entries()
+    if label not in entries:
+        raise SpecError(f"Unknown environment {name!r}.{suggest(name, _native_ids())}")
+    return build(entries[label], arguments, f"environment {name!r}")
+
+
+def _native_entries() -> dict[str, Callable[..., Any]]:
+    from operant.envs.classic import NATIVE
+    from operant.envs.probe import PROBES
+
+    return {**NATIVE, **PROBES}
+
+
+def _native_ids() -> list[str]:
+    return [f"jax:{name}" for name in _native_entries()]
+
+
+def resolve(
+    environment: Any,
+    *,
+    max_episode_timesteps: int | None = None,
+    reward_shaping: Any = None,
+    arguments: Mapping[str, Any] | None = None,
+) -> Source:
+    """Read a specification (see `Environment.create`); nothing is made yet.
+
+    Raises:
+        SpecError: the specification is not understood.
+    """
+    given = dict(arguments or {})
+    options = {"max_episode_timesteps": max_episode_timesteps, "reward_shaping": reward_shaping}
+    environment = _unfold(environment, given, options)
+    if environment in ("gym", "gymnasium", "default"):
+        environment = given.pop("level", None)
+        if environment is None:
+            raise SpecError(
+                "The environment 'gymnasium' needs the argument 'level', an id such as 'CartPole-v1'."
+            )
+    if isinstance(environment, str):
+        target, name, path = _named(environment, given)
+    else:
+        target, name, path = environment, _name_of(environment), ""
+        if not (_is_maker(environment) or is_environment(environment)):
+            raise SpecError(
+                "environment must be an id, an Environment, a gymnasium.Env, a class of these, a dict with 'environment', "
+                f"or a JSON file. Received: environment={environment!r}."
+            )
+        if given and not callable(environment):
+            raise UsageError(
+                f"The environment {name!r} exists already and takes no argument {next(iter(given))!r}. Give its class."
+            )
+    return Source(target, name, given, path=path, **options)
+
+
+def _unfold(environment: Any, given: dict[str, Any], options: dict[str, Any]) -> Any:
+    """Follow dicts and JSON files to what they name, gathering arguments into `given` and `options`."""
+    files: list[str] = []
+    while True:
+        if isinstance(environment, str | Path) and str(environment).endswith(".json"):
+            if str(environment) in files:
+                raise SpecError(f"The environment file {str(environment)!r} names itself as its environment.")
+            files.append(str(environment))
+            environment = read_json(environment, "environment")
+        if not isinstance(environment, Mapping):
+            return environment
+        inner = dict(environment)
+        keys = [key for key in ("environment", "type") if key in inner]
+        if not keys:
+            received = ", ".join(map(str, inner)) or "nothing"
+            raise SpecError(
+                f"An environment given as a dict needs the key 'environment'. Received the keys: {received}."
+            )
+        environment = inner.pop(keys[0])
+        for key, value in inner.items():
+            if key in _REMOTE:
+                if value not in (None, False):
+                    raise SpecError(
+                        f"Remote environments are not available in this version. Received: {key}={value!r}."
+                    )
+                continue
+            into = options if key in _OPTIONS else given
+            if into.get(key) is not None and into[key] != value:
+                raise SpecError(
+                    f"environment argument {key!r} is given twice, as {value!r} and {into[key]!r}."
+                )
+            into[key] = value
+
+
+def _named(name: str, given: dict[str, Any]) -> tuple[Any, str, str]:
+    """Return what a string names: a native id, an id of Gymnasium, or an importable class."""
+    if is_native(name):
+        return name, name, ""
+    modules = given.pop("import_modules", ())
+    for module in (modules,) if isinstance(modules, str) else modules:
+        import_object(f"{module}:__name__", "module")
+    spec = None if _looks_importable(name) else adapter.find(name)
+    if spec is not None:
+        return spec, spec.id, ""
+    if _looks_importable(name):
+        return import_object(name, "environment"), name, name
+    raise _unknown(name)
+
+
+def _looks_importable(name: str) -> bool:
+    """Tell ``package.module.Class`` and ``module:Class`` from ids, which end in a version or have no dot."""
+    module, _, last = name.replace(":", ".").rpartition(".")
+    return bool(module) and last.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def _unknown(name: str) -> SpecError:
+    names = [row.id for row in known() if row.kind != "adapter"]
+    lower = {known_name.lower(): known_name for known_name in reversed(names)}
+    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
+    hint = f"Did you mean {lower[close[0]]!r}?" if close else "`operant list` shows what there is."
+    return SpecError(f"Unknown environment {name!r}. {hint}")
+
+
+def _is_maker(value: Any) -> bool:
+    """Tell whether it is a function, or a class of environments."""
+    if not isinstance(value, type):
+        return callable(value)
+    return issubclass(value, Environment | gymnasium.Env) or all(hasattr(value, n) for n in ("reset", "step"))
+
+
+def _name_of(environment: Any) -> str:
+    if isinstance(environment, Checked):
+        return environment.name
+    spec = getattr(environment, "spec", None)
+    if not isinstance(environment, type) and spec is not None and hasattr(spec, "id"):
+        return str(spec.id)
+    return getattr(environment, "__name__", type(environment).__name__)

@@ -1,0 +1,275 @@
+"""Vectors of environments: several side by side, stepped in one call, with next-step autoreset.
+
+The row after the last one of an episode ignores that environment's action, resets it and answers with the first
+observation, reward 0 and neither flag. That is the stream of `operant.types`.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
+
+import numpy as np
+
+from operant.errors import SpecError, UsageError, suggest, value_error
+from operant.spaces import Spaces
+
+Mode: TypeAlias = Literal["auto", "native-vector", "in-process", "processes"]
+Check: TypeAlias = Literal["first", "always", "never"]
+Flat: TypeAlias = dict[str, np.ndarray]
+PROCESSES_PAY_SECONDS = 3e-4
+"""Step time of one environment above which worker processes are faster than a loop: a round trip to a worker takes
+tens of microseconds, and the slowest of several decides."""
+_MEASURE_SECONDS, _MEASURE_STEPS = 0.02, 50
+
+
+class Step(NamedTuple):
+    """What followed one action of each of `N` environments."""
+
+    observation: Flat
+    """Flat components, masks included, leaves `[N, ...]`."""
+    reward: np.ndarray
+    """float32 `[N]`."""
+    terminated: np.ndarray
+    """bool `[N]`: the environment ended. Where both flags are True, this one counts."""
+    truncated: np.ndarray
+    """bool `[N]`: the episode was cut."""
+
+
+class VectorEnv(abc.ABC):
+    """`num_envs` environments side by side. Arrays that it returned are never written to again."""
+
+    num_envs: int
+    spaces: Spaces
+    """Of one environment."""
+    name: str
+    mode: str
+    """How it runs: `native-vector` (Gymnasium's own vectorised form), `in-process`, `processes` or `jax`."""
+    why: str = ""
+    """Why it runs so."""
+    max_episode_timesteps: int | None = None
+    restarts: int = 0
+    """Workers that died and were replaced."""
+    _is_open: bool = True
+    _is_reset: bool = False
+
+    @abc.abstractmethod
+    def reset(self, seed: int | None = None) -> Flat:
+        """Begin an episode everywhere and return the first observations, leaves `[N, ...]`.
+
+        Args:
+            seed: root of the environments' seeds, all different; None: they go on with the random numbers they have.
+        """
+
+    @abc.abstractmethod
+    def step(self, actions: Mapping[str, np.ndarray]) -> Step:
+        """Take one action everywhere; environments whose last row ended an episode are reset instead.
+
+        Args:
+            actions: flat components as stored, leaves `[N, ...]`.
+
+        Raises:
+            EnvironmentError: an environment raised, or broke its contract; names which one.
+            UsageError: before the first `reset`, or after `close`.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Close the environments; a second call does nothing."""
+
+    def __enter__(self) -> VectorEnv:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_reset(self, seed: int | None) -> None:
+        if not self._is_open:
+            raise self._unusable()
+        whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+        if seed is not None and not (whole and seed >= 0):
+            raise value_error("seed", "a whole number of at least 0, or None", seed)
+
+    def _unusable(self) -> UsageError:
+        if not self._is_open:
+            return UsageError(f"The vector of {self.name!r} is closed. Create another one.")
+        return UsageError(
+            f"step was called on a vector of {self.name!r} that was not reset. Call reset first."
+        )
+
+
+def seed_of(seed: int, index: int) -> int:
+    """Return the seed of one environment: a function of (seed, index) alone, below 2^31."""
+    return int(np.random.SeedSequence((int(seed), index)).generate_state(1)[0] >> 1)
+
+
+def create(
+    environment: Any,
+    num_envs: int | None = None,
+    mode: Mode = "auto",
+    max_episode_timesteps: int | None = None,
+    *,
+    reward_shaping: Any = None,
+    check: Check = "always",
+    num_workers: int | None = None,
+    timeout_seconds: float = 60.0,
+    max_restarts: int = 3,
+    **kwargs: Any,
+) -> VectorEnv:
+    """Run several environments side by side.
+
+    Args:
+        environment: what `Environment.create` takes; or a list of such, one for each environment; or a vector of
+            Gymnasium's with next-step autoreset.
+        num_envs: how many (default: one, or as many as the list or the vector has).
+        mode: `native-vector`: Gymnasium's own vectorised form of an id. `in-process`: a loop in this process.
+            `processes`: worker processes with shared memory, which import neither JAX nor Keras. `auto`: the first
+            where there is one, else by the measured time of a step. What was chosen is in `mode`, the reason in `why`.
+        max_episode_timesteps: steps after which episodes are cut; at most the environment's own limit.
+        reward_shaping: see `Environment.create`; runs in this process.
+        check: how often observations are looked at for NaN and infinity: at the `first` reset and step (then in full,
+            with shapes and ranges), `always`, or `never`. Rewards are always looked at.
+        num_workers: worker processes (default: one per processor, at most one per environment).
+        timeout_seconds: how long a worker may take for one step of its environments before it is replaced.
+        max_restarts: how many workers may be replaced in all.
+        kwargs: arguments of the environment itself.
+
+    Raises:
+        SpecError: the specification is not understood, or cannot be had in this mode; says why.
+        EnvironmentError: an environment breaks its contract as soon as it is tried.
+    """
+    _one_of("mode", mode, ("auto", "native-vector", "in-process", "processes"))
+    _one_of("check", check, ("first", "always", "never"))
+    _at_least("num_workers", num_workers, 1)
+    _at_least("max_restarts", max_restarts, 0)
+    if not timeout_seconds > 0:
+        raise value_error("timeout_seconds", "above 0", timeout_seconds)
+    from operant.envs import batched
+    from operant.envs.table import resolve
+
+    options = {
+        "max_episode_timesteps": max_episode_timesteps,
+        "reward_shaping": reward_shaping,
+        "arguments": kwargs,
+    }
+    if isinstance(environment, list | tuple):
+        if not environment:
+            raise value_error("environment", "a list of at least one environment", environment)
+        sources = [resolve(one, **options) for one in environment]
+        num_envs = _count(num_envs, len(sources), "the list")
+        why = "environments were given one by one"
+    else:
+        source = resolve(environment, **options)
+        if source.is_vector:
+            num_envs = _count(num_envs, source.target.num_envs, "the vector")
+            return batched.from_gymnasium_vector(source, check)
+        num_envs = _count(num_envs, 1 if source.is_object and not source.is_native else None, "the object")
+        if source.is_native:
+            if mode != "auto":
+                raise SpecError(
+                    f"{source.name!r} is compiled by JAX and has no mode {mode!r}. Leave mode at 'auto'."
+                )
+            if source.reward_shaping is None:
+                return batched.from_native(source.make(), num_envs, source.name, source.max_episode_timesteps)
+        own = batched.own_vector(source, num_envs, check) if mode in ("auto", "native-vector") else ""
+        if not isinstance(own, str):
+            return own
+        if mode == "native-vector":
+            raise SpecError(f"mode='native-vector' is not to be had: {own}. Leave mode at 'auto'.")
+        sources, why = [source] * num_envs, own
+    if mode == "auto" and reward_shaping is None:
+        return _measured(sources, check, why, (num_workers, timeout_seconds, max_restarts))
+    if mode == "processes":
+        return _processes(sources, check, "it was asked for", (num_workers, timeout_seconds, max_restarts))
+    vector = _in_process(sources, check)
+    vector.why = "it was asked for" if mode == "in-process" else "reward_shaping runs in this process"
+    return cast(VectorEnv, vector)
+
+
+def _in_process(sources: Any, check: Check, count: int | None = None) -> Any:
+    from operant.envs.inprocess import InProcess, make_cell
+
+    return InProcess([make_cell(source) for source in sources[:count]], sources[0].name, check)
+
+
+def _processes(sources: Any, check: Check, why: str, settings: Any) -> VectorEnv:
+    from operant.envs.process import Processes
+
+    vector = Processes(sources, check, *settings)
+    vector.why = why
+    return vector
+
+
+def _measured(sources: Any, check: Check, why: str, settings: Any) -> VectorEnv:
+    """Time one environment; a loop serves fast ones best, processes slow ones."""
+    from operant.envs.inprocess import InProcess, make_cell
+
+    probe = _in_process(sources, check, 1)
+    if len(sources) == 1 or processors() == 1:
+        reason = "there is one environment" if len(sources) == 1 else "there is one processor"
+    else:
+        seconds = step_seconds(probe)
+        measured = f"one step takes {seconds * 1e6:.0f} µs"
+        limit = f"{PROCESSES_PAY_SECONDS * 1e6:.0f} µs"
+        if seconds < PROCESSES_PAY_SECONDS:
+            reason = f"{measured}, and processes pay above {limit}"
+        else:
+            try:
+                for source in sources:
+                    source.literal()
+            except SpecError as error:
+                reason = f"{measured}, but {error}"
+            else:
+                probe.close()
+                return _processes(
+                    sources, check, f"{measured}, above the {limit} from which processes pay", settings
+                )
+    cells = probe.cells + [make_cell(source) for source in sources[1:]]
+    vector = InProcess(cells, sources[0].name, check)
+    vector.why = "; ".join(part for part in (why, reason) if part)
+    return vector
+
+
+def step_seconds(vector: VectorEnv) -> float:
+    """Return the median time of a step of a vector, of some with random actions (about 20 ms, at least 2)."""
+    from operant.envs.check import random_actions
+
+    generator = np.random.default_rng(0)
+    observation = vector.reset(0)
+    times: list[float] = []
+    # The first step warms up, and is looked at in full: it does not count.
+    while len(times) < 3 or (len(times) < _MEASURE_STEPS and sum(times[1:]) < _MEASURE_SECONDS):
+        actions = random_actions(vector.spaces, observation, generator)
+        begun = time.perf_counter()
+        observation = vector.step(actions).observation
+        times.append(time.perf_counter() - begun)
+    return float(np.median(times[1:]))
+
+
+def processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
+    if value not in known:
+        hint = suggest(value, known) if isinstance(value, str) else ""
+        raise value_error(name, f"one of {', '.join(map(repr, known))}", value, hint.strip())
+
+
+def _at_least(name: str, value: Any, low: int) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
+        raise value_error(name, f"a whole number of at least {low}", value)
+
+
+def _count(asked: int | None, there: int | None, what: str) -> int:
+    _at_least("num_envs", asked, 1)
+    if asked is None:
+        return 1 if there is None else there
+    if there is not None and asked != there:
+        remedy = "Leave it out, or give an id or a class." if what != "the list" else "Leave it out."
+        raise value_error("num_envs", f"{there}, as many as {what} has", asked, remedy)
+    return asked

@@ -1,0 +1,274 @@
+"""The command line as a user sees it: help, messages, exit status, files."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from operant import Agent, __version__, presets
+from operant.agents import AGENTS, config_class
+from operant.agents.making import define
+from operant.cli import main, tables
+from operant.spec import default, options
+from operant.tracking import read_history
+
+TINY = [
+    "--n-envs",
+    "2",
+    "--n-steps",
+    "8",
+    "--mini-batches",
+    "2",
+    "--ppo-epochs",
+    "1",
+    "--seed",
+    "1",
+    "--quiet",
+]
+NET = ["--model", '[{"type": "dense", "size": 8}]']
+
+
+def fails(capsys, *arguments):
+    status = main(arguments)
+    out, err = capsys.readouterr()
+    assert status == 2
+    assert out == ""
+    assert "Traceback" not in err
+    return err
+
+
+def test_base_help(capsys):
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(
+        f"operant {__version__}\n\nUsage:\n    operant <command> <agent> [options] [args]\n"
+    )
+    assert "    train      Train given an agent and environment\n" in out
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out == out
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_agent_help_lists_every_flag(agent, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["train", agent]) == 0
+    out = capsys.readouterr().out
+    for name in options(config_class(agent)):
+        assert f"| {tables.flag(name)} " in out
+    assert "| flags " in out and "| hp_type" in out
+    assert main(["train", agent, "--help"]) == 0
+    assert capsys.readouterr().out == out
+
+
+def test_help_fits_the_terminal_and_wraps():
+    table = tables.table(
+        "x", ("flags", "help", "default", "hp_type"), [["--a", "word " * 40, "1", "-"]], width=80
+    )
+    assert all(len(line) <= 80 for line in table.splitlines())
+    assert len(table.splitlines()) > 6
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_light_config_is_the_algorithms_own(agent):
+    """The class read for help without JAX has the fields of the one that trains."""
+    light, own = config_class(agent), type(define(agent).config)
+    assert options(light) == options(own)
+    assert [default(light, n) for n in options(light)] == [default(own, n) for n in options(own)]
+
+
+SEED_DEFAULTS = {  # the tables of the seed document
+    "ppo": {
+        "advantage_epsilon": (1e-8, "log_uniform"), "clip_norm": (0.1, "log_uniform"), "entropy_coef": (0.01, "log_uniform"),
+        "grad_norm": (0.5, "log_uniform"), "lam": (0.95, "log_uniform"), "mini_batches": (4, "categorical"),
+        "n_steps": (128, "categorical"), "ppo_epochs": (4, "categorical"), "value_loss_coef": (0.5, "log_uniform"),
+        "gamma": (0.99, "log_uniform"), "lr": (0.0007, "log_uniform"), "beta1": (0.9, "log_uniform"),
+        "beta2": (0.999, "log_uniform"), "opt_epsilon": (1e-07, "log_uniform"),
+    },
+    "dqn": {
+        "double": (False, None), "epsilon_decay_steps": (150000, "int"), "epsilon_end": (0.02, "log_uniform"),
+        "epsilon_start": (1.0, "log_uniform"), "target_sync_steps": (1000, "int"),
+        "buffer_batch_size": (32, "categorical"), "buffer_initial_size": (None, "int"), "buffer_max_size": (10000, "int"),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("agent", SEED_DEFAULTS)
+def test_defaults_are_the_documented_ones(agent):
+    config = config_class(agent)
+    for name, (value, search) in SEED_DEFAULTS[agent].items():
+        assert default(config, name) == value, name
+        assert options(config)[name].search == search, name
+
+
+def test_list(capsys):
+    assert main(["list", "agents"]) == 0
+    assert "| ppo " in capsys.readouterr().out
+    assert main(["list", "presets"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"{p.agent} --preset {p.name}" in out for p in presets.every())
+    assert main(["list", "envs", "cartpole"]) == 0
+    out = capsys.readouterr().out
+    assert "CartPole-v1" in out and "jax:CartPole-v1" in out and "Pendulum" not in out
+
+
+def test_presets_are_legal():
+    from operant.execution.config import RunConfig
+
+    known = options(RunConfig)
+    for preset in presets.every():
+        run = {k: v for k, v in preset.settings.items() if k in known}
+        own = {k: v for k, v in preset.settings.items() if k not in known}
+        RunConfig.from_dict(run)
+        define(preset.agent, **own)
+        assert preset.score and "to be" not in preset.score
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "Unknown command 'trian'. Did you mean 'train'?"),
+        (["train", "ppoo", "--env", "x"], "Unknown agent 'ppoo'. Did you mean 'ppo'?"),
+        (["train", "ppo", "--evn", "x"], "Unknown flag '--evn' for train ppo. Did you mean '--env'?"),
+        (["train", "ppo", "--env", "CartPole-v1"], "train requires --target-reward or --max-steps"),
+        (["train", "ppo", "--max-steps", "10"], "env must be given"),
+        (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "x"], "--max-steps must be a whole number. Received: 'x'."),
+        (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--gamma", "2"], "gamma must be at least 0 and at most 1. Received: gamma=2.0."),
+        (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--n-envs", "0"], "n_envs must be at least 1. Received: n_envs=0."),
+        (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "stray"], "Unknown argument 'stray'"),
+        (["train", "ppo", "--preset", "cartpol", "--max-steps", "10"], "There is no preset 'cartpol' for ppo. Did you mean 'cartpole'?"),
+        (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--n-steps", "1"], "mini_batches must be at most 1"),
+        (["train", "ppo", "--env", "CartPol-v1", "--max-steps", "10"], "CartPole-v1"),
+        (["train", "dqn", "--env", "Pendulum-v1", "--max-steps", "10"], "dqn"),
+        (["train", "dqn", "--env", "jax:Pendulum-v1", "--max-steps", "10"], "dqn"),
+        (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--checkpoints", "a", "b"], "checkpoints must be 1 path(s)"),
+        (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--weights", "none.tf"], "The weights 'none.tf' do not exist."),
+        (["train", "ppo", "--resume", "nowhere"], "There is no run to resume in 'nowhere'"),
+        (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--model", '[{"type": "dens"}]'], "dense"),
+        (["list", "agnets"], "operant cannot list 'agnets'. Did you mean 'agents'?"),
+    ],
+)  # fmt: skip
+def test_refusals_say_what_is_wrong_and_leave_nothing_behind(
+    arguments, message, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert message in fails(capsys, *arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_train_writes_a_run_that_an_agent_loads_and_that_resumes(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    command = [
+        "train",
+        "ppo",
+        "--env",
+        "jax:CartPole-v1",
+        "--max-steps",
+        "256",
+        "--run-dir",
+        "run",
+        *TINY,
+        *NET,
+    ]
+    assert main(command) == 0
+    assert capsys.readouterr().out == ""
+    assert sorted(p.name for p in run.iterdir()) == ["checkpoints", "events", "history.parquet", "run.json"]
+    saved = json.loads((run / "run.json").read_text())
+    assert saved["agent"]["type"] == "ppo" and saved["agent"]["n_steps"] == 8
+    assert saved["run"]["seed"] == 1
+    agent = Agent.load(directory=run)
+    assert agent.timesteps >= 256
+    assert agent.act(states=[0.0, 0.0, 0.0, 0.0], independent=True) in (0, 1)
+    first = read_history(run / "history.parquet")
+    assert main(["train", "--resume", "run", "--max-steps", "512", "--quiet"]) == 0
+    second = read_history(run / "history.parquet")
+    assert len(second["step"]) > len(first["step"])
+    assert (second["step"][: len(first["step"])] == first["step"]).all()
+    whole = tmp_path / "whole"
+    command[command.index("256")], command[command.index("run")] = "512", "whole"
+    assert main(command) == 0
+    history = read_history(whole / "history.parquet")
+    assert (history["episode_reward"] == second["episode_reward"]).all()
+    err = fails(capsys, "train", "--resume", "run", "--max-steps", "600", "--lr", "1")
+    assert "Unknown flag '--lr'" in err
+    err = fails(capsys, "train", "ppo", "--resume", "run", "--lr", "1.0")
+    assert "lr cannot change when a run is resumed" in err
+    err = fails(capsys, "train", "dqn", "--resume", "run")
+    assert "trains ppo, not dqn" in err
+    assert "run_dir must be a new or empty folder" in fails(capsys, *command)
+
+
+def test_checkpoints_hold_the_best_weights_and_weights_start_from_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    common = ["train", "ppo", "--env", "jax:CartPole-v1", *TINY, *NET]
+    assert (
+        main(
+            [
+                *common,
+                "--max-steps",
+                "512",
+                "--run-dir",
+                "a",
+                "--checkpoints",
+                "weights/ppo.tf",
+                "--log-frequency",
+                "1",
+            ]
+        )
+        == 0
+    )
+    assert (tmp_path / "weights" / "ppo.tf" / "manifest.json").exists()
+    assert (
+        main([*common, "--max-steps", "16", "--run-dir", "b", "--weights", "weights/ppo.tf", "--lr", "0"])
+        == 0
+    )
+    from operant import checkpoint
+
+    agent = Agent.load(directory="b")
+    saved = checkpoint.load("weights/ppo.tf")[0]
+    import jax
+    import numpy as np
+
+    own = {
+        jax.tree_util.keystr(k): v
+        for k, v in jax.tree_util.tree_leaves_with_path(agent._engine.train.state.variables)
+    }
+    assert own.keys() == saved.keys()
+    assert all(np.array_equal(own[k], saved[k]) for k in own)
+
+
+def run_process(*arguments, **kwargs):
+    return subprocess.run(
+        [sys.executable, "-m", "operant", *arguments], capture_output=True, text=True, **kwargs
+    )
+
+
+def test_help_loads_neither_jax_nor_keras():
+    code = (
+        "import sys, operant.cli as c; c.main(['train', 'ppo', '--help']); c.main(['list', 'presets']);"
+        "print([m for m in ('jax', 'keras', 'gymnasium', 'optax', 'matplotlib', 'pyarrow') if m in sys.modules], file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stderr.strip() == "[]"
+
+
+def test_interrupt_saves_and_says_how_to_continue(tmp_path):
+    import os
+    import signal
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "operant", "train", "ppo", "--env", "jax:CartPole-v1", "--max-steps", "100000000",
+         "--run-dir", "run", *[a for a in TINY if a != "--quiet"], *NET],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    assert process.stdout is not None
+    while "steps/s" not in (line := process.stdout.readline()):
+        assert line and time.monotonic() < deadline
+    os.kill(process.pid, signal.SIGINT)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, rest
+    assert "Interrupted" in rest and "Continue with: operant train --resume run" in rest
+    assert Agent.load(directory=tmp_path / "run").timesteps > 0

@@ -1,0 +1,297 @@
+"""Building: 'auto', inputs of every kind, towers, whole Keras models, files, specifications and their errors."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from operant.errors import SpecError
+from operant.nn import Head, build
+from operant.nn.backend import keras, numpy_promotion
+from operant.spaces import Leaf
+
+VECTOR = {"state": Leaf("float", (3,))}
+Q = {"q": Head((2,))}
+
+
+def shapes(model):
+    return {name: x.shape for name, x in jax.eval_shape(model.init, jax.random.key(0))["params"].items()}
+
+
+def kernels(model):
+    return {name.removesuffix("/kernel"): s for name, s in shapes(model).items() if name.endswith("/kernel")}
+
+
+def test_auto_on_vectors():
+    found = kernels(build("auto", VECTOR, Q))
+    assert found == {"body.dense0": (3, 64), "body.dense1": (64, 64), "head.q": (64, 2)}
+    found = kernels(build({"type": "auto", "size": 8, "depth": 1}, VECTOR, Q))
+    assert found == {"body.dense0": (3, 8), "head.q": (8, 2)}
+
+
+def test_auto_on_atari_frames():
+    frames = {"state": Leaf("float", (84, 84, 4), dtype="uint8", min_value=0, max_value=255, frames=4)}
+    model = build("auto", frames, Q)
+    # (84 - 8) / 4 + 1 = 20, (20 - 4) / 2 + 1 = 9, 9 - 3 + 1 = 7: 7 * 7 * 64 = 3136
+    assert kernels(model) == {
+        "body.conv2d0": (8, 8, 4, 32),
+        "body.conv2d1": (4, 4, 32, 64),
+        "body.conv2d2": (3, 3, 64, 64),
+        "body.dense0": (3136, 512),
+        "head.q": (512, 2),
+    }
+
+
+def test_auto_on_several_inputs():
+    inputs = {
+        "speed": Leaf("float"),
+        "gear": Leaf("int", (2,), num_values=3),
+        "word": Leaf("int", num_values=100),
+        "lamp": Leaf("bool", (4,)),
+        "count": Leaf("int"),
+        "board": Leaf("bool", (5, 5, 2)),
+    }
+    # image: 3 * 3 * 16 = 144 features to 128; vectors: 1 + 2 * 3 + 64 (learned) + 4 + 1 = 76
+    model = build("auto", inputs, Q)
+    assert kernels(model) == {
+        "body.conv2d0": (3, 3, 2, 16),
+        "body.dense0": (144, 128),
+        "body.dense1": (128 + 76, 512),
+        "head.q": (512, 2),
+    }
+    assert shapes(model)["body.embedding0/embeddings"] == (100, 64)
+    observation = {n: jnp.ones((2, *leaf.shape), leaf.dtype) for n, leaf in inputs.items()}
+    outputs, _ = jax.eval_shape(lambda key: model.apply(model.init(key), observation), jax.random.key(0))
+    assert outputs["q"].shape == (2, 2)
+
+
+def test_nested_names_and_order_of_concatenation():
+    inputs = {"a/x": Leaf("float", (2,)), "b": Leaf("int", num_values=3)}
+    model = build([{"type": "dense", "size": 5, "activation": "none"}], inputs, {"out/y": Head((1,))})
+    v = model.init(jax.random.key(0))
+    kernel = np.asarray(v["params"]["body.dense0/kernel"])
+    outputs, _ = model.apply(v, {"a/x": jnp.asarray([0.5, 2.0]), "b": jnp.asarray(2)})
+    # x0 = 0.5, x1 = 2, then the choice 2 as (0, 0, 1): rows 0, 1 and 4 of the kernel
+    features = 0.5 * kernel[0] + 2.0 * kernel[1] + kernel[4]
+    expected = features @ np.asarray(v["params"]["head.out.y/kernel"])
+    np.testing.assert_allclose(outputs["out/y"], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("top", "scale"), [(255, 1 / 255), (None, 1 / 255), (10, 0.1)])
+def test_frames_are_scaled(top, scale):
+    low = None if top is None else 0
+    leaf = Leaf("float", (2, 2, 1), dtype="uint8", min_value=low, max_value=top)
+    floats = Leaf("float", (2, 2, 1))
+    spec = ["flatten", {"type": "dense", "size": 3, "activation": "none"}]
+    scaled, plain = (build(spec, {"state": x}, Q) for x in (leaf, floats))
+    v = plain.init(jax.random.key(0))
+    frame = np.asarray([0, 5, 7, 10], np.uint8).reshape(2, 2, 1)
+    outputs, _ = scaled.apply(v, {"state": frame})
+    expected, _ = plain.apply(v, {"state": frame.astype(np.float32) * np.float32(scale)})
+    np.testing.assert_allclose(outputs["q"], expected["q"], atol=1e-6)
+
+
+def test_towers():
+    heads = {"pi": Head((2,)), "v": Head(()), "std": Head((2,), constant=0.5)}
+    shared = build([{"type": "dense", "size": 4}], VECTOR, heads)
+    apart = build([{"type": "dense", "size": 4}], VECTOR, heads, towers=(("pi", "std"), ("v",)))
+    assert set(kernels(shared)) == {"body.dense0", "head.pi", "head.v"}
+    assert set(kernels(apart)) == {"tower0.dense0", "tower1.dense0", "head.pi", "head.v"}
+    params = apart.init(jax.random.key(0))["params"]
+    assert not np.allclose(params["tower0.dense0/kernel"], params["tower1.dense0/kernel"])
+    np.testing.assert_array_equal(params["head.std/constant"], [0.5, 0.5])
+
+    def value(params):
+        return jnp.sum(apart.apply({"params": params, "state": {}}, {"state": jnp.ones(3)})[0]["v"])
+
+    gradient = jax.grad(value)(params)
+    assert np.any(np.asarray(gradient["tower1.dense0/kernel"]))
+    assert not np.any(np.asarray(gradient["tower0.dense0/kernel"]))
+
+
+@pytest.mark.parametrize(
+    ("towers", "message"),
+    [
+        ((("p",),), "'p', which is no head. Did you mean|'p', which is no head. Known"),
+        ((("q",), ("q",)), "'q' twice"),
+    ],
+)
+def test_wrong_towers(towers, message):
+    with pytest.raises(SpecError, match=message):
+        build("auto", VECTOR, Q, towers=towers)
+
+
+def actor_critic():
+    k = keras()
+    x = k.Input((3,))
+    features = k.layers.Dense(4, activation="tanh")(x)
+    return k.Model(x, [k.layers.Dense(2)(features), k.layers.Dense(1)(features)])
+
+
+AC = {"logits": Head((2,)), "value": Head(())}
+
+
+@pytest.fixture(scope="module")
+def whole():
+    with numpy_promotion():
+        return actor_critic()
+
+
+def test_keras_model_keeps_its_weights(whole):
+    model = build(whole, VECTOR, AC)
+    v = model.init(jax.random.key(0))
+    assert sorted(v["params"]) == sorted(
+        f"functional/dense{s}/{w}" for s in ("", "_1", "_2") for w in ("bias", "kernel")
+    )
+    for name, weight in zip(
+        ("functional/dense/kernel", "functional/dense/bias"), whole.layers[1].weights, strict=True
+    ):
+        np.testing.assert_array_equal(v["params"][name], weight)
+    x = jax.random.normal(jax.random.key(1), (5, 3))
+    with numpy_promotion():
+        logits, value = whole(x)
+    outputs, _ = jax.jit(model.apply)(v, {"state": x})
+    np.testing.assert_allclose(outputs["logits"], logits, atol=1e-6)
+    np.testing.assert_allclose(outputs["value"], value[:, 0], atol=1e-6)
+
+
+def test_keras_model_reinitialised(whole):
+    model = build(whole, VECTOR, AC, reinitialize=True)
+    first, second = (model.init(jax.random.key(i))["params"]["functional/dense/kernel"] for i in (0, 1))
+    assert not np.allclose(first, second)
+    assert not np.allclose(first, whole.layers[1].kernel)
+    np.testing.assert_array_equal(first, model.init(jax.random.key(0))["params"]["functional/dense/kernel"])
+
+
+def test_keras_model_survives_as_data(whole):
+    model = build(whole, VECTOR, AC)
+    again = build(json.loads(json.dumps(model.spec)), VECTOR, AC)
+    v = model.init(jax.random.key(0))
+    assert jax.tree.map(jnp.shape, again.init(jax.random.key(0))) == jax.tree.map(jnp.shape, v)
+    x = {"state": jnp.ones((2, 3))}
+    np.testing.assert_allclose(again.apply(v, x)[0]["logits"], model.apply(v, x)[0]["logits"], atol=1e-6)
+
+
+def test_function_that_returns_a_model():
+    model = build(actor_critic, VECTOR, AC)
+    first, second = (model.init(jax.random.key(i))["params"]["functional/dense/kernel"] for i in (0, 1))
+    assert not np.allclose(first, second)
+
+
+def test_keras_file(whole, tmp_path):
+    whole.save(tmp_path / "net.keras")
+    v = build(tmp_path / "net.keras", VECTOR, AC).init(jax.random.key(0))
+    np.testing.assert_array_equal(v["params"]["functional/dense/kernel"], whole.layers[1].kernel)
+
+
+def test_subclassed_model():
+    k = keras()
+
+    class Net(k.Model):
+        def __init__(self):
+            super().__init__()
+            self.hidden, self.out = k.layers.Dense(4), k.layers.Dense(2)
+
+        def call(self, x):
+            return self.out(self.hidden(x["a"]) + self.hidden(x["b"]))
+
+    inputs = {"a": Leaf("float", (3,)), "b": Leaf("float", (3,))}
+    model = build(Net, inputs, Q)
+    v = model.init(jax.random.key(0))
+    assert sorted(v["params"]) == [
+        "net/dense/bias",
+        "net/dense/kernel",
+        "net/dense_1/bias",
+        "net/dense_1/kernel",
+    ]
+    outputs, _ = model.apply(v, {"a": jnp.ones((2, 3)), "b": jnp.zeros((2, 3))})
+    assert outputs["q"].shape == (2, 2)
+    with pytest.raises(SpecError, match=r"Net cannot be written as plain data|Keras cannot read"):
+        build(model.spec, inputs, Q)
+
+
+def test_keras_models_that_do_not_fit(whole):
+    with pytest.raises(
+        SpecError,
+        match=r"one output per head, in this order: logits \(2,\). Received: 2 output\(s\) of shape \(2,\), \(1,\)",
+    ):
+        build(whole, VECTOR, {"logits": Head((2,))})
+    with pytest.raises(
+        SpecError, match=r"must take the inputs, in this order: state \(4,\). It takes: \w+ \(3,\)"
+    ):
+        build(whole, {"state": Leaf("float", (4,))}, AC)
+
+
+def test_lambda_layers_do_not_load():
+    k = keras()
+    with numpy_promotion():
+        x = k.Input((3,))
+        spec = build(k.Model(x, k.layers.Lambda(lambda y: 2.0 * y)(k.layers.Dense(2)(x))), VECTOR, Q).spec
+    with pytest.raises(SpecError, match="Keras cannot read the configuration"):
+        build(spec, VECTOR, Q)
+
+
+SPECS = [
+    "auto",
+    {"type": "auto", "size": 8, "activation": "relu", "rnn": 4},
+    [{"type": "dense", "size": 4, "bias": False}, "layer_normalization", {"type": "gru", "size": 3}],
+    [
+        [
+            {"type": "retrieve", "tensors": "state"},
+            {"type": "dense", "size": 4},
+            {"type": "register", "tensor": "a"},
+        ],
+        [
+            {"type": "retrieve", "tensors": ["a", "state"], "aggregation": "concat"},
+            {"type": "block", "layers": ["flatten"]},
+        ],
+    ],
+    [{"type": "keras", "layer": "Dense", "units": 5, "activation": "relu"}],
+    {"type": "layered", "layers": [{"type": "dense", "size": 4}]},
+]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=range(len(SPECS)))
+def test_specification_round_trip(spec):
+    model = build(spec, VECTOR, Q)
+    data = json.loads(json.dumps(model.spec))
+    again = build(data, VECTOR, Q)
+    assert again.spec == data
+    assert shapes(again) == shapes(model)
+
+
+def test_json_files(tmp_path):
+    for content in (SPECS[2], SPECS[1]):
+        path = tmp_path / "net.json"
+        path.write_text(json.dumps(content))
+        assert shapes(build(str(path), VECTOR, Q)) == shapes(build(content, VECTOR, Q))
+    path.write_text("{")
+    with pytest.raises(SpecError, match=r"net.json' cannot be read"):
+        build(path, VECTOR, Q)
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        ("auot", "Unknown network 'auot'. Did you mean 'auto'?"),
+        ("model.cfg", "type '.cfg' are not read.*Give 'auto', a list of layers"),
+        (3, "The network 3 is not understood. Give 'auto'"),
+        ([], "at least one entry"),
+        ({"type": "auto", "sise": 3}, "takes no argument 'sise'. Did you mean 'size'"),
+        ({"type": "auto", "size": 0}, "size must be a whole number of at least 1. Received: size=0"),
+        (lambda: 3, "must be a Keras model, or return one. Received: 3"),
+        ([["flatten"], "flatten"], r"network\[1\]: a network is a list of layers or a list of lists"),
+    ],
+)
+def test_networks_that_are_none(network, message):
+    with pytest.raises(SpecError, match=message):
+        build(network, VECTOR, Q)
+
+
+def test_inputs_that_are_none():
+    with pytest.raises(SpecError, match=r"at least one input that is no mask. Received: a_mask"):
+        build("auto", {"a_mask": Leaf("bool", (2,))}, Q)
+    with pytest.raises(SpecError, match="normalize names 'state', which is no float vector"):
+        build("auto", {"state": Leaf("int", num_values=3)}, Q, normalize=("state",))

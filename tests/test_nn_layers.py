@@ -1,0 +1,250 @@
+"""The layers of a specification: what they compute, where they stand, and the errors that name the place."""
+
+import jax
+import numpy as np
+import pytest
+
+from operant.errors import SpecError
+from operant.nn import Head, build
+from operant.nn.backend import keras, numpy_promotion
+from operant.nn.structure import LAYERS
+from operant.spaces import Leaf
+
+
+def features(layers, inputs, observation):
+    """Return what a list of layers without weights makes of an observation, a batch of one."""
+    network = build(layers, inputs, {"out": Head((1,))})._network
+    with numpy_promotion():
+        body = keras().Model(network.input, network.get_layer("head.out").input)
+        batch = {name: np.reshape(x, (1, *inputs[name].shape)) for name, x in observation.items()}
+        return np.asarray(body(batch))[0]
+
+
+def one(shape, **fields):
+    return {"state": Leaf(fields.pop("type", "float"), shape, **fields)}
+
+
+X = np.arange(12, dtype=np.float32).reshape(1, 4, 3) - 5.0
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        (["flatten"], X[0].ravel()),
+        (
+            [{"type": "reshape", "shape": [2, 6]}, {"type": "pooling", "reduction": "sum"}],
+            X.reshape(2, 6).sum(0),
+        ),
+        ([{"type": "pooling", "reduction": "max"}], X[0].max(0)),
+        ([{"type": "pooling", "reduction": "mean"}], X[0].mean(0)),
+        ([{"type": "pooling", "reduction": "product"}], X[0].prod(0)),
+        ([{"type": "pooling", "reduction": "concat"}], X[0].ravel()),
+        ([{"type": "pool1d", "reduction": "max"}, "flatten"], X[0, 1::2].ravel()),
+        ([{"type": "activation", "nonlinearity": "relu"}, "flatten"], np.maximum(X, 0).ravel()),
+        ([{"type": "clipping", "lower": -1.0, "upper": 2.0}, "flatten"], np.clip(X, -1, 2).ravel()),
+        ([{"type": "clipping", "upper": 2.0}, "flatten"], np.minimum(X, 2).ravel()),
+    ],
+)
+def test_layers_without_weights(layers, expected):
+    found = features(layers, one((4, 3)), {"state": X})
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+A, B = np.asarray([1.0, 2.0, 3.0], np.float32), np.asarray([4.0, 0.5, 6.0], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [
+        ("concat", np.concatenate([A, B])),
+        ("sum", A + B),
+        ("product", A * B),
+        ("mean", (A + B) / 2),
+        ("max", np.maximum(A, B)),
+        ("stack", np.concatenate([A, B])),
+    ],
+)
+def test_retrieve_joins(aggregation, expected):
+    inputs = {"a": Leaf("float", (3,)), "b": Leaf("float", (3,))}
+    layers = [{"type": "retrieve", "tensors": ["a", "b"], "aggregation": aggregation}, "flatten"]
+    found = features(layers, inputs, {"a": A, "b": B})
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_retrieve_brings_ranks_together():
+    inputs = {"a": Leaf("float", (4, 3)), "b": Leaf("float", (4,))}
+    rows = X[0]
+    b = np.arange(4.0, dtype=np.float32)
+    layers = [{"type": "retrieve", "tensors": ["a", "b"], "aggregation": "product"}, "flatten"]
+    found = features(layers, inputs, {"a": rows, "b": b})
+    np.testing.assert_allclose(found, (rows * b[:, None]).ravel(), atol=1e-6)
+    layers[0] |= {"aggregation": "concat", "axis": 1}
+    found = features(layers, inputs, {"a": rows, "b": b})
+    np.testing.assert_allclose(found, np.concatenate([rows, b[:, None]], axis=1).ravel(), atol=1e-6)
+
+
+def test_the_documented_example_of_branches():
+    inputs = {"observation": Leaf("float", (16, 16, 3)), "attributes": Leaf("int", (4, 2), num_values=5)}
+    network = [
+        [
+            {"type": "retrieve", "tensors": "observation"},
+            {"type": "conv2d", "size": 16},
+            {"type": "flatten"},
+            {"type": "register", "tensor": "obs-embedding"},
+        ],
+        [
+            {"type": "retrieve", "tensors": "attributes"},
+            {"type": "embedding", "size": 16},
+            {"type": "flatten"},
+            {"type": "register", "tensor": "attr-embedding"},
+        ],
+        [
+            {"type": "retrieve", "tensors": ["obs-embedding", "attr-embedding"], "aggregation": "concat"},
+            {"type": "dense", "size": 32},
+        ],
+    ]
+    model = build(network, inputs, {"q": Head((2,))})
+    found = {n: x.shape for n, x in jax.eval_shape(model.init, jax.random.key(0))["params"].items()}
+    assert found["body.conv2d0/kernel"] == (3, 3, 3, 16)
+    assert found["body.embedding0/embeddings"] == (5, 16)
+    assert found["body.dense0/kernel"] == (16 * 16 * 16 + 4 * 2 * 16, 32)
+
+
+WEIGHTED = [
+    ({"type": "dense", "size": 2}, (3,), {"kernel": (3, 2), "bias": (2,)}),
+    ({"type": "dense", "size": 2, "bias": False}, (3,), {"kernel": (3, 2)}),
+    ({"type": "linear", "size": 2}, (4, 4, 3), {"kernel": (3, 2), "bias": (2,)}),
+    ({"type": "conv1d", "size": 2, "window": 5}, (9, 3), {"kernel": (5, 3, 2), "bias": (2,)}),
+    ({"type": "conv2d", "size": 2, "window": (2, 3)}, (9, 9, 1), {"kernel": (2, 3, 1, 2), "bias": (2,)}),
+    ({"type": "conv1d_transpose", "size": 2}, (9, 3), {"kernel": (3, 2, 3), "bias": (2,)}),
+    ({"type": "conv2d_transpose", "size": 2}, (9, 9, 1), {"kernel": (3, 3, 2, 1), "bias": (2,)}),
+    ({"type": "layer_normalization"}, (3,), {"gamma": (3,), "beta": (3,)}),
+    (
+        {"type": "keras", "layer": "EinsumDense", "equation": "ab,bc->ac", "output_shape": 4},
+        (3,),
+        {"kernel": (3, 4)},
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "weights"), WEIGHTED, ids=lambda x: x.get("type") if isinstance(x, dict) else None
+)
+def test_weights_of_layers(layer, shape, weights):
+    model = build([layer, "flatten"], one(shape), {"q": Head((1,))})
+    found = jax.eval_shape(model.init, jax.random.key(0))["params"]
+    body = {n.split("/")[1]: x.shape for n, x in found.items() if n.startswith("body.")}
+    assert body == weights
+
+
+@pytest.mark.parametrize(
+    ("arguments", "side"),
+    [({}, 9), ({"stride": 2}, 5), ({"padding": "valid"}, 7), ({"padding": "valid", "dilation": 2}, 5)],
+)
+def test_convolution_arguments(arguments, side):
+    # same: ceil(9 / stride); valid: 9 - dilation * (3 - 1)
+    layers = [{"type": "conv2d", "size": 2, **arguments}, "flatten"]
+    model = build(layers, one((9, 9, 1)), {"q": Head((1,))})
+    assert jax.eval_shape(model.init, jax.random.key(0))["params"]["head.q/kernel"].shape == (2 * side**2, 1)
+
+
+def test_arguments_change_the_layer():
+    inputs, q = one((3,)), {"q": Head((1,))}
+    frozen = build([{"type": "dense", "size": 2, "vars_trainable": False}], inputs, q).init(jax.random.key(0))
+    assert set(frozen["state"]) == {"body.dense0/kernel", "body.dense0/bias"}
+    plain, scaled = (
+        build([{"type": "dense", "size": 2, "initialization_scale": s}], inputs, q).init(jax.random.key(0))
+        for s in (1.0, 3.0)
+    )
+    name = "body.dense0/kernel"
+    np.testing.assert_allclose(scaled["params"][name], 3.0 * plain["params"][name], atol=1e-5)
+    noisy = build([{"type": "dense", "size": 2, "dropout": 0.5, "name": "first"}], inputs, q)
+    assert [*jax.eval_shape(noisy.init, jax.random.key(0))["state"]] == [
+        "body.first.dropout/seed_generator_state"
+    ]
+
+
+def test_keras_layers_as_objects_and_classes():
+    k = keras()
+    inputs, q = one((3,)), {"q": Head((1,))}
+    layer = k.layers.Dense(4, kernel_initializer="ones")
+    apart = build([layer, k.layers.ReLU], inputs, {**q, "v": Head(())}, towers=(("q",), ("v",)))
+    found = jax.eval_shape(apart.init, jax.random.key(0))["params"]
+    assert {"tower0.dense0/kernel", "tower1.dense0/kernel"} <= set(found)
+    assert not layer.built  # each network gets its own copy
+    layer.build((None, 3))
+    layer.kernel.assign(np.full((3, 4), 7.0, np.float32))
+    v = build([layer], inputs, q).init(jax.random.key(0))
+    np.testing.assert_array_equal(v["params"]["body.dense0/kernel"], np.full((3, 4), 7.0))
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "message"),
+    [
+        (["dens"], (3,), r"network\[0\]: Unknown layer 'dens'. Did you mean 'dense'"),
+        (["flatten", {"type": "dense", "sise": 3}], (3,), r"network\[1\]: dense takes no argument 'sise'. Did you mean 'size'"),
+        ([{"type": "dense"}], (3,), r"network\[0\]: dense requires the argument 'size'"),
+        ([{"type": "dense", "size": 2.5}], (3,), r"network\[0\]: size must be a whole number of at least 1. Received: size=2.5"),
+        ([{"type": "dense", "size": 2, "activation": "rellu"}], (3,), r"network\[0\]: Unknown activation 'rellu'. Did you mean 'relu'"),
+        ([{"type": "dense", "size": 2, "dropout": 1.0}], (3,), r"dropout must be at least 0 and below 1. Received: dropout=1.0"),
+        ([{"type": "conv2d", "size": 2, "padding": "sane"}], (9, 9, 1), r"padding must be one of 'same', 'valid'.*Did you mean 'same'"),
+        (["flatten", {"type": "conv2d", "size": 2}], (9, 9, 1), r"network\[1\] \(conv2d\) needs an input of shape \[height, width, channels\]. Received: shape \(81,\)"),
+        ([{"type": "dense", "size": 2}], (9, 9, 1), r"network\[0\] \(dense\) needs an input of shape \[features\]. Received: shape \(9, 9, 1\). Put a flatten"),
+        ([{"type": "conv2d", "size": 2, "window": 5, "padding": "valid"}], (3, 3, 1), r"network\[0\] \(conv2d\) does not take an input of shape \(3, 3, 1\)"),
+        ([{"type": "conv2d", "size": 2}], (9, 9, 1), r"must end in one vector. Received: shape \(9, 9, 2\)"),
+        ([[{"type": "register", "tensor": "a"}], [{"type": "retrieve", "tensors": "b"}]], (3,), r"network\[1\]\[0\] \(retrieve\): There is no tensor named 'b'"),
+        ([{"type": "register", "tensor": "state"}], (3,), "There already is a tensor named 'state'"),
+        ([{"type": "embedding", "size": 2}], (3,), "embedding needs a component of type 'int' with num_values"),
+        ([{"type": "block", "layers": [{"type": "retrieve", "tensors": "state"}]}], (3,), r"network\[0\]: A block holds no register"),
+        ([{"type": "keras", "layer": "Dens", "units": 2}], (3,), r"network\[0\]: Keras has no layer 'Dens'. Did you mean 'Dense'"),
+        ([{"type": "keras", "layer": "Dense", "unit": 2}], (3,), r"network\[0\]: The Keras layer Dense refuses its arguments"),
+        ([{"type": "keras", "layer": "Lambda", "function": abs}], (3,), "Lambda layers cannot be saved"),
+        ([lambda x: x], (3,), r"network\[0\]: <lambda> is no layer"),
+        ([{"type": "dense", "size": 2, "name": "a"}, {"type": "dense", "size": 2, "name": "a"}], (3,), "'a' is given to two layers"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_place(network, shape, message):
+    with pytest.raises(SpecError, match=message):
+        build(network, one(shape), {"q": Head((1,))})
+
+
+def test_several_inputs_need_a_retrieve():
+    inputs = {"a": Leaf("float", (3,)), "b": Leaf("float", (4, 4, 1))}
+    with pytest.raises(
+        SpecError, match=r"network: the first layer must be a retrieve.*a \(3,\), b \(4, 4, 1\)"
+    ):
+        build([{"type": "dense", "size": 2}], inputs, {"q": Head((1,))})
+    with pytest.raises(
+        SpecError, match=r"Tensors to sum must have equal shapes. Received: a \(3,\), b \(4, 4, 1\)"
+    ):
+        build([{"type": "retrieve", "tensors": ["a", "b"], "aggregation": "sum"}], inputs, {"q": Head((1,))})
+
+
+def test_every_layer_is_tested():
+    tried = {layer["type"] for layer, _, _ in WEIGHTED}
+    tried |= {
+        "flatten",
+        "reshape",
+        "pooling",
+        "pool1d",
+        "activation",
+        "clipping",
+        "retrieve",
+        "register",
+        "embedding",
+        "block",
+    }
+    elsewhere = {"dropout", "batch_normalization", "lstm", "gru"}  # test_nn_model
+    assert set(LAYERS) - tried - elsewhere == {"pool2d", "rnn"}
+
+
+def test_pool2d_and_rnn():
+    x = np.arange(16, dtype=np.float32).reshape(1, 4, 4, 1)
+    found = features([{"type": "pool2d", "reduction": "average"}, "flatten"], one((4, 4, 1)), {"state": x})
+    np.testing.assert_allclose(found, [2.5, 4.5, 10.5, 12.5])  # (0 + 1 + 4 + 5) / 4, ...
+    carries = {
+        cell: build([{"type": "rnn", "cell": cell, "size": 2}], one((3,)), {"q": Head((1,))}).initial_carry(5)
+        for cell in ("gru", "lstm")
+    }
+    assert {cell: len(carry) for cell, carry in carries.items()} == {"gru": 1, "lstm": 2}
+    assert all(x.shape == (5, 2) for carry in carries.values() for x in carry.values())
