@@ -25,7 +25,7 @@ foreign = pytest.mark.filterwarnings("ignore")  # of the libraries, on import
 
 
 def importable(package, reason):
-    return partial(pytest.importorskip, package, reason=reason, exc_type=ImportError)
+    return lambda: pytest.importorskip(package, reason=reason, exc_type=ImportError)
 
 
 gymnax = importable("gymnax", "gymnax is not installed (pip install gymnax six)")

@@ -9,13 +9,17 @@ from __future__ import annotations
 import abc
 import os
 import time
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from operant.errors import SpecError, UsageError, suggest, value_error
 from operant.spaces import Spaces
+
+if TYPE_CHECKING:
+    from operant.envs.inprocess import InProcess
+    from operant.envs.source import Source
 
 Mode: TypeAlias = Literal["auto", "native-vector", "in-process", "processes"]
 Check: TypeAlias = Literal["first", "always", "never"]
@@ -147,7 +151,6 @@ def create(
     _at_least("max_restarts", max_restarts, 0)
     if not timeout_seconds > 0:
         raise value_error("timeout_seconds", "above 0", timeout_seconds)
-    from operant.envs import batched
     from operant.envs.table import resolve
 
     options = {
@@ -159,43 +162,60 @@ def create(
         if not environment:
             raise value_error("environment", "a list of at least one environment", environment)
         sources = [resolve(one, **options) for one in environment]
-        num_envs = _count(num_envs, len(sources), "the list")
-        why = "environments were given one by one"
+        _count(num_envs, len(sources), "the list")
+        whole: VectorEnv | str = "environments were given one by one"
     else:
         source = resolve(environment, **options)
-        if source.is_vector:
-            num_envs = _count(num_envs, source.target.num_envs, "the vector")
-            return batched.from_gymnasium_vector(source, check)
-        num_envs = _count(num_envs, 1 if source.is_object and not source.is_native else None, "the object")
-        if source.is_native:
-            if mode != "auto":
-                raise SpecError(
-                    f"{source.name!r} is compiled by JAX and has no mode {mode!r}. Leave mode at 'auto'."
-                )
-            if source.reward_shaping is None:
-                return batched.from_native(source.make(), num_envs, source.name, source.max_episode_timesteps)
-        own = batched.own_vector(source, num_envs, check) if mode in ("auto", "native-vector") else ""
-        if not isinstance(own, str):
-            return own
-        if mode == "native-vector":
-            raise SpecError(f"mode='native-vector' is not to be had: {own}. Leave mode at 'auto'.")
-        sources, why = [source] * num_envs, own
-    if mode == "auto" and reward_shaping is None:
-        return _measured(sources, check, why, (num_workers, timeout_seconds, max_restarts))
+        num_envs = _count(num_envs, *_there(source))
+        sources, whole = [source] * num_envs, _whole(source, num_envs, mode, check)
+    if isinstance(whole, VectorEnv):
+        return whole
+    if mode == "native-vector":
+        raise SpecError(f"mode='native-vector' is not to be had: {whole}. Leave mode at 'auto'.")
+    settings = (num_workers, timeout_seconds, max_restarts)
     if mode == "processes":
-        return _processes(sources, check, "it was asked for", (num_workers, timeout_seconds, max_restarts))
+        return _processes(sources, check, "it was asked for", settings)
+    if mode == "auto" and reward_shaping is None:
+        return _measured(sources, check, whole, settings)
     vector = _in_process(sources, check)
     vector.why = "it was asked for" if mode == "in-process" else "reward_shaping runs in this process"
-    return cast(VectorEnv, vector)
+    return vector
 
 
-def _in_process(sources: Any, check: Check, count: int | None = None) -> Any:
+def _whole(source: Source, num_envs: int, mode: Mode, check: Check) -> VectorEnv | str:
+    """Make what is a vector by itself, or say why it is none."""
+    from operant.envs import batched
+
+    if source.is_vector:
+        return batched.from_gymnasium_vector(source, check)
+    if source.is_native:
+        if mode != "auto":
+            raise SpecError(
+                f"{source.name!r} is compiled by JAX and has no mode {mode!r}. Leave mode at 'auto'."
+            )
+        if source.reward_shaping is None:
+            return batched.from_native(source.make(), num_envs, source.name, source.max_episode_timesteps)
+    if mode in ("auto", "native-vector"):
+        return batched.own_vector(source, num_envs, check)
+    return ""
+
+
+def _there(source: Source) -> tuple[int | None, str]:
+    """Return how many environments a specification stands for, and what says so; None: as many as wanted."""
+    if source.is_vector:
+        return int(source.target.num_envs), "the vector"
+    return 1 if source.is_object and not source.is_native else None, "the object"
+
+
+def _in_process(sources: Sequence[Source], check: Check, count: int | None = None) -> InProcess:
     from operant.envs.inprocess import InProcess, make_cell
 
     return InProcess([make_cell(source) for source in sources[:count]], sources[0].name, check)
 
 
-def _processes(sources: Any, check: Check, why: str, settings: Any) -> VectorEnv:
+def _processes(
+    sources: Sequence[Source], check: Check, why: str, settings: tuple[int | None, float, int]
+) -> VectorEnv:
     from operant.envs.process import Processes
 
     vector = Processes(sources, check, *settings)
@@ -203,7 +223,9 @@ def _processes(sources: Any, check: Check, why: str, settings: Any) -> VectorEnv
     return vector
 
 
-def _measured(sources: Any, check: Check, why: str, settings: Any) -> VectorEnv:
+def _measured(
+    sources: Sequence[Source], check: Check, why: str, settings: tuple[int | None, float, int]
+) -> VectorEnv:
     """Time one environment; a loop serves fast ones best, processes slow ones."""
     from operant.envs.inprocess import InProcess, make_cell
 

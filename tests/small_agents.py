@@ -1,0 +1,278 @@
+"""Small settings of every agent, and environments on which they run in a blink.
+
+The tests of all agents run over `operant.agents.AGENTS`: an agent of the table that has no line in `SMALL` fails them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from operant.agents import AGENTS
+from operant.agents.learner import ENV, Learner, Train
+from operant.agents.making import define
+from operant.agents.protocol import fold
+from operant.envs.native import HostVector, NativeEnv, Step
+from operant.envs.probe import PROBES
+from operant.envs.vector import Step as VectorStep
+from operant.execution.device import DeviceRun, World
+from operant.spaces import Spaces
+from operant.types import Array, Block, Key, Metrics
+
+MODEL = [{"type": "dense", "size": 16}]
+RECURRENT = [{"type": "dense", "size": 8}, {"type": "gru", "size": 8}]
+
+
+class Small(NamedTuple):
+    """What tests must know of an agent."""
+
+    options: dict[str, Any]
+    """Small blocks, a small memory, a small network."""
+    actions: frozenset[str]
+    """Types of actions that it serves."""
+    steps: int = 1
+    """Gradient steps of one update."""
+    recurrent: bool = False
+    """Whether it takes recurrent networks."""
+
+
+_DQN = Small(
+    {
+        "model": MODEL,
+        "train_every": 2,
+        "buffer_max_size": 96,
+        "buffer_initial_size": 12,
+        "buffer_batch_size": 8,
+        "epsilon_decay_steps": 60,
+        "target_sync_steps": 20,
+        "lr": 0.01,
+    },
+    frozenset({"int", "bool"}),
+)
+SMALL: dict[str, Small] = {
+    "dqn": _DQN,
+    "ddqn": _DQN,
+    "ppo": Small(
+        {"model": MODEL, "n_steps": 6, "mini_batches": 2, "ppo_epochs": 2, "lr": 0.01},
+        frozenset({"float", "int", "bool"}),
+        steps=4,
+        recurrent=True,
+    ),
+}
+
+NAMES = tuple(AGENTS)
+RECURRENT_NAMES = tuple(name for name in NAMES if name in SMALL and SMALL[name].recurrent)
+
+
+def small(name: str, **options: Any) -> dict[str, Any]:
+    """Return the small settings of an agent with some of them changed."""
+    if name not in SMALL:
+        raise LookupError(f"tests/small_agents.py has no line for the agent {name!r}. Add one to SMALL.")
+    return {**SMALL[name].options, **options}
+
+
+def learner(name: str, env: NativeEnv, n: int, **options: Any) -> Learner:
+    """Make a small agent for `n` actors of an environment."""
+    definition = define(name, **small(name, **options))
+    return Learner(definition.cls.create(definition.config, env.spaces, n))
+
+
+def serves(name: str, spaces: Spaces) -> bool:
+    """Tell whether an agent serves the actions."""
+    return {leaf.type for leaf in spaces.actions.components.values()} <= SMALL[name].actions
+
+
+def probes_of(name: str) -> list[str]:
+    """Return the probe environments that an agent can learn."""
+    served = [probe for probe in PROBES if serves(name, PROBES[probe]().spaces)]
+    return [probe for probe in served if SMALL[name].recurrent or "memory" not in probe]
+
+
+_ACTIONS: dict[str, Any] = {
+    "int": {"type": "int", "num_values": 3},
+    "bool": {"type": "bool", "shape": ()},
+    "float": {"type": "float", "shape": (2,), "min_value": -1.0, "max_value": 2.0},
+    "discrete": {
+        "hand": {"gear": {"type": "int", "shape": (2,), "num_values": 3}},
+        "brake": {"type": "bool", "shape": ()},
+    },
+    "hybrid": {
+        "hand": {"gear": {"type": "int", "shape": (2,), "num_values": 3}},
+        "brake": {"type": "bool", "shape": ()},
+        "foot": {"type": "float", "shape": (2,), "min_value": -1.0, "max_value": 2.0},
+        "free": {"type": "float", "shape": ()},
+    },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Countdown:
+    """Counts down from 1..5 and terminates at 0, or is cut by the time limit; nested states, noise in them.
+
+    Episodes of one to three actions end at every place of a block, in both ways. The reward depends on observation
+    and action.
+    """
+
+    kind: str = "int"
+    masked: bool = False
+    max_episode_timesteps: int | None = 3
+
+    @cached_property
+    def spaces(self) -> Spaces:
+        states: dict[str, Any] = {
+            "count": {"left": {"type": "float", "shape": (1,)}, "odd": {"type": "bool", "shape": ()}},
+            "noise": {"type": "float", "shape": (2,)},
+            "level": {"type": "int", "shape": (), "num_values": 4},
+        }
+        if self.masked:
+            states["action_mask"] = {"type": "bool", "shape": (3,)}
+        return Spaces.read(states=states, actions=_ACTIONS[self.kind])
+
+    def reset(self, key):
+        left = jax.random.randint(jax.random.fold_in(key, 0), (), 1, 6)
+        return left, self._observe(left, jax.random.fold_in(key, 1))
+
+    def step(self, state, action, key):
+        left = state - 1
+        paid = sum(jnp.sum(x.astype(jnp.float32)) for x in action.values())
+        reward = jax.random.uniform(key) + 0.3 * paid * state.astype(jnp.float32)
+        return left, Step(self._observe(left, jax.random.fold_in(key, 1)), reward, left <= 0)
+
+    def _observe(self, left, key):
+        key_noise, key_level, key_mask = jax.random.split(key, 3)
+        observation = {
+            "count/left": left.astype(jnp.float32)[None],
+            "count/odd": left % 2 == 1,
+            "noise": jax.random.normal(key_noise, (2,)),
+            "level": jax.random.randint(key_level, (), 0, 4),
+        }
+        if self.masked:
+            forbidden = jax.random.randint(key_mask, (), 0, 3)
+            observation["action_mask"] = jnp.arange(3) != forbidden
+        return observation
+
+
+class Compiled(NamedTuple):
+    """A small agent on an environment, its functions compiled once for all tests."""
+
+    learner: Learner
+    env: NativeEnv
+    n: int
+    start: Callable[..., tuple[Train, World]]
+    """(key, hyper) -> train, world."""
+    collect: Callable[..., tuple[Block, World]]
+    """(train, world) -> block, world."""
+    absorb: Callable[..., tuple[Train, Metrics]]
+    """(train, block) -> train, metrics."""
+
+    def begin(self, seed: int, hyper: Any = None) -> tuple[Train, World]:
+        """Return the start of the run of a seed."""
+        return self.start(jax.random.key(seed), self.learner.hyper() if hyper is None else hyper)
+
+    def run(
+        self, seed: int, blocks: int, hyper: Any = None
+    ) -> tuple[Train, list[Block], list[dict[str, float]]]:
+        """Run some blocks: the train, the blocks, and the metrics of each."""
+        train, world = self.begin(seed, hyper)
+        collected, metrics = [], []
+        for _ in range(blocks):
+            block, world = self.collect(train, world)
+            train, after = self.absorb(train, block)
+            collected.append(block)
+            metrics.append({name: float(x) for name, x in after.items()})
+        return train, collected, metrics
+
+
+def absorb(made: Learner, train: Train, block: Block) -> tuple[Train, Metrics]:
+    """Learn from a block under the key of the run's next update."""
+    return made.absorb(train, block, made.update_key(train.key, train.counters.updates))
+
+
+@functools.cache
+def compiled(name: str, env: NativeEnv, n: int = 3, **options: Any) -> Compiled:
+    """Return a small agent and its compiled functions. Options must be hashable."""
+    return compile_agent(name, env, n, **options)
+
+
+def compile_agent(name: str, env: NativeEnv, n: int = 3, **options: Any) -> Compiled:
+    """As `compiled`, for options of any kind, and for tests that change code under the agent's feet."""
+    made = learner(name, env, n, **options)
+    run = DeviceRun(made, env, n)
+
+    def start(key: Key, hyper: Array) -> tuple[Train, World]:
+        return made.init(key, hyper), run.begin(key)
+
+    def collect(train: Train, world: World) -> tuple[Block, World]:
+        rows = train.counters.rows + jnp.arange(made.rows, dtype=jnp.uint32)
+        noise = jax.vmap(lambda row: made.noise(train.key, row, n))(rows)
+        block, world, _ = run.collect(train, world, noise, fold(train.key, ENV))
+        return block, world
+
+    return Compiled(made, env, n, jax.jit(start), jax.jit(collect), jax.jit(functools.partial(absorb, made)))
+
+
+class Stream:
+    """A host vector with the numbers of a device run of the same key."""
+
+    def __init__(self, env: NativeEnv, n: int, key: Any) -> None:
+        self.num_envs = n
+        self.spaces = env.spaces
+        self._vector = HostVector(env, n, fold(key, ENV))
+
+    def reset(self, seed: int | None = None) -> dict[str, np.ndarray]:
+        return self._vector.reset(None)
+
+    def step(self, actions: dict[str, np.ndarray]) -> VectorStep:
+        return VectorStep(*self._vector.step(self.spaces.actions.clip(actions)))
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Tell whether two trees are equal bit for bit (NaN equals itself), keys included."""
+    return not differing(a, b)
+
+
+def differing(a: Any, b: Any) -> list[str]:
+    """Return the paths of the leaves that differ."""
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(a)]
+    pairs = zip(names, jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return [
+        name
+        for name, x, y in pairs
+        if _bits(x).dtype != _bits(y).dtype or _bits(x).tobytes() != _bits(y).tobytes()
+    ]
+
+
+def _bits(x: Any) -> np.ndarray:
+    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    return np.asarray(x)
+
+
+def assert_close(a: Train, b: Train, rtol: float = 1e-4, atol: float = 1e-5) -> None:
+    """Compare two trees within float tolerance; whole numbers, flags and keys must be equal."""
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(a)]
+    for name, x, y in zip(names, jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        x, y = _bits(x), _bits(y)
+        assert (x.shape, x.dtype) == (y.shape, y.dtype), name
+        if x.dtype.kind == "f":
+            np.testing.assert_allclose(x, y, rtol, atol, err_msg=name)
+        else:
+            np.testing.assert_array_equal(x, y, err_msg=name)
+
+
+def parameters(state: Any) -> dict[str, Any]:
+    """Return what an agent's networks learn, by field of its state."""
+    return {name: x["params"] for name, x in state._asdict().items() if isinstance(x, dict) and "params" in x}
+
+
+def learned(state: Any) -> dict[str, Any]:
+    """Return what gradient steps change: parameters and optimizers, by field of an agent's state."""
+    optimizers = {name: x for name, x in state._asdict().items() if "optimizer" in name}
+    return {**parameters(state), **optimizers}

@@ -1,0 +1,298 @@
+"""The agent in a user's program: structures in and out, order of calls, actors out of step, masks, files."""
+
+import jax
+import numpy as np
+import pytest
+
+from operant import Agent, Environment
+from operant.errors import CheckpointError, SpaceError, SpecError, UsageError
+
+STATE = {"type": "float", "shape": (3,)}
+CHOICE = {"type": "int", "num_values": 3}
+NET = [{"type": "dense", "size": 8}]
+ROLLOUT = {"agent": "ppo", "n_steps": 4, "mini_batches": 2, "ppo_epochs": 1, "model": NET}
+REPLAY = {
+    "agent": "dqn", "buffer_max_size": 64, "buffer_initial_size": 8, "buffer_batch_size": 4, "model": NET,
+}  # fmt: skip
+
+
+def create(spec=ROLLOUT, states=STATE, actions=CHOICE, **kwargs):
+    return Agent.create(**spec, states=states, actions=actions, **kwargs)
+
+
+def state(i=0):
+    return np.asarray([i, 0.5, -1], np.float32)
+
+
+def run(agent, steps, parallel=0, start=0):
+    """Act and observe on a stream with episodes of five steps; return the actions."""
+    actions = []
+    for i in range(start, start + steps):
+        actions.append(agent.act(states=state(i % 5), parallel=parallel))
+        end = i % 5 == 4
+        agent.observe(
+            reward=float(i % 3), terminal=end, parallel=parallel, next_states=state(9) if end else None
+        )
+    return actions
+
+
+def leaves(agent):
+    flat = jax.tree_util.tree_leaves_with_path(agent._engine.train)
+    data = {}
+    for path, leaf in flat:
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        data[jax.tree_util.keystr(path)] = np.asarray(leaf)
+    return data
+
+
+def assert_equal(a, b):
+    a, b = leaves(a), leaves(b)
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+def test_single_and_nested_structures():
+    agent = create()
+    assert isinstance(agent.act(states=state()), int)
+    agent.observe()
+    nested = create(
+        states={"eye": {"type": "float", "shape": (2, 2)}, "body": {"speed": {"type": "float", "shape": ()}}},
+        actions={
+            "move": CHOICE,
+            "arm": {"force": {"type": "float", "shape": (2,), "min_value": -1, "max_value": 1}},
+            "grip": {"type": "bool", "shape": ()},
+        },
+    )
+    actions = nested.act(states={"eye": np.zeros((2, 2)), "body": {"speed": 0.5}})
+    assert isinstance(actions["move"], int) and isinstance(actions["grip"], bool)
+    assert actions["arm"]["force"].shape == (2,) and (np.abs(actions["arm"]["force"]) <= 1).all()
+
+
+def test_order_of_calls_is_checked():
+    agent = create()
+    with pytest.raises(UsageError, match="observe was called without act for parallel=0"):
+        agent.observe(reward=1.0)
+    agent.act(states=state())
+    with pytest.raises(UsageError, match="act was called twice for parallel=0"):
+        agent.act(states=state())
+    with pytest.raises(SpecError, match="parallel must be an index below parallel_interactions=1"):
+        agent.act(states=state(), parallel=1)
+    agent.close()
+    with pytest.raises(UsageError, match="The agent is closed"):
+        agent.act(states=state(), independent=True)
+
+
+def test_bad_states_rewards_and_terminals_name_what_is_wrong():
+    agent = create()
+    for bad, message in [
+        (np.zeros(4), r"\(3,\)"),
+        (np.asarray([np.nan, 0, 0]), "(?i)nan|finite"),
+        ({"stat": np.zeros(3)}, "state"),
+        ("abc", "state"),
+    ]:
+        with pytest.raises(SpaceError, match=message):
+            agent.act(states=bad)
+    agent.act(states=state())
+    with pytest.raises(SpaceError, match="reward must be finite. Received: reward=nan"):
+        agent.observe(reward=float("nan"))
+    with pytest.raises(SpaceError, match="terminal must be 0, 1 or 2"):
+        agent.observe(terminal=3)
+    agent.observe(reward=1.0, terminal=2)  # nothing was lost by the refused calls
+    assert agent.timesteps == 1 and agent.episodes == 1
+
+
+def test_creation_is_checked():
+    for kwargs, message in [
+        ({"agent": "ppoo"}, "Did you mean 'ppo'"),
+        ({"agent": "ppo", "learning_rat": 1}, "ppo takes no argument 'learning_rat'. Did you mean"),
+        ({"agent": {"n_steps": 3}}, "needs a 'type'"),
+        ({"agent": None}, "agent must be given"),
+        ({"agent": "ppo", "seed": -1}, "seed must be"),
+        ({"agent": "ppo", "parallel_interactions": 0}, "parallel_interactions must be"),
+        ({"agent": "ppo", "config": {"sed": 1}}, "config takes no 'sed'"),
+        ({"agent": "ppo", "gamma": 1.5}, "gamma must be at least 0 and at most 1. Received: gamma=1.5"),
+        ({"agent": "ppo", "model": [{"type": "dens"}]}, "dense"),
+    ]:
+        with pytest.raises(SpecError, match=message):
+            Agent.create(**kwargs, states=STATE, actions=CHOICE)
+    with pytest.raises(SpecError, match="Give environment, or both states and actions"):
+        Agent.create(agent="ppo", states=STATE)
+    with pytest.raises(SpaceError, match="dqn.*float.*ppo"):
+        Agent.create(agent="dqn", states=STATE, actions={"type": "float", "shape": ()})
+
+
+def test_specification_as_dict_file_class_and_alias(tmp_path):
+    import json
+
+    (tmp_path / "a.json").write_text(json.dumps({"type": "ppo", "n_steps": 4, "learning_rate": 0.01}))
+    from operant.agents.ppo import PPO
+
+    same = {"n_steps": 4, "lr": 0.01}
+    made = [
+        Agent.create(agent=agent, states=STATE, actions=CHOICE, **options).definition.config
+        for agent, options in [
+            (str(tmp_path / "a.json"), {}),
+            ({"type": "ppo", **same}, {}),
+            ({"agent": "ppo"}, same),
+            ("ppo", same),
+            (PPO, same),
+            ("operant.agents.ppo.PPO", same),
+        ]
+    ]
+    assert all(config == made[0] for config in made)
+
+
+@pytest.mark.parametrize("spec", [ROLLOUT, REPLAY])
+def test_save_and_load_in_mid_episode_goes_on_bit_for_bit(spec, tmp_path):
+    whole, first = create(spec, seed=3), create(spec, seed=3)
+    actions = run(whole, 60)
+    assert run(first, 33) == actions[:33]
+    path = first.save(directory=tmp_path, append="timesteps")
+    assert path.endswith("agent-33")
+    second = Agent.load(directory=tmp_path)
+    assert second.get_specification() == first.get_specification()
+    assert run(second, 27, start=33) == actions[33:]
+    assert_equal(whole, second)
+    assert (second.timesteps, second.episodes, second.updates) == (
+        whole.timesteps,
+        whole.episodes,
+        whole.updates,
+    )
+    assert whole.timesteps == 60 and whole.episodes == 12 and whole.updates > 5
+
+
+def test_seeds():
+    a, b, c = (run(create(seed=s), 40) for s in (1, 1, 2))
+    assert a == b != c
+
+
+def test_batched_calls_equal_each_other_in_both_forms():
+    one, other = (create(parallel_interactions=3, seed=1) for _ in range(2))
+    for i in range(30):
+        each = [state(i + k) for k in range(3)]
+        a = one.act(states=np.stack(each), parallel=[0, 1, 2])
+        b = other.act(states=[{"state": s} for s in each], parallel=[0, 1, 2])
+        np.testing.assert_array_equal(a, b)
+        assert a.shape == (3,)
+        terminal = [i % 7 == 6, 0, 2 if i % 4 == 3 else 0]
+        one.observe(reward=[1.0, 2.0, 3.0], terminal=terminal, parallel=[0, 1, 2], next_states=np.stack(each))
+        other.observe(
+            reward=[1.0, 2.0, 3.0], terminal=terminal, parallel=[0, 1, 2], next_states=np.stack(each)
+        )
+    assert one.updates > 5
+    assert_equal(one, other)
+
+
+@pytest.mark.parametrize("spec", [ROLLOUT, REPLAY])
+def test_actors_out_of_step_all_count(spec):
+    """Only some actors act, at different speeds; every step is learnt from, in the actor's own column."""
+    agent = create(spec, parallel_interactions=3)
+    for k in range(60):
+        run(agent, 1, parallel=0, start=k)
+        if k % 3 == 0:
+            run(agent, 1, parallel=2, start=k // 3)
+    assert agent.timesteps == 80
+    assert agent.updates >= 80 // (3 * agent.learner.rows) - 3 > 0
+    if agent.learner.algorithm.memory is not None:
+        rows = np.asarray(agent._engine.train.memory.cursor.held)
+        assert rows[0] > 2 * rows[2] > 0 == rows[1]
+
+
+def test_masks_declared_by_the_first_states():
+    agent = Agent.create(
+        agent="ppo",
+        model=NET,
+        states={"type": "float", "shape": (10,)},
+        actions={"type": "int", "shape": (), "num_actions": 3},
+    )
+    for _ in range(20):
+        action = agent.act(
+            states={"state": np.random.default_rng(0).random(10), "action_mask": [True, False, True]}
+        )
+        assert action != 1
+        agent.observe(reward=1.0)
+    with pytest.raises(SpaceError, match="(?i)mask"):
+        agent.act(states={"state": np.zeros(10), "action_mask": [False, False, False]})
+    late = create()
+    run(late, 2)
+    with pytest.raises(UsageError, match="A mask for 'action' came after the agent had begun"):
+        late.act(states={"state": state(), "action_mask": [True, False, True]})
+
+
+def test_independent_calls_change_nothing():
+    agent = create(seed=5)
+    run(agent, 13)
+    before = leaves(agent)
+    single = agent.act(states=state(), independent=True)
+    batch = agent.act(states=np.stack([state(), state(1)]), independent=True)
+    assert batch.shape == (2,) and batch[0] == single
+    drawn = {agent.act(states=state(), independent=True, deterministic=False) for _ in range(60)}
+    assert len(drawn) > 1
+    assert agent.timesteps == 13
+    for name, leaf in leaves(agent).items():
+        np.testing.assert_array_equal(leaf, before[name])
+    with pytest.raises(UsageError, match="internals are kept by the agent"):
+        agent.act(states=state(), internals={})
+
+
+def test_episode_longer_than_announced_is_an_error():
+    agent = create(max_episode_timesteps=3)
+    for _ in range(3):
+        agent.act(states=state())
+        agent.observe()
+    with pytest.raises(UsageError, match="longer than max_episode_timesteps=3"):
+        agent.act(states=state())
+
+
+def test_reset_closes_open_episodes():
+    agent = create()
+    run(agent, 3)
+    agent.reset()
+    assert agent.episodes == 1 and agent.timesteps == 3
+    agent.act(states=state())
+
+
+def test_loading_says_what_is_missing(tmp_path):
+    with pytest.raises(CheckpointError, match="There is no checkpoint in"):
+        Agent.load(directory=tmp_path)
+    agent = create()
+    agent.save(directory=tmp_path)
+    other = Environment.create(environment="jax:Pendulum-v1")
+    with pytest.raises(SpaceError, match="The environment does not fit the saved agent"):
+        Agent.load(directory=tmp_path, environment=other)
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_recurrent_policy_keeps_its_state_per_actor(cell, tmp_path):
+    spec = {**ROLLOUT, "mini_batches": 1, "model": [{"type": "dense", "size": 8}, {"type": cell, "size": 4}]}
+    agent = create(spec, parallel_interactions=2, seed=1)
+    for i in range(25):
+        agent.act(states=np.stack([state(i), state(-i)]), parallel=[0, 1])
+        agent.observe(reward=[1.0, 0.0], terminal=[i % 6 == 5, 0], parallel=[0, 1])
+    assert agent.updates >= 5
+    carries = [jax.tree.leaves(actor.carry) for actor in agent.actors]
+    assert not np.allclose(carries[0][0], carries[1][0])
+    internals = agent.initial_internals()
+    action, after = agent.act(states=state(), internals=internals, independent=True)
+    assert not np.allclose(jax.tree.leaves(after)[0], 0)
+    with pytest.raises(UsageError, match="needs internals"):
+        agent.act(states=state(), independent=True)
+    agent.save(directory=tmp_path)
+    again = Agent.load(directory=tmp_path)
+    for a, b in zip(agent.actors, again.actors, strict=True):
+        for x, y in zip(jax.tree.leaves(a.carry), jax.tree.leaves(b.carry), strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+def test_time_limit_bootstraps_from_the_state_that_follows():
+    """The stream gets one row more, with the state that was given; without it, the last one again."""
+    agent = create({**ROLLOUT, "n_steps": 8})
+    run(agent, 5)
+    last = agent.actors[0].rows[-1]
+    assert not last.valid
+    np.testing.assert_array_equal(last.observation["state"], state(9))
+    agent.act(states=state(1))
+    agent.observe(terminal=2)
+    np.testing.assert_array_equal(agent.actors[0].rows[-1].observation["state"], state(1))

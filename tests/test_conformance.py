@@ -1,0 +1,476 @@
+"""What holds for every agent of the table: specification, shapes, determinism, compilation, masks, broken numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from operant.agents import AGENTS
+from operant.agents.learner import Learner
+from operant.agents.making import define
+from operant.agents.protocol import fold
+from operant.engine import Engine
+from operant.errors import SpaceError, SpecError
+from operant.execution.device import Population
+from operant.spaces import Spaces
+from operant.spec import Schedule, default, options
+from operant.tracking import METRICS
+from tests.small_agents import (
+    NAMES,
+    RECURRENT,
+    RECURRENT_NAMES,
+    SMALL,
+    Countdown,
+    absorb,
+    assert_close,
+    compiled,
+    differing,
+    equal,
+    learned,
+    learner,
+    parameters,
+    serves,
+    small,
+)
+
+BLOCKS = 14
+
+
+@pytest.fixture(params=NAMES)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def agent(name):
+    return compiled(name, Countdown())
+
+
+# Specification
+
+
+def test_specification_round_trips_through_json(name):
+    definition = define(name, **small(name))
+    again = define(json.loads(json.dumps(definition.to_dict())))
+    assert again == definition
+    assert (again.name, again.cls, again.config) == (name, definition.cls, definition.config)
+    assert define(definition) == definition
+
+
+def test_options_beside_a_definition_win(name):
+    changed = define(define(name, gamma=0.5, lr=0.25), gamma=0.75)
+    assert (changed.name, changed.config.gamma, changed.config.lr) == (name, 0.75, 0.25)
+
+
+def test_schedules_round_trip_through_json(name):
+    definition = define(name, lr="linear:0.1:0.01:100", gamma={"type": "constant", "start": 0.5})
+    again = define(json.loads(json.dumps(definition.to_dict())))
+    assert again == definition
+    assert again.config.lr == Schedule("linear", 0.1, 0.01, 100)
+
+
+def test_every_option_has_a_legal_default_and_a_help_text(name):
+    config = type(define(name).config)
+    for option, meta in options(config).items():
+        assert meta.help, option
+        assert getattr(config(**{option: default(config, option)}), option) == default(config, option)
+
+
+def test_unknown_option_is_named_with_the_close_match(name):
+    with pytest.raises(
+        SpecError, match=rf"^{name} takes no argument 'learning_rat'\. Did you mean 'learning_rate'\?"
+    ):
+        define(name, learning_rat=1)
+    with pytest.raises(SpecError, match=r"takes no argument 'gama'\. Did you mean 'gamma'\?"):
+        define(name, gama=0.9)
+
+
+def test_unknown_agent_is_named_with_the_close_match(name):
+    typo = name + name[-1]
+    with pytest.raises(SpecError, match=rf"Received: '{typo}'\. Did you mean '{name}'\?"):
+        define(typo)
+
+
+def test_config_is_never_written_to(name, agent):
+    config = agent.learner.algorithm.config
+    before = copy.deepcopy(config.to_dict())
+    agent.run(0, 2)
+    assert config.to_dict() == before
+    assert config == define(name, **small(name)).config
+
+
+# Acting and updating
+
+
+def random_observation(spaces: Spaces, n: int, key):
+    """Observations with numbers of all kinds; masks allow at least one value."""
+    observation = {}
+    for i, (component, leaf) in enumerate(spaces.observation_components.items()):
+        own, shape = fold(key, i), (n, *leaf.shape)
+        if leaf.type == "bool":
+            drawn = jax.random.bernoulli(own, 0.4, shape)
+            if component.endswith("_mask"):
+                always = jax.random.randint(fold(own, 1), shape[:-1], 0, shape[-1])
+                drawn = drawn | jax.nn.one_hot(always, shape[-1], dtype=bool)
+            observation[component] = drawn
+        elif leaf.type == "int":
+            observation[component] = jax.random.randint(own, shape, 0, leaf.num_values)
+        else:
+            observation[component] = jax.random.normal(own, shape)
+    return observation
+
+
+def acted(made: Learner, n: int, explore: bool, epsilon_rows: int = 0):
+    """Act on `n` random observations: the observation, and the action."""
+    train = made.init(jax.random.key(0), made.hyper())
+    train = train._replace(counters=train.counters._replace(timesteps=jnp.uint32(epsilon_rows)))
+    observation = random_observation(made.algorithm.spaces, n, jax.random.key(1))
+    carry = made.algorithm.initial_carry(n)
+    noise = made.algorithm.noise(jax.random.key(2), n)
+    act = jax.jit(made.act, static_argnames="explore")
+    return observation, act(made.acting(train), observation, carry, jnp.ones(n, bool), noise, explore=explore)
+
+
+KINDS = ("int", "bool", "float", "discrete", "hybrid")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_actions_have_the_shapes_and_types_of_the_space_or_are_refused(name, kind):
+    env = Countdown(kind=kind)
+    if not serves(name, env.spaces):
+        with pytest.raises(SpaceError) as error:
+            learner(name, env, 2)
+        refused = next(k for k, leaf in env.spaces.actions.components.items() if leaf.type not in SMALL[name].actions)
+        message = str(error.value)
+        assert AGENTS[name].module in message
+        assert "action" in message
+        assert env.spaces.actions.single or repr(refused) in message
+        assert "instead" in message
+        return
+    made = learner(name, env, 2)
+    for explore in (False, True):
+        _, action = acted(made, 64, explore)
+        leaves = env.spaces.actions.components
+        assert set(action.action) == set(leaves)
+        for component, x in action.action.items():
+            leaf = leaves[component]
+            assert (x.shape, x.dtype) == ((64, *leaf.shape), leaf.storage)
+            if leaf.type == "int":
+                assert np.asarray(x).min() >= 0
+                assert np.asarray(x).max() < leaf.num_values
+            emitted = np.asarray(made.emit(action.action)[component], np.float64)
+            if leaf.type == "float":
+                assert (emitted >= leaf.low).all()
+                assert (emitted <= leaf.high).all()
+                assert explore == (np.unique(emitted).size > 64)
+        assert all(len(x) == 64 for x in jax.tree.leaves(action.extras))
+    example = made.block_shape(2)
+    shapes = jax.tree.map(lambda x: (x.shape[2:], x.dtype), (example.action, example.extras))
+    assert shapes == jax.tree.map(lambda x: (x.shape[1:], x.dtype), (action.action, action.extras))
+
+
+def test_metrics_are_finite_and_documented(agent):
+    _, _, metrics = agent.run(0, BLOCKS)
+    last = metrics[-1]
+    assert set(last) <= set(METRICS)
+    assert {"update/lr", "update/skipped", "update/grad_norm"} <= set(last)
+    assert all(np.isfinite(x) for x in last.values()), last
+    assert last["update/skipped"] == 0
+    assert last["update/lr"] == pytest.approx(0.01)
+
+
+def test_same_seed_gives_the_same_bits(agent):
+    train, blocks, metrics = agent.run(3, BLOCKS)
+    train_again, blocks_again, metrics_again = agent.run(3, BLOCKS)
+    assert differing((train, blocks), (train_again, blocks_again)) == []
+    assert repr(metrics) == repr(metrics_again)
+
+
+def test_other_seeds_give_other_parameters_actions_and_data(agent):
+    one, blocks_one, _ = agent.run(3, 2)
+    two, blocks_two, _ = agent.run(4, 2)
+    assert not equal(agent.begin(3)[0].state, agent.begin(4)[0].state)
+    assert not equal(one.state, two.state)
+    for field in ("observation", "action", "reward"):
+        assert not equal([getattr(b, field) for b in blocks_one], [getattr(b, field) for b in blocks_two]), field
+
+
+def test_actors_differ_from_one_another_in_actions_and_data(agent):
+    _, blocks, _ = agent.run(5, BLOCKS)
+    for get in (lambda b: b.action["action"], lambda b: b.observation["noise"][:-1], lambda b: b.reward):
+        x = np.concatenate([np.asarray(get(b)) for b in blocks])
+        assert all((x[:, i] != x[:, j]).any() for i in range(3) for j in range(i))
+
+
+def test_absorbing_keeps_structure_shapes_and_types(agent):
+    train, world = agent.begin(0)
+    block, _ = agent.collect(train, world)
+    shapes = jax.tree.map(lambda x: (x.shape, x.dtype), block)
+    assert shapes == jax.tree.map(lambda x: (x.shape, x.dtype), agent.learner.block_shape(agent.n))
+    after, _ = agent.absorb(train, block)
+    assert jax.tree.structure(after) == jax.tree.structure(train)
+    for path, (x, y) in zip(
+        jax.tree_util.tree_leaves_with_path(train),
+        zip(jax.tree.leaves(train), jax.tree.leaves(after), strict=True),
+        strict=True,
+    ):
+        assert (x.shape, x.dtype, x.weak_type) == (y.shape, y.dtype, y.weak_type), path[0]
+
+
+def test_counters_count_environment_steps_episodes_updates_and_rows(agent):
+    train, blocks, _ = agent.run(6, BLOCKS)
+    valid = np.concatenate([np.asarray(b.valid) for b in blocks])
+    ended = np.concatenate([np.asarray(b.terminated | b.truncated) for b in blocks])
+    rows = agent.learner.rows * BLOCKS
+    assert valid.shape == (rows, 3)
+    assert not valid.all()
+    assert [int(x) for x in train.counters] == [valid.sum(), ended.sum(), BLOCKS, rows]
+
+
+@pytest.mark.slow
+def test_update_is_the_same_without_compilation(agent):
+    train, blocks, _ = agent.run(7, BLOCKS)
+    expected, metrics = agent.absorb(train, blocks[-1])
+    with jax.disable_jit():
+        found, metrics_found = absorb(agent.learner, train, blocks[-1])
+    assert_close(expected, found)
+    assert set(metrics) == set(metrics_found)
+    for key, value in metrics.items():
+        np.testing.assert_allclose(metrics_found[key], value, 1e-3, 1e-5, err_msg=key)
+
+
+# Compilation
+
+
+@contextlib.contextmanager
+def compilations():
+    """Collect the names of programs that are compiled meanwhile."""
+    names: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            text = record.getMessage()
+            if text.startswith("Finished XLA compilation of"):
+                names.append(text.split()[4])
+
+    handler = Handler()
+    logger = logging.getLogger("jax._src.dispatch")
+    propagate, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        with jax.log_compiles():
+            yield names
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate
+
+
+def test_counter_of_compilations_counts():
+    with compilations() as names:
+        jax.jit(lambda x: x * 2 + 1)(jnp.ones(3))
+    assert names
+
+
+def test_second_call_compiles_nothing_nor_does_another_learning_rate(name, agent):
+    engine = Engine(agent.learner, jax.random.key(0), agent.n)
+    block = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), agent.learner.block_shape(agent.n))
+    first = {k: x[0] for k, x in block.observation.items()}
+
+    def once() -> None:
+        for row in range(agent.learner.rows):
+            engine.act(first, block.carry, np.zeros(agent.n, bool), engine.noise(row))
+        engine.absorb(block)
+
+    once()
+    rates = [engine.scale_lr(0.5)]
+    once()
+    with compilations() as names:
+        rates.append(engine.scale_lr(0.5))
+        once()
+        engine.metrics()
+        once()
+    assert names == []
+    assert rates == [pytest.approx((0.01, 0.005)), pytest.approx((0.005, 0.0025))]
+    assert engine.metrics()["update/lr"] == pytest.approx(0.0025)
+
+
+def test_another_learning_rate_changes_the_update_without_compilation(name, agent):
+    made = agent.learner
+    other = made.hyper(made.algorithm.config.replace(lr=0.003))
+    slow, _, _ = agent.run(1, BLOCKS)
+    with compilations() as names:
+        fast, _, metrics = agent.run(1, BLOCKS, other)
+    assert names == []
+    assert metrics[-1]["update/lr"] == pytest.approx(0.003)
+    assert not equal(slow.state, fast.state)
+
+
+def test_a_schedule_cannot_replace_a_number_in_a_running_agent_nor_the_reverse(name, agent):
+    made = agent.learner
+    config = made.algorithm.config
+    with pytest.raises(SpecError, match="lr cannot become Schedule"):
+        made.hyper(config.replace(lr="linear:0.1:0.01:100"))
+    scheduled = learner(name, Countdown(), 3, lr="linear:0.1:0.01:100")
+    assert scheduled.hyper(scheduled.algorithm.config).shape == made.hyper().shape
+    with pytest.raises(SpecError, match=r"lr cannot become 0\.5"):
+        scheduled.hyper(config.replace(lr=0.5))
+
+
+@pytest.mark.slow
+def test_schedule_is_evaluated_at_the_true_step_and_scaled(name):
+    agent = compiled(name, Countdown(), lr="linear:0.1:0.02:80")
+    train, blocks, metrics = agent.run(0, BLOCKS)
+    steps = np.cumsum([int(b.valid.sum()) for b in blocks])
+    expected = 0.1 + (0.02 - 0.1) * np.minimum(steps / 80, 1)
+    np.testing.assert_allclose([m["update/lr"] for m in metrics], expected, rtol=1e-5)
+    assert steps[-1] > 80
+    train, old, new = agent.learner.scaled_lr(train, 0.5)
+    assert (old, new) == (pytest.approx(0.02), pytest.approx(0.01))
+    _, after = agent.absorb(train, blocks[-1])
+    assert float(after["update/lr"]) == pytest.approx(0.01)
+
+
+# Numbers that are not finite
+
+
+def broken(block, where: str):
+    """Put NaN into all of a block's rewards or float observations."""
+    if where == "reward":
+        return block._replace(reward=jnp.full_like(block.reward, jnp.nan))
+    observation = {
+        k: jnp.full_like(x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.floating) else x
+        for k, x in block.observation.items()
+    }
+    return block._replace(observation=observation)
+
+
+@pytest.mark.parametrize("where", ["reward", "observation"])
+def test_broken_numbers_change_nothing_and_are_counted(name, agent, where):
+    train, world = agent.begin(0)
+    before, skipped, updates = learned(train.state), 0.0, 0
+    for _ in range(BLOCKS):
+        block, world = agent.collect(train, world)
+        train, metrics = agent.absorb(train, broken(block, where))
+        skipped += float(metrics["update/skipped"])
+        updates += int(train.counters.timesteps) >= getattr(agent.learner.algorithm.config, "initial_size", 0)
+    assert differing(learned(train.state), before) == []
+    assert updates > 0
+    assert skipped == updates * SMALL[name].steps
+
+
+@pytest.mark.parametrize("where", ["reward", "observation"])
+def test_one_broken_number_spoils_no_parameter(agent, where):
+    train, blocks, _ = agent.run(2, BLOCKS)
+    block = blocks[-1]
+    if where == "reward":
+        block = block._replace(reward=block.reward.at[0, 1].set(jnp.nan))
+    else:
+        noise = block.observation["noise"].at[0, 1, 0].set(jnp.nan)
+        block = block._replace(observation={**block.observation, "noise": noise})
+    total = 0.0
+    for _ in range(8):
+        train, metrics = agent.absorb(train, block)
+        total += float(metrics["update/skipped"])
+    assert total > 0
+    for path, x in jax.tree_util.tree_leaves_with_path(train.state):
+        assert np.isfinite(np.asarray(x)).all(), path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["reward", "observation"])
+def test_broken_numbers_do_not_spoil_running_statistics(name, where):
+    """After the broken block has gone an agent that normalises learns on."""
+    known = options(type(define(name).config))
+    chosen = {k: True for k in ("normalize_observations", "normalize_rewards") if k in known}
+    agent = compiled(name, Countdown(), **chosen)
+    train, blocks, _ = agent.run(2, BLOCKS)
+    train, _ = agent.absorb(train, broken(blocks[-1], where))
+    if train.memory != ():
+        train = train._replace(memory=agent.begin(0)[0].memory)
+    before = train
+    for block in blocks[:4]:
+        train, metrics = agent.absorb(train, block)
+        assert float(metrics["update/skipped"]) == 0
+    assert not equal(parameters(before.state), parameters(train.state))
+    for path, x in jax.tree_util.tree_leaves_with_path(train.state):
+        assert np.isfinite(np.asarray(x)).all(), path
+
+
+# Masks
+
+DRAWS = 10_000
+
+
+@pytest.mark.parametrize("kind", ["int", "discrete"])
+@pytest.mark.parametrize("explore", [False, True])
+def test_masked_actions_are_never_chosen(name, kind, explore):
+    spaces = Countdown(kind=kind).spaces
+    action = "action" if kind == "int" else "hand/gear"
+    made = learner(name, MaskedSpaces(Spaces(spaces.states, spaces.actions, (action,))), 2)
+    observation, chosen = acted(made, DRAWS, explore)
+    mask, x = np.asarray(observation[f"{action}_mask"]), np.asarray(chosen.action[action])
+    assert x.shape == mask.shape[:-1]
+    allowed = np.take_along_axis(mask, x[..., None], -1)
+    assert allowed.all()
+    if explore:  # and everything that is allowed is
+        assert len(np.unique(x)) == mask.shape[-1]
+        share = [np.mean(x[mask.all(-1)] == a) for a in range(mask.shape[-1])]
+        assert min(share) > 0.2
+
+
+class MaskedSpaces:
+    """All that making an agent needs of an environment."""
+
+    def __init__(self, spaces: Spaces) -> None:
+        self.spaces = spaces
+
+
+# Options mapped over
+
+
+@pytest.mark.parametrize("name", [NAMES[-1], *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES[:-1])])
+def test_population_of_three_learning_rates_equals_three_runs(name):
+    env, blocks, rates = Countdown(), 10, (0.01, 0.003, 0.0)
+    agent = compiled(name, env)
+    made = agent.learner
+    hyper = jnp.stack([made.hyper(made.algorithm.config.replace(lr=lr)) for lr in rates])
+    keys = jax.vmap(jax.random.key)(jnp.array([4, 4, 5]))
+    population = Population(made, env, 3, keys, hyper)
+    finished = population.advance(blocks)
+    found = [metrics["update/lr"] for metrics in population.metrics()]
+    np.testing.assert_allclose(found, rates, rtol=1e-5)
+    for i, (seed, row) in enumerate(zip((4, 4, 5), hyper, strict=True)):
+        single, collected, _ = agent.run(seed, blocks, row)
+        assert_close(jax.tree.map(lambda x, i=i: x[i], population.train), single, rtol=1e-3, atol=1e-4)
+        assert len(finished[i]) == sum(int((b.terminated | b.truncated).sum()) for b in collected)
+    states = [parameters(jax.tree.map(lambda x, i=i: x[i], population.train.state)) for i in range(3)]
+    assert not equal(states[0], states[1])
+    assert equal(states[2], parameters(agent.begin(5)[0].state))
+
+
+# Recurrent networks
+
+
+@pytest.mark.parametrize("name", RECURRENT_NAMES)
+def test_recurrent_state_starts_anew_with_each_episode(name):
+    env = Countdown()
+    made = learner(name, env, 3, model=RECURRENT)
+    train = made.init(jax.random.key(0), made.hyper())
+    observation = random_observation(env.spaces, 3, jax.random.key(1))
+    start = made.algorithm.initial_carry(3)
+    old = jax.tree.map(lambda x: x + 1.0, start)
+    noise = made.algorithm.noise(jax.random.key(2), 3)
+    first = jnp.array([True, False, True])
+    carries = {}
+    for label, carry in (("old", old), ("start", start)):
+        carries[label] = made.act(made.acting(train), observation, carry, first, noise, explore=True).carry
+    for x, y in zip(jax.tree.leaves(carries["old"]), jax.tree.leaves(carries["start"]), strict=True):
+        same = np.isclose(x, y).all(axis=1)
+        assert same.tolist() == [True, False, True]

@@ -1,0 +1,219 @@
+"""Gymnasium's environments as `Environment`: the same numbers as Gymnasium itself, every kind of space, what to install."""
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from operant.envs import Environment, check_env, vector
+from operant.envs import gymnasium as adapter
+from operant.errors import EnvironmentError, SpaceError, SpecError
+
+
+class Cockpit(gymnasium.Env):
+    """Dict observations with a mask, and choices of unequal size."""
+
+    observation_space = spaces.Dict(
+        {
+            "speed": spaces.Box(-1.0, 1.0, (), np.float32),
+            "camera": spaces.Dict({"left": spaces.Box(0, 255, (2, 2, 3), np.uint8)}),
+            "gear": spaces.Discrete(4, start=-1),
+            "lamps": spaces.MultiBinary(3),
+        }
+    )
+    action_space = spaces.MultiDiscrete([2, 5])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.taken = []
+        return self._observe(), {}
+
+    def step(self, action):
+        self.taken.append(action)
+        return self._observe(), float(action.sum()), False, len(self.taken) == 3, {}
+
+    def _observe(self):
+        n = len(self.taken)
+        return {
+            "speed": np.float32(n / 4),
+            "camera": {"left": np.full((2, 2, 3), n, np.uint8)},
+            "gear": np.int64(n - 1),
+            "lamps": np.array([n > 0, n > 1, n > 2], np.int8),
+        }
+
+
+class Menu(gymnasium.Env):
+    """A masked choice."""
+
+    observation_space = spaces.Dict(
+        {"state": spaces.Box(0.0, 9.0, (1,), np.float32), "action_mask": spaces.MultiBinary(3)}
+    )
+    action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.turn = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        assert action == self.turn % 3, "a masked action was taken"
+        self.turn += 1
+        return self._observe(), 1.0, self.turn == 7, False, {}
+
+    def _observe(self):
+        mask = (np.arange(3) == self.turn % 3).astype(np.int8)
+        return {"state": np.array([self.turn], np.float32), "action_mask": mask}
+
+
+def flat(observation):
+    """Gymnasium's observation as operant shows it: a tuple is a dict by position."""
+    if isinstance(observation, tuple):
+        return {str(i): int(entry) for i, entry in enumerate(observation)}
+    return observation
+
+
+@pytest.mark.parametrize(
+    "name", ["CartPole-v1", "Pendulum-v1", "Taxi-v4", "FrozenLake-v1", "Blackjack-v1", "MountainCar-v0"]
+)
+def test_the_same_numbers_as_gymnasium(name):
+    theirs, ours = gymnasium.make(name), Environment.create(name)
+    if name == "CartPole-v1":  # created through the same single environment, not its vectorised form
+        assert isinstance(ours.environment, adapter.Gymnasium)
+    theirs.action_space.seed(0)
+    observation, _ = theirs.reset(seed=5)
+    np.testing.assert_equal(ours.reset(seed=5), flat(observation))
+    for _ in range(260):
+        action = theirs.action_space.sample()
+        observation, reward, terminated, truncated, _ = theirs.step(action)
+        states, terminal, our_reward = ours.execute(action)
+        assert terminal == (1 if terminated else 2 if truncated else 0)
+        assert our_reward == pytest.approx(float(reward))
+        np.testing.assert_equal(states, flat(observation))
+        if terminal:
+            theirs.reset()
+            ours.reset()
+
+
+def test_dict_observations_and_unequal_choices():
+    env = Environment.create(Cockpit)
+    assert env.states() == {
+        "speed": dict(type="float", min_value=-1.0, max_value=1.0),
+        "camera": {
+            "left": dict(type="float", shape=[2, 2, 3], min_value=0.0, max_value=255.0, dtype="uint8")
+        },
+        "gear": dict(type="int", num_values=4, min_value=-1),
+        "lamps": dict(type="bool", shape=[3]),
+    }
+    assert env.actions() == {"0": dict(type="int", num_values=2), "1": dict(type="int", num_values=5)}
+    states = env.reset()
+    assert states["gear"] == -1 and states["speed"] == 0.0
+    states, terminal, reward = env.execute({"0": 1, "1": 4})
+    assert env.taken[0].tolist() == [1, 4]
+    assert (terminal, reward) == (0, 5.0)
+    assert states["camera"]["left"].dtype == np.uint8 and states["camera"]["left"].max() == 1
+    assert states["lamps"].tolist() == [True, False, False]
+    env.execute({"0": 0, "1": 0})
+    assert env.execute({"0": 0, "1": 0})[1] == 2
+    with pytest.raises(SpaceError, match=r"action '2'"):
+        env.reset()
+        env.execute({"2": 0})
+
+
+def test_masks_come_with_the_states():
+    env = Environment.create(Menu)
+    assert env.states() == {
+        "state": dict(type="float", shape=[1], min_value=0.0, max_value=9.0),
+        "action_mask": dict(type="bool", shape=[3]),
+    }
+    assert env.reset()["action_mask"].tolist() == [True, False, False]
+    assert env.execute(0)[0]["action_mask"].tolist() == [False, True, False]
+    assert check_env(Menu, steps=20)  # random actions heed the mask; resets take a seed, to no effect
+
+
+def test_the_limit_of_the_registry_holds_and_may_be_lowered():
+    pendulum = Environment.create("Pendulum-v1", max_episode_timesteps=3)
+    pendulum.reset()
+    assert [pendulum.execute([0.0])[1] for _ in range(3)] == [0, 0, 2]
+    wrapped = Environment.create(gymnasium.make("Pendulum-v1", max_episode_steps=2))
+    assert wrapped.max_episode_timesteps() == 2
+    wrapped.reset()
+    assert [wrapped.execute([0.0])[1] for _ in range(2)] == [0, 2]
+
+
+def test_visualize_asks_for_a_window():
+    env = Environment.create("FrozenLake-v1", render_mode="ansi")
+    env.reset()
+    assert "S" in env.render()
+    made = adapter._arguments(
+        adapter.find("CartPole-v1"),
+        dict(visualize=True),
+        gymnasium.envs.classic_control.CartPoleEnv,
+        vector=False,
+    )
+    assert made == dict(render_mode="human")
+
+
+def test_old_answers_are_named():
+    class Old(Cockpit):
+        def step(self, action):
+            return super().step(action)[:4]
+
+    env = Environment.create(Old)
+    env.reset()
+    with pytest.raises(
+        EnvironmentError, match=r"must return .observation, reward, terminated, truncated, info."
+    ):
+        env.execute({"0": 0, "1": 0})
+
+
+def test_spaces_that_cannot_be_served():
+    class Words(Cockpit):
+        observation_space = spaces.Text(5)
+
+    with pytest.raises(
+        SpaceError, match=r"must be a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"
+    ):
+        Environment.create(Words)
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "extra"),
+    [
+        ("ALE/Pong-v5", "ale_py", "atari"),
+        ("PongNoFrameskip-v4", "ale_py", "atari"),
+        ("LunarLander-v3", "Box2D", "box2d"),
+        ("HalfCheetah-v5", "mujoco", "mujoco"),
+    ],
+)
+def test_missing_packages_are_named_with_their_extra(monkeypatch, name, package, extra):
+    present = adapter.find_package
+    monkeypatch.setattr(adapter, "find_package", lambda p: None if p == package else present(p))
+    monkeypatch.setattr(
+        gymnasium,
+        "registry",
+        {k: v for k, v in gymnasium.registry.items() if "ale_py" not in str(v.entry_point)},
+    )
+    with pytest.raises(SpecError, match=rf"pip install 'operant\[{extra}\]'"):
+        Environment.create(name)
+    with pytest.raises(SpecError, match=rf"pip install 'operant\[{extra}\]'"):
+        vector.create(name, 2)
+
+
+@pytest.mark.skipif(adapter.find_package("ale_py") is None, reason="ALE is not installed (extra 'atari')")
+def test_atari_is_the_same_one_or_many():
+    one = Environment.create("ALE/Pong-v5", max_episode_timesteps=3)
+    many = vector.create("ALE/Pong-v5", 2, max_episode_timesteps=3)
+    assert many.mode == "native-vector"
+    assert one.spaces == many.spaces
+    leaf = many.spaces.states.components["state"]
+    assert (leaf.shape, leaf.dtype, leaf.frames) == ((84, 84, 4), "uint8", 4)
+    first, frames = one.reset(seed=1), many.reset(1)["state"]
+    np.testing.assert_array_equal(frames[0], first)  # seeds count from the same number
+    stop = {"action": np.zeros(2, np.int32)}
+    assert [one.execute(0)[1] for _ in range(3)] == [0, 0, 2]
+    cut = [many.step(stop).truncated.tolist() for _ in range(4)]
+    assert cut == [[False] * 2, [False] * 2, [True] * 2, [False] * 2]
+    assert one.reset().shape == (84, 84, 4)
+    raw = Environment.create("ALE/Pong-v5", preprocess=False)
+    assert raw.states()["shape"] == [210, 160, 3]
+    many.close()

@@ -1,0 +1,370 @@
+"""The house rules, read off the source text. Each rule is a function that lists faults, and must find a planted one."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src" / "operant"
+MODULES = {str(path.relative_to(SRC)): path.read_text(encoding="utf-8") for path in sorted(SRC.rglob("*.py"))}
+TESTS = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").rglob("*.py"))}
+OTHERS = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for folder in ("tests", "benchmarks", "examples", "docs")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+}
+
+# Each with the reason why it is no hole.
+EXEMPT = {
+    (
+        "agents/__init__.py",
+        "exec",
+    ): "runs the class Config of our own source file, so that help need not import JAX",
+}
+
+
+def assert_none(faults: Iterable[str]) -> None:
+    found = "\n".join(faults)
+    assert not found, f"\n{found}"
+
+
+def at(file: str, node: ast.AST, fault: str) -> str:
+    return f"{file}:{getattr(node, 'lineno', 0)}: {fault}"
+
+
+def module_name(file: str) -> str:
+    """`nn/build.py` -> `operant.nn.build`; `nn/__init__.py` -> `operant.nn`."""
+    parts = ["operant", *Path(file).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+# Import order
+
+
+def levels(architecture: str) -> list[list[list[str]]]:
+    """Read the order of docs/architecture.md: levels from low to high, each of groups of parts.
+
+    A comma joins parts that may know each other (one way), a bar parts that may not.
+    """
+    section = architecture.split("## Import order\n", 1)[1]
+    order = section.split(". ", 1)[0]
+    return [
+        [[part.strip() for part in group.split(",")] for group in level.replace("`", "").split("|")]
+        for level in order.split("<")
+    ]
+
+
+LEVELS = levels((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"))
+
+
+def imported(file: str, source: str) -> Iterator[tuple[ast.AST, str]]:
+    """Yield what a module imports of operant, at any depth, also by a string `operant.x:Name` that is loaded later."""
+    package = module_name(file).split(".")
+    if not file.endswith("__init__.py"):
+        package.pop()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            target = ".".join([*base, *([node.module] if node.module else [])])
+            yield from ((node, f"{target}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"operant(\.\w+)+(:\w+)?", str(node.value)):
+            yield node, str(node.value).replace(":", ".")
+
+
+def import_faults(file: str, source: str, order: list[list[list[str]]] = LEVELS) -> Iterator[str]:
+    place = {part: (i, j) for i, level in enumerate(order) for j, group in enumerate(level) for part in group}
+    own = Path(file).parts[0].removesuffix(".py")
+    if own in ("__init__", "__main__"):  # the front door, above all levels
+        return
+    if own not in place:
+        yield f"{file}: {own!r} has no place in the import order of docs/architecture.md"
+        return
+    for node, name in imported(file, source):
+        parts = name.split(".")
+        if parts[0] != "operant" or name == "operant.__version__":
+            continue
+        other = parts[1] if len(parts) > 1 else ""
+        if other not in place:
+            yield at(file, node, f"imports {name}, which has no place in the import order")
+        elif place[other][0] > place[own][0]:
+            yield at(file, node, f"{own} imports {other}, which stands above it")
+        elif place[other][0] == place[own][0] and place[other][1] != place[own][1]:
+            yield at(file, node, f"{own} and {other} must not know each other")
+
+
+def circle_faults(modules: dict[str, str]) -> Iterator[str]:
+    """Find parts that import each other, directly or by way of a third."""
+    known: dict[str, set[str]] = {}
+    for file, source in modules.items():
+        own = Path(file).parts[0].removesuffix(".py")
+        if own == "__init__":
+            continue
+        names = [name.split(".") for _, name in imported(file, source)]
+        known.setdefault(own, set()).update(
+            n[1] for n in names if n[0] == "operant" and len(n) > 1 and n[1] != own
+        )
+    for part in known:
+        seen, front = set(), {part}
+        while front:
+            front = set().union(*(known.get(name, set()) for name in front)) - seen
+            seen |= front
+        if part in seen:
+            yield f"{part} imports itself by way of {', '.join(sorted(known[part]))}"
+
+
+@pytest.mark.parametrize("file", MODULES)
+def test_imports_run_one_way(file):
+    assert_none(import_faults(file, MODULES[file]))
+
+
+def test_no_two_parts_import_each_other():
+    assert_none(circle_faults(MODULES))
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "fault"),
+    [
+        ("ops/returns.py", "from operant.nn import build", "ops imports nn, which stands above it"),
+        ("ops/returns.py", "def f():\n    import operant.cli.main", "ops imports cli, which stands above it"),
+        (
+            "agents/base.py",
+            "from operant.envs.probe import Probe",
+            "agents and envs must not know each other",
+        ),
+        ("envs/probe.py", "from ..agents import AGENTS", "envs and agents must not know each other"),
+        ("spec.py", "LATER = {'x': 'operant.agent:Agent'}", "spec imports agent, which stands above it"),
+        ("spec.py", "from operant import Agent", "imports operant.Agent, which has no place"),
+        ("attic.py", "", "'attic' has no place in the import order"),
+    ],
+)
+def test_import_order_control(file, source, fault):
+    assert any(fault in found for found in import_faults(file, source))
+
+
+def test_import_order_as_documented():
+    assert levels("## Import order\n\n`a, b` < `c` |\n`d`. A test enforces it.") == [
+        [["a", "b"]],
+        [["c"], ["d"]],
+    ]
+    assert not list(
+        import_faults("nn/heads.py", "from operant.ops import losses\nfrom . import layers\nimport jax")
+    )
+
+
+def test_circle_control():
+    circle = {"nn/a.py": "import operant.memory", "memory/b.py": "import operant.nn.a"}
+    assert len(list(circle_faults(circle))) == 2
+
+
+# Names, dangerous calls, shape of the code
+
+
+def module_name_faults(file: str) -> Iterator[str]:
+    for part in Path(file).with_suffix("").parts:
+        if part.strip("_") in {"util", "utils", "common", "helper", "helpers", "misc"}:
+            yield f"{file}: {part!r} names no thing"
+
+
+UNSAFE_MODULES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+UNSAFE_SETTINGS = {"allow_pickle": True, "safe_mode": False, "weights_only": False}
+
+
+def unsafe_faults(file: str, source: str) -> Iterator[str]:
+    """Find what could run code out of a file or a message."""
+    for node in ast.walk(ast.parse(source)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            names = [node.func.id] if node.func.id in ("eval", "exec") else []
+            names += [
+                a.value for a in node.args[:1] if node.func.id == "__import__" and isinstance(a, ast.Constant)
+            ]
+        elif isinstance(node, ast.Attribute):
+            names = [node.attr] if node.attr == "enable_unsafe_deserialization" else []
+        elif isinstance(node, ast.keyword) and node.arg in UNSAFE_SETTINGS:
+            safe = isinstance(node.value, ast.Constant) and node.value.value is not UNSAFE_SETTINGS[node.arg]
+            names = [] if safe else [f"{node.arg}="]
+        for name in names:
+            unsafe = name.split(".")[0] in UNSAFE_MODULES or not isinstance(node, ast.Import | ast.ImportFrom)
+            if unsafe and (file, name) not in EXEMPT:
+                yield at(file, node, f"{name} can run code that came with data")
+
+
+def field_faults(file: str, source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        name = None
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            name = node.id if isinstance(node, ast.Name) else node.attr
+        elif isinstance(node, ast.arg):
+            name = node.arg
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            name = node.name
+        if name in ("done", "dones", "rng"):
+            instead = "key" if name == "rng" else "terminated and truncated"
+            yield at(file, node, f"{name!r}: say {instead}")
+
+
+def nesting_faults(file: str, source: str, most: int = 2) -> Iterator[str]:
+    def visit(node: ast.AST, depth: int) -> Iterator[str]:
+        for child in ast.iter_child_nodes(node):
+            inner = depth + isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+            if inner > max(most, depth):
+                yield at(file, child, f"function {child.name!r} is nested {inner} deep")  # type: ignore[attr-defined]
+            yield from visit(child, inner)
+
+    return visit(ast.parse(source), 0)
+
+
+def leftover_faults(file: str, source: str) -> Iterator[str]:
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and re.search(r"\b(TODO|FIXME|XXX|HACK)\b", token.string):
+            yield f"{file}:{token.start[0]}: {token.string}"
+        if token.type == tokenize.NAME and token.string == "NotImplementedError":
+            yield f"{file}:{token.start[0]}: NotImplementedError"
+
+
+@pytest.mark.parametrize("file", MODULES)
+@pytest.mark.parametrize("rule", [unsafe_faults, field_faults, nesting_faults, leftover_faults])
+def test_source_follows(rule, file):
+    assert_none(rule(file, MODULES[file]))
+
+
+def test_module_names_say_something():
+    assert_none(fault for file in MODULES for fault in module_name_faults(file))
+
+
+@pytest.mark.parametrize("file", OTHERS)
+def test_nothing_is_left_over(file):
+    assert_none(leftover_faults(file, OTHERS[file]))
+
+
+def test_every_exemption_is_needed():
+    for file, name in EXEMPT:
+        faults = unsafe_faults(f"not/{file}", MODULES[file])
+        assert any(name in fault for fault in faults), f"{file} no longer uses {name}"
+
+
+@pytest.mark.parametrize(
+    ("rule", "source", "fault"),
+    [
+        (unsafe_faults, "def f():\n    import pickle", "a.py:2: pickle can run code"),
+        (unsafe_faults, "from joblib.externals import x", "joblib.externals can run code"),
+        (unsafe_faults, "__import__('dill')", "dill can run code"),
+        (unsafe_faults, "eval(text)", "eval can run code"),
+        (unsafe_faults, "exec(compile(text, '', 'exec'))", "exec can run code"),
+        (unsafe_faults, "np.load(f, allow_pickle=True)", "allow_pickle= can run code"),
+        (unsafe_faults, "np.load(f, allow_pickle=flag)", "allow_pickle= can run code"),
+        (unsafe_faults, "keras.saving.load_model(f, safe_mode=False)", "safe_mode= can run code"),
+        (field_faults, "class A:\n    done: bool", "a.py:2: 'done': say terminated and truncated"),
+        (field_faults, "def f(x, *, rng): pass", "'rng': say key"),
+        (field_faults, "rng, other = split(x)", "'rng': say key"),
+        (field_faults, "self.done = True", "'done'"),
+        (nesting_faults, "def a():\n def b():\n  def c(): pass", "a.py:3: function 'c' is nested 3 deep"),
+        (leftover_faults, "x = 1  # TODO later", "a.py:1: # TODO later"),
+        (leftover_faults, "raise NotImplementedError", "NotImplementedError"),
+    ],
+)
+def test_source_control(rule, source, fault):
+    assert any(fault in found for found in rule("a.py", source))
+
+
+@pytest.mark.parametrize(
+    ("rule", "source"),
+    [
+        (unsafe_faults, "model.eval(); jax.eval_shape(f); np.load(f, allow_pickle=False); import json"),
+        (field_faults, "if future.done(): terminated = state.done"),
+        (nesting_faults, "class A:\n def f(self):\n  def g(): pass\n  return lambda: g"),
+        (leftover_faults, "x = 'TODO'\nreturn_value = NotImplemented"),
+    ],
+)
+def test_source_control_is_not_overzealous(rule, source):
+    assert not list(rule("a.py", source))
+
+
+def test_module_name_control():
+    assert list(module_name_faults("nn/utils.py")) and list(module_name_faults("common/x.py"))
+
+
+# Tests
+
+SKIPS = {"skip", "skipif", "xfail", "importorskip"}
+
+
+def skip_faults(file: str, source: str) -> Iterator[str]:
+    """Find tests that would not run without saying why."""
+    tree = ast.parse(source)
+    calls = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or node.attr not in SKIPS:
+            continue
+        if ast.unparse(node.value) not in ("pytest", "pytest.mark"):
+            continue
+        call = calls.get(id(node))
+        given = call is not None and any(keyword.arg == "reason" for keyword in call.keywords)
+        by_place = call is not None and node.attr in ("skip", "xfail") and bool(call.args)
+        if not (given or by_place):
+            yield at(file, node, f"{node.attr} without a reason")
+
+
+def empty_faults(file: str, source: str) -> Iterator[str]:
+    functions = [
+        n.name for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    if not any(name.startswith("test") for name in functions):
+        yield f"{file}: holds no test"
+
+
+@pytest.mark.parametrize("file", TESTS)
+def test_skips_say_why(file):
+    assert_none(skip_faults(file, TESTS[file]))
+
+
+@pytest.mark.parametrize("file", [file for file in TESTS if file.startswith("test_")])
+def test_every_test_file_holds_a_test(file):
+    assert_none(empty_faults(file, TESTS[file]))
+
+
+def test_tests_control():
+    assert list(skip_faults("a.py", "@pytest.mark.skip\ndef test(): pass"))
+    assert list(skip_faults("a.py", "@pytest.mark.skipif(windows)\ndef test(): pass"))
+    assert list(skip_faults("a.py", "pytest.importorskip('ale_py')"))
+    assert not list(
+        skip_faults("a.py", "pytest.skip('no GPU here'); pytest.importorskip('x', reason='extra')")
+    )
+    assert list(empty_faults("a.py", "def helper(): pass"))
+    assert not list(empty_faults("a.py", "class TestA:\n def test_a(self): pass"))
+
+
+# The import of the package
+
+HEAVY = ("jax", "keras", "optuna", "wandb", "matplotlib", "tensorboardX", "ale_py", "gymnasium")
+
+
+def loaded_by(statement: str) -> set[str]:
+    code = f"{statement}; import sys; print(*sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    return {name.split(".")[0] for name in result.stdout.split()} & set(HEAVY)
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    assert loaded_by("import operant; dir(operant)") == set()
+
+
+def test_import_control():
+    assert "gymnasium" in loaded_by("import operant, gymnasium")

@@ -1,0 +1,668 @@
+"""Vectors of environments: the stream with next-step autoreset, all modes alike, faults, and workers that die."""
+
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from operant.envs import Environment, vector
+from operant.envs.check import random_actions
+from operant.envs.inprocess import InProcess
+from operant.envs.vector import create, seed_of
+from operant.errors import EnvironmentError, SpecError, UsageError
+
+# Environments of a module that workers can import.
+MODULE = '''
+import os, sys, time
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from operant.envs import Environment
+
+
+class Count(gymnasium.Env):
+    """Observes (its number, the step); ends after `length` steps; does what the action says."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space = spaces.Discrete(8)
+
+    def __init__(self, length=4, sleep=0.0):
+        self.length, self.sleep = length, sleep
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        self.mark = self.np_random.random()
+        return self._observe(), {}
+
+    def _observe(self):
+        return np.array([self.mark, self.t, os.getpid()], np.float32)
+
+    def step(self, action):
+        time.sleep(self.sleep)
+        self.t += 1
+        if action == 1:
+            raise RuntimeError("the motor is stuck")
+        if action == 2:
+            time.sleep(60)
+        if action == 3:
+            os._exit(5)
+        if action == 4:
+            return self._observe() * np.nan, 0.0, False, False, {}
+        if action == 5:
+            return self._observe(), float("inf"), False, False, {}
+        if action == 6:
+            return np.zeros(2, np.float32), 0.0, False, False, {}
+        return self._observe(), float(self.t), self.t == self.length, False, {}
+
+
+class Idle(Count):
+    """Takes no notice of actions."""
+
+    def step(self, action):
+        return super().step(0)
+
+
+class Loaded(Environment):
+    """Observes whether JAX, Keras or the test are loaded."""
+
+    def states(self):
+        return dict(type="int", num_values=2)
+
+    def actions(self):
+        return dict(type="float", shape=(2,), min_value=-1.0, max_value=1.0)
+
+    def reset(self):
+        return int(any(name in sys.modules for name in ("jax", "keras", "pytest")))
+
+    def execute(self, actions):
+        return self.reset(), 2, float(actions.max())
+'''
+
+
+class Steps(Environment):
+    """Counts its steps, which are states and rewards."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def states(self):
+        return dict(type="float")
+
+    def actions(self):
+        return dict(type="int", num_values=2)
+
+    def reset(self):
+        self.t = 0
+        return 0.0
+
+    def execute(self, actions):
+        self.t += 1
+        return float(self.t), self.t == self.length, float(self.t)
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "count_envs.py").write_text(MODULE)
+    sys.path.insert(0, str(folder))
+    import count_envs
+
+    yield count_envs
+    sys.path.remove(str(folder))
+    del sys.modules["count_envs"]
+
+
+def act(*actions):
+    return {"action": np.array(actions, np.int32)}
+
+
+def assert_same(a, b):
+    for x, y in zip(a, b, strict=True):
+        np.testing.assert_equal(x, y)
+
+
+def reference(make, n, seed, limit, actions):
+    """The stream in plain Python: `N` environments of Gymnasium, each with its time limit."""
+    envs = [gymnasium.wrappers.TimeLimit(make(), limit) for _ in range(n)]
+    rows = [[np.asarray(e.reset(seed=seed_of(seed, i))[0])] for i, e in enumerate(envs)]
+    ended = [False] * n
+    steps = []
+    for row in actions:
+        step = []
+        for i, env in enumerate(envs):
+            if ended[i]:
+                step.append((np.asarray(env.reset()[0]), 0.0, False, False))
+                ended[i] = False
+            else:
+                observation, reward, terminated, truncated, _ = env.step(row[i])
+                step.append((np.asarray(observation), reward, terminated, truncated and not terminated))
+                ended[i] = terminated or truncated
+        steps.append(step)
+    return rows, steps
+
+
+# The stream
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), [("CartPole-v1", "in-process"), ("Taxi-v4", "in-process"), ("CartPole-v1", "processes")]
+)
+def test_the_stream_is_that_of_plain_python(name, mode):
+    n, limit, seed = 3, 7, 11
+    actions = np.random.default_rng(0).integers(0, 2, (40, n))
+    first, steps = reference(gymnasium.spec(name).make, n, seed, limit, actions)
+    with create(name, n, mode, limit, num_workers=2) as env:
+        assert (env.mode, env.num_envs, env.max_episode_timesteps, env.why) == (
+            mode,
+            n,
+            limit,
+            "it was asked for",
+        )
+        observation = env.reset(seed)["state"]
+        np.testing.assert_array_equal(observation, np.stack([f[0] for f in first]))
+        ends = 0
+        for row, expected in zip(actions, steps, strict=True):
+            step = env.step(act(*row))
+            observation, reward, terminated, truncated = (np.array(x) for x in zip(*expected, strict=True))
+            np.testing.assert_array_equal(step.observation["state"], observation)
+            np.testing.assert_array_equal(step.reward, reward.astype(np.float32))
+            np.testing.assert_array_equal(step.terminated, terminated)
+            np.testing.assert_array_equal(step.truncated, truncated)
+            assert (step.reward.dtype, step.terminated.dtype, step.truncated.dtype) == (
+                np.float32,
+                bool,
+                bool,
+            )
+            ends += int(step.truncated.sum())
+    assert ends >= 3  # the comparison saw resets
+
+
+def test_gymnasiums_own_vector_keeps_the_stream():
+    env = create("CartPole-v1", 8)
+    assert (env.mode, env.max_episode_timesteps) == ("native-vector", 500)
+    assert "vectorised form" in env.why
+    low = create("CartPole-v1", 8, max_episode_timesteps=5)
+    low.reset(0)
+    previous = np.zeros(8, bool)
+    for _ in range(60):
+        step = low.step(act(*[0, 1] * 4))
+        assert not (
+            step.reward[previous].any() or step.terminated[previous].any() or step.truncated[previous].any()
+        )
+        assert (np.abs(step.observation["state"][previous]) <= 0.05).all()  # first observations
+        previous = step.terminated | step.truncated
+    a, b = env.reset(3)["state"], env.reset(3)["state"]
+    np.testing.assert_array_equal(a, b)
+    assert len(np.unique(a[:, 0])) == 8
+    assert not np.array_equal(a, env.reset(4)["state"])
+
+
+def test_cartpole_truncates_at_500_steps_in_its_vectorised_form():
+    env = create("CartPole-v1", 2)
+    env.reset(0)
+    for t in range(1, 502):
+        state = env._vector.unwrapped.state
+        state[:] = 0.0  # held upright
+        step = env.step(act(0, 1))
+        assert not step.terminated.any()
+        assert step.truncated.tolist() == [t == 500] * 2
+        assert step.reward.tolist() == [float(t <= 500)] * 2
+
+
+def test_jax_native_vectors():
+    env = create("jax:CartPole-v1", 3, max_episode_timesteps=4)
+    assert (env.mode, env.max_episode_timesteps) == ("jax", 4)
+    first = env.reset(0)["state"]
+    assert first.shape == (3, 4) and first.dtype == np.float32
+    truncated = [env.step(act(0, 1, 0)).truncated.all() for _ in range(5)]
+    assert truncated == [False, False, False, True, False]
+    with pytest.raises(SpecError, match=r"has no mode 'processes'"):
+        create("jax:CartPole-v1", 3, "processes")
+
+
+@pytest.mark.parametrize("mode", ["in-process", "processes"])
+def test_environments_of_users(module, mode):
+    with create(module.Loaded, 2, mode, num_workers=1) as env:
+        # Workers load neither JAX nor Keras; in this process, the control, they are there.
+        assert env.reset(0)["state"].tolist() == [int(mode == "in-process")] * 2
+        step = env.step({"action": np.array([[0.5, 3.0], [-9.0, -8.0]], np.float32)})
+        assert step.truncated.all() and not step.terminated.any()  # terminal 2
+        np.testing.assert_array_equal(step.reward, [1.0, -1.0])  # actions clipped to their bounds
+        step = env.step({"action": np.zeros((2, 2), np.float32)})
+        assert not step.reward.any() and not step.truncated.any()
+
+
+def test_seeds_differ_between_environments_and_repeat(module):
+    with create(module.Count, 4, "in-process") as a, create(module.Count, 4, "processes", num_workers=2) as b:
+        marks = a.reset(5)["state"][:, 0]
+        assert len(set(marks.tolist())) == 4
+        np.testing.assert_array_equal(b.reset(5)["state"][:, 0], marks)
+        np.testing.assert_array_equal(a.reset(5)["state"][:, 0], marks)
+        assert not set(a.reset(6)["state"][:, 0].tolist()) & set(marks.tolist())
+        assert len(set(b.reset()["state"][:, 2].tolist())) == 2  # as many processes
+    with pytest.raises(SpecError, match=r"seed must be a whole number of at least 0"):
+        create(module.Count, 1).reset(-1)
+
+
+@pytest.mark.parametrize("mode", ["in-process", "processes", "native-vector"])
+def test_arrays_are_never_written_to_again(mode):
+    with create("CartPole-v1", 2, mode, num_workers=1) as env:
+        returned = [env.reset(0)]
+        steps = []
+        for _ in range(3):
+            steps.append(env.step(act(0, 1)))
+            returned.append(steps[-1].observation)
+        copies = [o["state"].copy() for o in returned]
+        copies_of_steps = [[np.copy(x) for x in s[1:]] for s in steps]
+        for _ in range(30):
+            env.step(act(0, 0))
+        for o, copy in zip(returned, copies, strict=True):
+            np.testing.assert_array_equal(o["state"], copy)
+        for step, copy in zip(steps, copies_of_steps, strict=True):
+            assert_same(step[1:], copy)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.none() | st.integers(1, 6)), min_size=1, max_size=4),
+)
+@settings(max_examples=30, deadline=None)
+def test_every_episode_takes_one_row_more_than_it_has_steps(episodes):
+    # Row k of an environment whose episodes last m steps is step k % (m + 1) + 1 of an episode, or the reset behind it.
+    environments = [
+        Environment.create(Steps, length=length, max_episode_timesteps=limit) for length, limit in episodes
+    ]
+    env = create(environments, mode="in-process")
+    env.reset(0)
+    for k in range(25):
+        step = env.step(act(*[0] * len(episodes)))
+        for i, (length, limit) in enumerate(episodes):
+            m = min(length, limit or length)
+            now = k % (m + 1) + 1
+            reset = now == m + 1
+            assert step.observation["state"][i] == (0 if reset else now)
+            assert step.reward[i] == (0 if reset else now)
+            assert step.terminated[i] == (now == m == length)
+            assert step.truncated[i] == (now == m < length)
+
+
+def test_jax_native_objects_and_shaping():
+    from operant.envs.classic import CartPole
+
+    assert create(CartPole(), 2).mode == "jax"
+    assert Environment.create(CartPole()).reset().shape == (4,)
+    env = create(
+        "jax:CartPole-v1", 2, reward_shaping=lambda states, actions, terminal, reward, next_states: 5.0
+    )
+    env.reset(0)
+    assert (env.mode, env.step(act(0, 0)).reward.tolist()) == ("in-process", [5.0, 5.0])
+
+
+# Choosing
+
+
+def test_the_choice_follows_the_measured_step(module):
+    with create(module.Idle, 2) as quick:
+        assert quick.mode == "in-process"
+        assert "and processes pay above 300 µs" in quick.why
+
+
+def test_slow_environments_get_processes(module, monkeypatch):
+    monkeypatch.setattr(vector, "processors", lambda: 2)
+    with create(module.Idle, 2, sleep=0.002) as slow:
+        assert slow.mode == "processes"
+        assert "above the 300 µs from which processes pay" in slow.why
+    with create([module.Idle(sleep=0.002), module.Idle(sleep=0.002)]) as objects:
+        assert objects.mode == "in-process"
+        assert "an environment object cannot be sent" in objects.why
+    monkeypatch.setattr(vector, "processors", lambda: 1)
+    with create(module.Idle, 2, sleep=0.002) as alone:
+        assert (alone.mode, alone.why) == (
+            "in-process",
+            "only ids of Gymnasium have vectorised forms; there is one processor",
+        )
+
+
+def test_lists_of_environments(module):
+    with create([module.Count(length=1), module.Count(length=2)], mode="in-process") as env:
+        assert env.num_envs == 2
+        env.reset()
+        assert [env.step(act(0, 0)).terminated.tolist() for _ in range(4)] == [
+            [True, False], [False, True], [True, False], [False, False],
+        ]  # fmt: skip
+    with create(["CartPole-v1", "CartPole-v1"], mode="processes", num_workers=1) as env:
+        assert env.reset(0)["state"].shape == (2, 4)
+    with pytest.raises(UsageError, match=r"must have the same spaces. Environment 1 has"):
+        create(["CartPole-v1", "Pendulum-v1"], mode="in-process")
+    with pytest.raises(UsageError, match=r"must have the same spaces. Worker 1 has"):
+        create(["CartPole-v1", "Pendulum-v1"], mode="processes", num_workers=2)
+
+
+def test_vectors_of_gymnasium_given_by_the_user():
+    makers = [lambda: gymnasium.make("CartPole-v1")] * 3
+    env = create(SyncVectorEnv(makers, copy=False))  # it writes to its arrays again
+    assert (env.num_envs, env.mode, env.why) == (3, "native-vector", "it was given as a vector")
+    first = env.reset(0)["state"]
+    before = first.copy()
+    env.step(act(0, 1, 0))
+    np.testing.assert_array_equal(first, before)
+    with pytest.raises(
+        SpecError, match=r"resets with AutoresetMode.SAME_STEP, and AutoresetMode.NEXT_STEP is needed"
+    ):
+        create(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP))
+    with pytest.raises(
+        SpecError, match=r"num_envs must be 3, as many as the vector has. Received: num_envs=4"
+    ):
+        create(SyncVectorEnv(makers), 4)
+    with pytest.raises(UsageError, match=r"cannot be added to a vector"):
+        create(SyncVectorEnv(makers), max_episode_timesteps=3)
+
+
+def test_reward_shaping_runs_here(module):
+    shaped = dict(reward_shaping=lambda states, actions, terminal, reward, next_states: -reward)
+    with create("CartPole-v1", 2, **shaped) as env:
+        assert (env.mode, env.why) == ("in-process", "reward_shaping runs in this process")
+        env.reset(0)
+        assert env.step(act(0, 1)).reward.tolist() == [-1.0, -1.0]
+    with pytest.raises(SpecError, match=r"reward_shaping cannot be sent"):
+        create("CartPole-v1", 2, "processes", **shaped)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(num_envs=0), "num_envs must be a whole number of at least 1. Received: num_envs=0"),
+        (dict(mode="process"), r"mode must be one of.*Received: mode='process'. Did you mean 'processes'\?"),
+        (dict(check="sometimes"), "check must be one of 'first', 'always', 'never'"),
+        (dict(num_workers=0), "num_workers must be a whole number of at least 1"),
+        (dict(timeout_seconds=0), "timeout_seconds must be above 0"),
+        (dict(max_episode_timesteps=501), "at most 500, the limit of 'CartPole-v1' itself"),
+        (
+            dict(environment="Pendulum-v1", mode="native-vector"),
+            "Gymnasium has no vectorised form of Pendulum-v1",
+        ),
+        (
+            dict(environment=["CartPole-v1"], num_envs=1, mode="native-vector"),
+            "were given one by one. Leave mode at",
+        ),
+        (
+            dict(environment=["CartPole-v1"]),
+            "num_envs must be 1, as many as the list has. Received: num_envs=2",
+        ),
+        (dict(environment=[]), "a list of at least one environment"),
+    ],
+)
+def test_arguments_that_make_no_vector(arguments, message):
+    with pytest.raises(SpecError, match=message):
+        create(**{"environment": "CartPole-v1", "num_envs": 2, **arguments})
+
+
+def test_what_cannot_be_sent(module):
+    class Local(module.Count):
+        pass
+
+    for environment, kwargs, message in (
+        (
+            module.Count(),
+            {},
+            "an environment object cannot be sent. Give its id or its class, or use mode='in-process'",
+        ),
+        (
+            Local,
+            {},
+            "a class or function that cannot be imported by name cannot be sent. Define it at the top",
+        ),
+        (
+            module.Count,
+            dict(length=np.int64(3)),
+            "the argument 'length' .int64. cannot be sent. Use numbers, strings",
+        ),
+    ):
+        with pytest.raises(SpecError, match=message):
+            create(environment, 1, "processes", **kwargs)
+
+
+def test_registered_here_made_there(module):
+    gymnasium.register("CountHere-v0", entry_point=module.Count, max_episode_steps=2, kwargs=dict(length=9))
+    try:
+        with create("CountHere-v0", 2, "processes", num_workers=1) as env:
+            env.reset(0)
+            assert [env.step(act(0, 0)).truncated.all() for _ in range(3)] == [False, True, False]
+    finally:
+        del gymnasium.registry["CountHere-v0"]
+
+
+# Faults
+
+
+@pytest.mark.parametrize("mode", ["in-process", "processes"])
+def test_faults_name_the_environment(module, mode):
+    faults = {
+        1: "Environment 2 of 'Count' raised RuntimeError in step: the motor is stuck",
+        4: r"Environment 2 of 'Count' .step 2 of its episode.: The state must be finite. Received: nan at index .0,.",
+        5: "Environment 2 of 'Count' .step 2 of its episode.: The reward must be finite. Received: inf",
+        6: r"Environment 2 of 'Count'.*must have shape \(3\). Received: shape \(2,\)",
+    }
+    with create(module.Count, 3, mode, num_workers=2) as env:
+        for action, message in faults.items():
+            env.reset(0)
+            env.step(act(0, 0, 0))
+            with pytest.raises(EnvironmentError, match=message) as error:
+                env.step(act(0, 0, action))
+            if mode == "processes":
+                assert "Worker 1, traceback (most recent call last)" in str(error.value)
+            if mode == "processes" and action == 1:
+                assert 'count_envs.py", line' in str(error.value)  # where it was raised
+        assert env.restarts == 0
+
+
+def test_how_often_observations_are_looked_at(module):
+    for check, found in (("always", True), ("first", False), ("never", False)):
+        with create(module.Count, 1, "in-process", check=check) as env:
+            env.reset(0)
+            env.step(act(0))
+            if found:
+                with pytest.raises(EnvironmentError, match=r"must be finite"):
+                    env.step(act(4))
+            else:
+                assert np.isnan(env.step(act(4)).observation["state"]).all()
+            with pytest.raises(EnvironmentError, match=r"The reward must be finite"):
+                env.step(act(5))
+
+
+def test_large_numbers_are_finite(module):
+    # 1e30 squared overflows float32: the quick test of a product must not be the last word
+    class Large(module.Count):
+        def _observe(self):
+            return np.full(3, 1e30, np.float32)
+
+    with create(Large, 2, "in-process") as env:
+        assert env.reset(0)["state"].max() == np.float32(1e30)
+        assert not math.isfinite(np.vdot(env.reset(0)["state"], env.reset(0)["state"]))
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (
+            (np.zeros(3, np.float32), 0.0, False, {}),
+            "step must return .observation, reward, terminated, truncated, info.*tuple of 4",
+        ),
+        ((np.zeros(3, np.float32), None, False, False, {}), "The reward must be a number. Received: None"),
+        ((np.zeros(3, np.float32), 0.0, 1.5, False, {}), "terminated must be True or False. Received: 1.5"),
+        ((np.array(["a"] * 3), 0.0, False, False, {}), "The observation must be a number .float32."),
+    ],
+)
+def test_first_steps_are_looked_at_in_full(module, answer, message):
+    class Bad(module.Count):
+        def step(self, action):
+            return answer
+
+    with create(Bad, 1, "in-process") as env:
+        env.reset(0)
+        with pytest.raises(EnvironmentError, match=f"Environment 0 of 'Bad'.*{message}"):
+            env.step(act(0))
+
+
+def test_calls_out_of_order(module):
+    for mode in ("in-process", "processes", "native-vector"):
+        env = create("CartPole-v1", 2, mode, num_workers=1)
+        with pytest.raises(UsageError, match=r"was not reset. Call reset first"):
+            env.step(act(0, 0))
+        env.close()
+        env.close()
+        with pytest.raises(UsageError, match=r"'CartPole-v1' is closed"):
+            env.reset(0)
+
+
+# Workers that die
+
+
+def pids(env):
+    return [worker.process.pid for worker in env._workers]
+
+
+def is_gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_a_killed_worker_is_replaced_and_its_episodes_are_cut(module, caplog):
+    with create(module.Count, 4, "processes", num_workers=2, length=3) as env:
+        first = env.reset(0)["state"]
+        last = env.step(act(0, 0, 0, 0)).observation["state"]
+        os.kill(pids(env)[1], signal.SIGKILL)
+        with caplog.at_level(logging.WARNING, "operant"):
+            step = env.step(act(0, 0, 0, 0))
+        assert (
+            "Worker 1 of 'Count' (environments 2 to 3) was killed by signal 9; it is replaced." in caplog.text
+        )
+        assert env.restarts == 1
+        assert step.truncated.tolist() == [False, False, True, True]
+        assert step.reward.tolist() == [2.0, 2.0, 0.0, 0.0]
+        np.testing.assert_array_equal(step.observation["state"][2:], last[2:])  # the last observation known
+        step = env.step(act(0, 0, 0, 0))
+        assert step.terminated.tolist() == [True, True, False, False]
+        assert step.observation["state"][:, 1].tolist() == [3.0, 3.0, 0.0, 0.0]  # new episodes
+        marks = step.observation["state"][2:, 0]
+        assert not set(marks.tolist()) & set(first[:, 0].tolist())  # and not the old ones again
+        step = env.step(act(0, 0, 0, 0))
+        assert step.reward.tolist() == [0.0, 0.0, 1.0, 1.0]
+
+
+def test_a_worker_killed_at_a_reset_row_still_resets(module):
+    with create(module.Count, 2, "processes", num_workers=1, length=1) as env:
+        env.reset(0)
+        assert env.step(act(0, 0)).terminated.all()
+        os.kill(pids(env)[0], signal.SIGKILL)
+        step = env.step(act(0, 0))
+        assert env.restarts == 1
+        assert not (step.truncated.any() or step.terminated.any() or step.reward.any())
+        assert step.observation["state"][:, 1].tolist() == [0.0, 0.0]
+
+
+def test_a_worker_that_exits_or_hangs_is_replaced_a_bounded_number_of_times(module):
+    with create(module.Count, 2, "processes", num_workers=2, timeout_seconds=0.5, max_restarts=2) as env:
+        env.reset(0)
+        env.step(act(0, 0))
+        assert env.step(act(3, 0)).truncated.tolist() == [True, False]
+        env.step(act(0, 0))
+        begun = time.monotonic()
+        assert env.step(act(0, 2)).truncated.tolist()[1]
+        assert time.monotonic() - begun < 30
+        assert env.restarts == 2
+        with pytest.raises(
+            EnvironmentError, match=r"ended with exit code 5, and 2 workers were replaced already"
+        ):
+            env.step(act(3, 0))
+
+
+def test_close_leaves_no_process(module):
+    env = create(module.Count, 2, "processes", num_workers=2, timeout_seconds=0.2)
+    env.reset(0)
+    found = pids(env)
+    assert not any(map(is_gone, found))
+    env.close()
+    assert all(map(is_gone, found))
+    forgotten = create(module.Count, 1, "processes")
+    found = pids(forgotten)
+    del forgotten
+    assert all(map(is_gone, found))
+
+
+def test_environments_that_cannot_be_made_leave_no_process(module):
+    with pytest.raises(SpecError, match=r"takes no argument 'lenght'"):
+        create(module.Count, 1, "processes", lenght=3)
+    children = subprocess.run(
+        ["ps", "-o", "args", "--ppid", str(os.getpid())], capture_output=True, text=True
+    ).stdout
+    assert "operant.envs.worker" not in children
+
+
+def test_workers_end_with_their_parent_and_know_its_classes(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(MODULE)
+        + textwrap.dedent(
+            """
+            if __name__ == "__main__":
+                from operant.envs.vector import create
+                env = create(Count, 2, "processes", num_workers=2)
+                env.reset(0)
+                print(*(worker.process.pid for worker in env._workers), flush=True)
+                os.kill(os.getpid(), 9)
+            """
+        )
+    )
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    found = [int(pid) for pid in run.stdout.split()]
+    assert len(found) == 2, run.stderr
+    deadline = time.monotonic() + 10
+    while not all(map(is_gone, found)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert all(map(is_gone, found))
+
+
+def test_random_actions_heed_masks_and_bounds():
+    from operant.spaces import Spaces
+
+    spaces = Spaces.read(
+        dict(type="float", shape=(1,)),
+        {
+            "gear": dict(type="int", num_values=4),
+            "lamp": dict(type="bool", shape=(2,)),
+            "throttle": dict(type="float", shape=(3,), min_value=0.0, max_value=[1.0, 2.0, 3.0]),
+            "free": dict(type="float"),
+        },
+        masks=["gear"],
+    )
+    mask = np.random.default_rng(1).random((500, 4)) < 0.4
+    mask[:, 3] |= ~mask.any(1)
+    observation = {"state": np.zeros((500, 1), np.float32), "gear_mask": mask}
+    actions = random_actions(spaces, observation, np.random.default_rng(0))
+    assert mask[np.arange(500), actions["gear"]].all()
+    assert set(actions["gear"].tolist()) == {0, 1, 2, 3}
+    assert (actions["throttle"] <= [1.0, 2.0, 3.0]).all() and actions["throttle"].max() > 2.5
+    assert actions["lamp"].dtype == bool and actions["lamp"].any() and not actions["lamp"].all()
+    assert actions["free"].std() > 0.5
+
+
+def test_environment_objects_may_stand_in_lists(module):
+    with create([Environment.create("CartPole-v1", max_episode_timesteps=2)] * 1, mode="in-process") as env:
+        assert isinstance(env, InProcess) and env.max_episode_timesteps == 2
+        env.reset(0)
+        assert [env.step(act(0)).truncated[0] for _ in range(3)] == [False, True, False]
