@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from operant.agents import AGENTS
 from operant.agents.learner import ENV, Learner, Train
@@ -35,8 +36,6 @@ class Small(NamedTuple):
 
     options: dict[str, Any]
     """Small blocks, a small memory, a small network."""
-    actions: frozenset[str]
-    """Types of actions that it serves."""
     steps: int = 1
     """Gradient steps of one update."""
     recurrent: bool = False
@@ -53,21 +52,25 @@ _DQN = Small(
         "epsilon_decay_steps": 60,
         "target_sync_steps": 20,
         "lr": 0.01,
-    },
-    frozenset({"int", "bool"}),
+    }
 )
 SMALL: dict[str, Small] = {
     "dqn": _DQN,
     "ddqn": _DQN,
     "ppo": Small(
         {"model": MODEL, "n_steps": 6, "mini_batches": 2, "ppo_epochs": 2, "lr": 0.01},
-        frozenset({"float", "int", "bool"}),
         steps=4,
         recurrent=True,
     ),
 }
 
 NAMES = tuple(AGENTS)
+_FIRST = {entry[:2]: name for name, entry in reversed(AGENTS.items())}
+ONCE = [
+    name if _FIRST[entry[:2]] == name else pytest.param(name, marks=pytest.mark.slow)
+    for name, entry in AGENTS.items()
+]
+"""The agents, to parametrise with: those that are another one with other options are slow tests."""
 RECURRENT_NAMES = tuple(name for name in NAMES if name in SMALL and SMALL[name].recurrent)
 
 
@@ -86,7 +89,7 @@ def learner(name: str, env: NativeEnv, n: int, **options: Any) -> Learner:
 
 def serves(name: str, spaces: Spaces) -> bool:
     """Tell whether an agent serves the actions."""
-    return {leaf.type for leaf in spaces.actions.components.values()} <= SMALL[name].actions
+    return {leaf.type for leaf in spaces.actions.components.values()} <= set(AGENTS[name].actions)
 
 
 def probes_of(name: str) -> list[str]:

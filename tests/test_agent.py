@@ -12,7 +12,7 @@ CHOICE = {"type": "int", "num_values": 3}
 NET = [{"type": "dense", "size": 8}]
 ROLLOUT = {"agent": "ppo", "n_steps": 4, "mini_batches": 2, "ppo_epochs": 1, "model": NET}
 REPLAY = {
-    "agent": "dqn", "buffer_max_size": 64, "buffer_initial_size": 8, "buffer_batch_size": 4, "model": NET,
+    "agent": "dqn", "buffer_max_size": 600, "buffer_initial_size": 8, "buffer_batch_size": 4, "model": NET,
 }  # fmt: skip
 
 
@@ -58,6 +58,7 @@ def test_single_and_nested_structures():
     assert isinstance(agent.act(states=state()), int)
     agent.observe()
     nested = create(
+        {**ROLLOUT, "model": "auto"},
         states={"eye": {"type": "float", "shape": (2, 2)}, "body": {"speed": {"type": "float", "shape": ()}}},
         actions={
             "move": CHOICE,
@@ -196,7 +197,7 @@ def test_actors_out_of_step_all_count(spec):
     assert agent.timesteps == 80
     assert agent.updates >= 80 // (3 * agent.learner.rows) - 3 > 0
     if agent.learner.algorithm.memory is not None:
-        rows = np.asarray(agent._engine.train.memory.cursor.held)
+        rows = np.asarray(agent._engine.train.memory.cursor)[1]  # rows held by each column
         assert rows[0] > 2 * rows[2] > 0 == rows[1]
 
 
@@ -275,7 +276,7 @@ def test_recurrent_policy_keeps_its_state_per_actor(cell, tmp_path):
     carries = [jax.tree.leaves(actor.carry) for actor in agent.actors]
     assert not np.allclose(carries[0][0], carries[1][0])
     internals = agent.initial_internals()
-    action, after = agent.act(states=state(), internals=internals, independent=True)
+    _, after = agent.act(states=state(), internals=internals, independent=True)
     assert not np.allclose(jax.tree.leaves(after)[0], 0)
     with pytest.raises(UsageError, match="needs internals"):
         agent.act(states=state(), independent=True)

@@ -11,17 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from operant.agents import AGENTS
-from operant.agents.learner import Learner
-from operant.agents.making import define
-from operant.agents.protocol import fold
-from operant.engine import Engine
-from operant.errors import SpaceError, SpecError
-from operant.execution.device import Population
-from operant.spaces import Spaces
-from operant.spec import Schedule, default, options
-from operant.tracking import METRICS
 from tests.small_agents import (
     NAMES,
     RECURRENT,
@@ -39,6 +28,17 @@ from tests.small_agents import (
     serves,
     small,
 )
+
+from operant.agents import AGENTS
+from operant.agents.learner import Learner
+from operant.agents.making import define
+from operant.agents.protocol import fold
+from operant.engine import Engine
+from operant.errors import SpaceError, SpecError
+from operant.execution.device import Population
+from operant.spaces import Spaces
+from operant.spec import Schedule, default, options
+from operant.tracking import METRICS
 
 BLOCKS = 14
 
@@ -147,7 +147,9 @@ def test_actions_have_the_shapes_and_types_of_the_space_or_are_refused(name, kin
     if not serves(name, env.spaces):
         with pytest.raises(SpaceError) as error:
             learner(name, env, 2)
-        refused = next(k for k, leaf in env.spaces.actions.components.items() if leaf.type not in SMALL[name].actions)
+        refused = next(
+            k for k, leaf in env.spaces.actions.components.items() if leaf.type not in AGENTS[name].actions
+        )
         message = str(error.value)
         assert AGENTS[name].module in message
         assert "action" in message
@@ -199,7 +201,9 @@ def test_other_seeds_give_other_parameters_actions_and_data(agent):
     assert not equal(agent.begin(3)[0].state, agent.begin(4)[0].state)
     assert not equal(one.state, two.state)
     for field in ("observation", "action", "reward"):
-        assert not equal([getattr(b, field) for b in blocks_one], [getattr(b, field) for b in blocks_two]), field
+        assert not equal([getattr(b, field) for b in blocks_one], [getattr(b, field) for b in blocks_two]), (
+            field
+        )
 
 
 def test_actors_differ_from_one_another_in_actions_and_data(agent):

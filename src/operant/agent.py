@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from operant import checkpoint
+from operant.agents import AGENTS
 from operant.agents.learner import Learner
 from operant.agents.making import Definition, define
 from operant.engine import Engine
@@ -72,6 +73,8 @@ class Actor:
         if len(self.rows) <= rows:
             return None
         taken, self.rows = self.rows[: rows + 1], self.rows[rows:]
+        # The last row is there for its observation; what else it will hold is not known yet and does not count.
+        taken[-1] = taken[-1]._replace(action=taken[0].action, extras=taken[0].extras)
         return self.index, taken
 
 
@@ -103,12 +106,33 @@ class Agent:
         self.parallel_interactions = parallel_interactions
         self.max_episode_timesteps = max_episode_timesteps
         self.seed = seed
-        algorithm = definition.cls.create(definition.config, spaces, parallel_interactions)
-        self.learner = Learner(algorithm)
-        self.engine: Engine | None = Engine(self.learner, jax.random.key(seed), parallel_interactions)
+        self._build()
+
+    def _build(self) -> None:
+        definition, n = self.definition, self.parallel_interactions
+        self.learner = Learner(definition.cls.create(definition.config, self.spaces, n))
+        self.engine: Engine | None = Engine(self.learner, jax.random.key(self.seed), n)
         self._columns: list[tuple[int, list[Row]]] = []
         self._reported = 0
+        self._draws = 0
         self._start()
+
+    def _declare_masks(self, states: Any) -> None:
+        """Take masks that the specification did not mention from the first states that bring them."""
+        if not isinstance(states, Mapping):
+            return
+        known = self.spaces.actions.components
+        brought = [key[: -len("_mask")] for key in states if isinstance(key, str) and key.endswith("_mask")]
+        new = [name for name in brought if name in known and name not in self.spaces.masks]
+        if not new:
+            return
+        if any(actor.rows or actor.row for actor in self.actors):
+            raise UsageError(
+                f"A mask for {new[0]!r} came after the agent had begun. Declare it in the states' specification: "
+                f"{{'{new[0]}_mask': dict(type='bool', shape=...)}}, or give it from the first act on."
+            )
+        self.spaces = Spaces.read(self.spaces.states, self.spaces.actions, masks=(*self.spaces.masks, *new))
+        self._build()
 
     def _start(self) -> None:
         carry = jax.device_get(self.learner.algorithm.initial_carry(1))
@@ -162,7 +186,8 @@ class Agent:
         if settings:
             raise SpecError(f"config takes no {next(iter(settings))!r}. Known: seed.")
         if agent is None:
-            raise SpecError("agent must be given: a name such as 'ppo', a dict with 'type', or a JSON file.")
+            known = ", ".join(AGENTS)
+            raise SpecError(f"agent must be given: a name ({known}), a dict with 'type', or a JSON file.")
         if environment is not None:
             if states is not None or actions is not None:
                 raise SpecError("Give either environment, or states and actions, not both.")
@@ -248,6 +273,8 @@ class Agent:
                     f"act was called twice for parallel={actor.index}. Call observe after each act."
                 )
             self._check_length(actor)
+        self._declare_masks(states[0] if batched and isinstance(states, list | tuple) else states)
+        actors = [self.actors[actor.index] for actor in actors]
         observation = self._observation(states, len(actors), batched)
         for i, actor in enumerate(actors):
             actor.begin_row({name: np.array(x[i]) for name, x in observation.items()})
@@ -302,6 +329,7 @@ class Agent:
         return self.spaces.actions.unflatten(self.spaces.actions.clip(action))
 
     def _act_independently(self, states: Any, internals: Any, deterministic: bool) -> Any:
+        self._declare_masks(states)
         observation = self.spaces.observe(states, None)
         batch = self.spaces.states.batch_shape(observation)
         if len(batch) > 1:
@@ -319,7 +347,7 @@ class Agent:
             if internals is None
             else jax.tree.map(lambda x: np.reshape(x, (n, *np.shape(x)[len(batch) :])), internals)
         )
-        self._draws = getattr(self, "_draws", 0) + 1
+        self._draws += 1
         key = jax.random.fold_in(jax.random.key(self.seed ^ 0x5EED), self._draws)
         noise = self.learner.algorithm.noise(key, n)
         action = self._engine.act(observation, carry, np.zeros(n, bool), noise, explore=not deterministic)

@@ -11,6 +11,7 @@ This module imports neither JAX nor Keras: help must come at once.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import importlib
 import json
@@ -230,17 +231,19 @@ def traced(cls: type[Config]) -> tuple[str, ...]:
     return tuple(name for name, meta in options(cls).items() if meta.traced)
 
 
-def canonical(cls: type[Config], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace aliases by names; refuse unknown names (with the close match) and doubles."""
+def canonical(cls: type[Config], given: Mapping[str, Any], label: str | None = None) -> dict[str, Any]:
+    """Replace aliases by names; refuse unknown names (with the close match) and doubles, under a label."""
     known = options(cls)
+    label = _label(cls) if label is None else label
     names = {alias: name for name, meta in known.items() for alias in meta.aliases}
     result: dict[str, Any] = {}
     for key, value in given.items():
         name = names.get(key, key)
         if name not in known:
-            raise SpecError(f"{_label(cls)} takes no argument {key!r}.{suggest(key, known)}")
+            close = difflib.get_close_matches(key, [*known, *names], n=1)
+            raise SpecError(f"{label} takes no argument {key!r}.{suggest(key, close or known)}")
         if name in result:
-            raise SpecError(f"{_label(cls)} got {name!r} twice, once as {key!r}. Give one of them.")
+            raise SpecError(f"{label} got {name!r} twice, once as {key!r}. Give one of them.")
         result[name] = value
     return result
 
@@ -367,7 +370,7 @@ def plain(value: Any) -> Any:
 def build(cls: Callable[..., T], arguments: dict[str, Any], label: str) -> T:
     """Call `cls` with the arguments; unknown and missing ones are named, with the close match."""
     if isinstance(cls, type) and issubclass(cls, Config):
-        return typing.cast(T, cls(**canonical(cls, arguments)))
+        return typing.cast(T, cls(**canonical(cls, arguments, label)))
     import inspect
 
     parameters = inspect.signature(cls).parameters

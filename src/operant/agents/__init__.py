@@ -30,14 +30,18 @@ class Entry(NamedTuple):
     """Class of the algorithm in it."""
     help: str
     """One line."""
+    actions: tuple[str, ...]
+    """Types of actions that it serves."""
     options: dict[str, Any] = {}  # noqa: RUF012 - read only
     """Options that this name fixes to other defaults."""
 
 
 AGENTS: dict[str, Entry] = {
-    "dqn": Entry("dqn", "DQN", "Deep Q-network: replay, target network; discrete actions"),
-    "ddqn": Entry("dqn", "DQN", "Double DQN: dqn with --double", {"double": True}),
-    "ppo": Entry("ppo", "PPO", "Proximal policy optimization: clipped surrogate; any actions"),
+    "dqn": Entry("dqn", "DQN", "Deep Q-network: replay, target network; discrete actions", ("int", "bool")),
+    "ddqn": Entry("dqn", "DQN", "Double DQN: dqn with --double", ("int", "bool"), {"double": True}),
+    "ppo": Entry(
+        "ppo", "PPO", "Proximal policy optimization: clipped surrogate; any actions", ("float", "int", "bool")
+    ),
 }
 
 ALIASES = {"double_dqn": "ddqn"}
@@ -49,6 +53,12 @@ def entry(name: str) -> Entry:
     if name not in AGENTS:
         raise SpecError(f"Unknown agent {name!r}.{suggest(name, [*AGENTS, *ALIASES])}")
     return AGENTS[name]
+
+
+def serving(action_type: str) -> str:
+    """Say which agents serve a type of action, for messages."""
+    names = [name for name, known in AGENTS.items() if action_type in known.actions]
+    return f"one of these agents: {', '.join(names)}"
 
 
 def algorithm_class(name: str) -> type[Algorithm]:

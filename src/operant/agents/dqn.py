@@ -28,8 +28,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from operant.agents import serving
 from operant.agents.config import ReplayConfig
-from operant.agents.protocol import Counters, fold, split_masks
+from operant.agents.protocol import Counters, split_masks
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, build
 from operant.ops import losses, optimise
@@ -176,7 +177,7 @@ class DQN:
     @classmethod
     def create(cls, config: Config, spaces: Spaces, actors: int) -> DQN:
         """Build the network; refuse float actions."""
-        require(spaces, "dqn", {"int", "bool"}, "an agent for continuous actions (ppo)")
+        require(spaces, "dqn", {"int", "bool"}, serving("float"))
         heads: dict[str, Head] = {}
         for name, leaf in spaces.actions.components.items():
             shape = (*leaf.shape, leaf.num_values or 2)
@@ -290,16 +291,15 @@ class DQN:
         c = self.config
         replay, optimizer = self.memory, self._optimizer()
         assert replay is not None
+        keys = key[None] if c.gradient_steps == 1 else jax.random.split(key, c.gradient_steps)
+        # As plain numbers: JAX's check of key reuse takes any key that a loop reads for one used by every round.
+        impl, words = jax.random.key_impl(key), jax.random.key_data(keys)
 
         def step(i: Array, carry: tuple[State, Tree, Metrics]) -> tuple[State, Tree, Metrics]:
             state, memory, total = carry
+            own = jax.random.wrap_key_data(words[i], impl=impl)
             batch = replay.sample(
-                memory,
-                fold(key, i) if c.gradient_steps > 1 else key,
-                c.buffer_batch_size,
-                c.gamma,
-                n_step=c.n_steps,
-                beta=c.priority_beta,
+                memory, own, c.buffer_batch_size, c.gamma, n_step=c.n_steps, beta=c.priority_beta
             )
             params = state.variables["params"]
             (_, (error, metrics)), grads = jax.value_and_grad(loss, has_aux=True)(params, state, self, batch)

@@ -70,7 +70,7 @@ class Learner:
         values = [getattr(config, name) for name in self.names]
         for name, value in zip(self.names, values, strict=True):
             own = getattr(self.algorithm.config, name)
-            if isinstance(value, Schedule | None) and value != own:
+            if not (isinstance(value, int | float) and isinstance(own, int | float)) and value != own:
                 raise SpecError(f"{name} cannot become {value!r} in a running agent. Create a new one.")
         return jnp.asarray([v if isinstance(v, int | float) else 1.0 for v in values], jnp.float32)
 
@@ -113,7 +113,8 @@ class Learner:
         names: list[str] = []
 
         def note(key: Key) -> Tree:
-            weights = self.algorithm.weights(self.algorithm.init(key))
+            algorithm = self._at(self.hyper())
+            weights = algorithm.weights(algorithm.init(key))
             names.extend(weights)
             return weights
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from operant.agents import AGENTS, ALIASES, algorithm_class, entry
 from operant.agents.protocol import Algorithm, config_type
 from operant.errors import SpecError, suggest
-from operant.spec import Config, build, import_object, read_json
+from operant.spec import Config, build, canonical, import_object, read_json
 
 
 class Definition(NamedTuple):
@@ -37,23 +37,23 @@ def define(agent: Any, **options: Any) -> Definition:
     Raises:
         SpecError: an unknown name or option, with the close match, or a value out of bounds.
     """
-    given: dict[str, Any] = dict(options)
+    layers: list[Mapping[str, Any]] = [options]  # the strongest first
     while not isinstance(agent, type):
         if isinstance(agent, Definition):
-            given = {**agent.config.to_dict(), **given}
-            agent = agent.cls
+            return _defined(agent.name, agent.cls, [*layers, agent.config.to_dict()])
         elif isinstance(agent, Mapping):
             inner = dict(agent)
             kind = inner.pop("agent", None) or inner.pop("type", None)
             if kind is None:
                 raise SpecError("An agent given as a dict needs a 'type'. Known: " + ", ".join(AGENTS) + ".")
-            given = {**inner, **given}
+            layers.append(inner)
             agent = kind
         elif isinstance(agent, Path) or (isinstance(agent, str) and agent.endswith(".json")):
             agent = read_json(agent, "agent")
         elif isinstance(agent, str) and (agent in AGENTS or agent in ALIASES):
-            fixed = {**entry(agent).options, **given}
-            return _defined(ALIASES.get(agent, agent), algorithm_class(agent), fixed)
+            return _defined(
+                ALIASES.get(agent, agent), algorithm_class(agent), [*layers, entry(agent).options]
+            )
         elif isinstance(agent, str) and "." in agent:
             agent = import_object(agent, "agent")
         else:
@@ -71,9 +71,13 @@ def define(agent: Any, **options: Any) -> Definition:
         for name, e in AGENTS.items()
         if e.cls == agent.__name__ and agent.__module__.endswith(f".{e.module}")
     ]
-    return _defined(names[0] if names else f"{agent.__module__}:{agent.__qualname__}", agent, given)
+    return _defined(names[0] if names else f"{agent.__module__}:{agent.__qualname__}", agent, layers)
 
 
-def _defined(name: str, cls: type[Algorithm], options: dict[str, Any]) -> Definition:
+def _defined(name: str, cls: type[Algorithm], layers: list[Mapping[str, Any]]) -> Definition:
+    """Lay options over one another, the first on top; an alias covers the option's own name."""
     config = config_type(cls)
-    return Definition(name, cls, build(config, options, name))
+    given: dict[str, Any] = {}
+    for layer in reversed(layers):
+        given |= canonical(config, layer, name)
+    return Definition(name, cls, build(config, given, name))

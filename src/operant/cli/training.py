@@ -60,7 +60,7 @@ def _plan(agent: str | None, given: dict[str, Any]) -> Any:
 
     if agent is None:
         raise SpecError(
-            f"train needs an agent, as in `operant train ppo --env CartPole-v1`. Known: {', '.join(AGENTS)}."
+            f"train needs an agent: operant train <agent> --env <environment>. Known: {', '.join(AGENTS)}."
         )
     preset = given.pop("preset", None)
     if preset is not None:

@@ -48,7 +48,7 @@ __all__ = ["Replay", "Row"]
 class Replay:
     """Description of a replay memory; hashable, so that compiled functions may take it as a static argument.
 
-    A row takes the bytes of its observation, action and extras, and 12 more. Of a stacked observation one frame per
+    A row takes the bytes of its observation, action and extras, and 12 to 20 more. Of a stacked observation one frame per
     row is stored, and all `k` of each episode's first row, for which there is a 64th more room: a million rows of
     84x84 frames take 7.2 GB, not 56. Where that room is too little (episodes below some 64 (k - 1) rows), the oldest
     rows leave a little earlier.
@@ -383,7 +383,6 @@ class Replay:
             share = weight / jnp.maximum(sum_tree.total(state.priorities), 1e-30)
             inverse = 1.0 / jnp.maximum(self.size(state).astype(jnp.float32) * share, 1e-30)
             scaled = jnp.where(weight > 0, jnp.power(inverse, jnp.asarray(beta, jnp.float32)), 0.0)
-            leaf = jnp.minimum(leaf, len(state.order) - 1)
             return leaf // self.length, leaf % self.length, scaled / jnp.maximum(scaled.max(), 1e-30)
         sizes = eligible(state)
         cursor = Cursor(*state.cursor)

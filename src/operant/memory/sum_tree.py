@@ -51,7 +51,7 @@ def assign(tree: Tree, index: Int[Array, " M"], weight: Float[Array, " M"]) -> T
 def draw(tree: Tree, key: Key, count: int) -> tuple[Int[Array, " count"], Float[Array, " count"]]:
     """Draw entries (index, weight) in proportion to their weights, one from each of `count` equal shares of the total.
 
-    An entry of weight zero is never drawn, unless all are zero.
+    An entry of weight zero is never drawn; if all are zero, the index is 0.
     """
     coarse, fine = jax.random.uniform(key, (2, count))
     mass = total(tree)
@@ -73,7 +73,10 @@ def draw(tree: Tree, key: Key, count: int) -> tuple[Int[Array, " count"], Float[
             rest = rest + fine * mass * 2.0**-23
         rest = jnp.maximum(rest, 0.0)
         index = index * WIDTH + child
-    return index, tree[0].at[index].get(mode="promise_in_bounds")
+    weight = tree[0].at[index].get(mode="promise_in_bounds")
+    # Who uses the index waits for the weight, so that a later `assign` cannot overtake this read: XLA would have to
+    # copy all weights to allow that.
+    return jnp.where(weight > 0, index, 0), weight
 
 
 def _children(level: Float[Array, " size"], parent: Int[Array, " M"]) -> Float[Array, "M width"]:

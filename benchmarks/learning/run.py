@@ -1,0 +1,144 @@
+"""Learning over seeds: train presets, report mean, IQM and bootstrap intervals, draw the curves, compare with the gates.
+
+    python benchmarks/learning/run.py ppo:cartpole-500k dqn:cartpole-500k --seeds 5
+
+A seed's score is the mean return of its last 100 training episodes. A gate is passed if the lower end of the 95% bootstrap interval of
+the mean over seeds is above it. Results go to benchmarks/results/learning.json and .md; curves to docs/images/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shutil
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from operant import presets
+from operant.execution.config import RunConfig
+from operant.spec import options
+from operant.tracking import interval, learning_curve, read_history
+from operant.train import Plan, train
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+LAST_EPISODES = 100
+GATES = {
+    "ppo:cartpole-500k": (480.0, "CleanRL's settings: 490.04 ± 6.12"),
+    "ppo:cartpole": (475.0, "solved"),
+    "dqn:cartpole-500k": (470.0, "CleanRL's settings: 488.69 ± 16.11"),
+    "ddqn:cartpole-500k": (470.0, "as DQN"),
+    "ppo:pendulum": (-250.0, "rl-zoo3: -172.2 ± 104.2 (100k steps, one run)"),
+    "ppo:mountaincar-default": (-200.5, "CleanRL: -200 ± 0 (must fail: a negative control)"),
+}
+"""Lower bound that the interval must exceed, and what is published."""
+
+
+def train_seed(agent: str, settings: dict[str, Any], seed: int, directory: Path) -> dict[str, Any]:
+    known = options(RunConfig)
+    run = {k: v for k, v in settings.items() if k in known}
+    own = {k: v for k, v in settings.items() if k not in known}
+    config = RunConfig.from_dict({**run, "seed": seed, "quiet": True, "run_dir": str(directory)})
+    began = time.perf_counter()
+    outcome = train(Plan(agent, own, config), command="").outcome
+    seconds = time.perf_counter() - began
+    history = read_history(directory / "history.parquet")
+    score = float(np.mean(history["episode_reward"][-LAST_EPISODES:]))
+    return {
+        "seed": seed,
+        "score": score,
+        "steps": outcome.step,
+        "episodes": outcome.episodes,
+        "training_seconds": round(outcome.seconds, 1),
+        "whole_seconds": round(seconds, 1),
+    }
+
+
+def run_preset(name: str, seeds: int, max_steps: int | None, runs: Path) -> dict[str, Any]:
+    agent, preset = name.split(":")
+    settings = presets.settings(agent, preset)
+    settings.pop("target_reward", None)
+    if max_steps is not None:
+        settings["max_steps"] = max_steps
+    results = []
+    for seed in range(1, seeds + 1):
+        results.append(train_seed(agent, settings, seed, runs / name.replace(":", "-") / str(seed)))
+        print(name, results[-1], flush=True)
+    scores = [r["score"] for r in results]
+    row: dict[str, Any] = {"preset": name, "settings": settings, "seeds": results}
+    for statistic in ("mean", "iqm"):
+        row[statistic] = [round(float(x), 2) for x in interval(scores, statistic)]
+    if name in GATES:
+        row["gate"], row["published"] = GATES[name]
+        row["passed"] = row["mean"][1] > row["gate"]
+    return row
+
+
+def write(rows: list[dict[str, Any]], command: str) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    file = RESULTS / "learning.json"
+    kept = {row["preset"]: row for row in json.loads(file.read_text())["rows"]} if file.exists() else {}
+    kept |= {row["preset"]: row for row in rows}
+    packages = ("operant", "jax", "keras", "optax", "numpy", "gymnasium")
+    machine = {"python": platform.python_version(), "cores": 2, **{p: version(p) for p in packages}}
+    file.write_text(
+        json.dumps({"command": command, "versions": machine, "rows": list(kept.values())}, indent=1) + "\n"
+    )
+    lines = [
+        "# Learning over seeds",
+        "",
+        "A seed's score is the mean return of its last 100 training episodes (exploration on). Intervals are 95% bootstrap intervals",
+        f"over seeds. Versions: {', '.join(f'{k} {v}' for k, v in machine.items())}. Command: `{command}`.",
+        "",
+        "| preset | steps | seeds | mean [95%] | IQM [95%] | gate (lower bound above) | passed | training, s per seed | published |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in kept.values():
+        mean, iqm = ("{} [{}, {}]".format(*row[s]) for s in ("mean", "iqm"))
+        seconds = float(np.median([r["training_seconds"] for r in row["seeds"]]))
+        lines.append(
+            f"| {row['preset']} | {row['seeds'][0]['steps']:,} | {len(row['seeds'])} | {mean} | {iqm} | {row.get('gate', '-')} | "
+            f"{'yes' if row.get('passed') else 'no' if 'passed' in row else '-'} | {seconds:g} | {row.get('published', '-')} |"
+        )
+    (RESULTS / "learning.md").write_text("\n".join(lines) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("presets", nargs="*", default=list(GATES))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--max-steps", type=int)
+    parser.add_argument("--plot", help="name of a picture in docs/images/ with all curves of this call")
+    arguments = parser.parse_args()
+    runs = Path(tempfile.mkdtemp(prefix="learning-"))
+    rows = [run_preset(name, arguments.seeds, arguments.max_steps, runs) for name in arguments.presets]
+    command = "python benchmarks/learning/run.py " + " ".join(
+        [*arguments.presets, "--seeds", str(arguments.seeds)]
+    )
+    write(rows, command)
+    images = ROOT / "docs" / "images"
+    images.mkdir(parents=True, exist_ok=True)
+    curves = {
+        row["preset"]: [
+            read_history(runs / row["preset"].replace(":", "-") / str(r["seed"]) / "history.parquet")
+            for r in row["seeds"]
+        ]
+        for row in rows
+    }
+    for name, histories in curves.items():
+        learning_curve({name: histories}, images / f"{name.replace(':', '-')}.png", title=name)
+    if arguments.plot:
+        learning_curve(curves, images / arguments.plot, title="")
+    shutil.rmtree(runs)
+    failed = [row["preset"] for row in rows if row.get("passed") is False]
+    raise SystemExit(f"below the gate: {', '.join(failed)}" if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

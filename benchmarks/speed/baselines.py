@@ -1,0 +1,34 @@
+"""What Stable-Baselines3 and SBX share: their constructors take the same arguments."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from measure import Measured
+from stable_baselines3.common.env_util import make_vec_env
+from workloads import Workload
+
+
+def learn(cls: Any, workload: Workload, steps: int, **arguments: Any) -> Measured:
+    """Learn for the warm-up, then again against the clock."""
+    began = time.perf_counter()
+    arguments |= {
+        "policy_kwargs": {"net_arch": list(workload.hidden)},
+        "batch_size": workload.batch_size,
+        "seed": 0,
+    }
+    if workload.kind == "ppo":
+        arguments |= {"n_steps": workload.n_steps, "n_epochs": workload.epochs}
+    else:
+        arguments |= {
+            "buffer_size": workload.buffer_size,
+            "learning_starts": workload.learning_starts,
+            "train_freq": 1,
+            "gradient_steps": 1,
+        }
+    model = cls("MlpPolicy", make_vec_env(workload.env, n_envs=workload.num_envs, seed=0), **arguments)
+    model.learn(workload.warm_up)
+    before, start = model.num_timesteps, time.perf_counter()
+    model.learn(steps, reset_num_timesteps=False)
+    return Measured(model.num_timesteps - before, time.perf_counter() - start, start - began)

@@ -1,0 +1,30 @@
+"""Raw speed of Gymnasium's own vectorised environments under random actions: the limit of any host driver."""
+
+from __future__ import annotations
+
+import time
+
+import gymnasium
+from measure import Measured, main
+from workloads import Workload
+
+
+def measure(workload: Workload, steps: int) -> Measured:
+    began = time.perf_counter()
+    envs = gymnasium.make_vec(
+        workload.env, num_envs=workload.num_envs, vectorization_mode="vector_entry_point"
+    )
+    envs.reset(seed=0)
+    envs.action_space.seed(0)
+    actions = [envs.action_space.sample() for _ in range(1000)]
+    for action in actions[:100]:
+        envs.step(action)
+    start = time.perf_counter()
+    rounds = -(-steps // workload.num_envs)
+    for index in range(rounds):
+        envs.step(actions[index % 1000])
+    return Measured(rounds * workload.num_envs, time.perf_counter() - start, start - began)
+
+
+if __name__ == "__main__":
+    main("gymnasium", ("gymnasium", "numpy"), measure)

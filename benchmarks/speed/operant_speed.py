@@ -1,0 +1,63 @@
+"""operant on the same workloads: its own drivers, from the settings that everyone gets."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import jax
+from measure import Measured, main
+from workloads import Workload
+
+from operant.agents.learner import Learner
+from operant.agents.making import define
+from operant.engine import Engine
+from operant.envs import table, vector
+from operant.execution.device import DeviceDriver
+from operant.execution.host import HostDriver
+
+
+def options(workload: Workload) -> dict[str, Any]:
+    model = {"type": "auto", "size": workload.hidden[0], "depth": len(workload.hidden)}
+    if workload.kind == "ppo":
+        batch = workload.num_envs * workload.n_steps
+        return {
+            "model": model,
+            "n_steps": workload.n_steps,
+            "ppo_epochs": workload.epochs,
+            "mini_batches": max(1, batch // workload.batch_size),
+            "separate": True,
+            "clip_norm": 0.2,
+            "lr": 3e-4,
+        }
+    return {
+        "model": model,
+        "buffer_max_size": workload.buffer_size,
+        "buffer_initial_size": workload.learning_starts,
+        "buffer_batch_size": workload.batch_size,
+        "lr": 1e-4,
+    }
+
+
+def measure(workload: Workload, steps: int) -> Measured:
+    began = time.perf_counter()
+    definition = define(workload.kind, **options(workload))
+    key = jax.random.key(0)
+    if workload.native:
+        env = table.native(f"jax:{workload.env}")
+        algorithm = definition.cls.create(definition.config, env.spaces, workload.num_envs)
+        driver: Any = DeviceDriver(Learner(algorithm), env, workload.num_envs, key)
+    else:
+        envs = vector.create(workload.env, workload.num_envs)
+        algorithm = definition.cls.create(definition.config, envs.spaces, workload.num_envs)
+        driver = HostDriver(Engine(Learner(algorithm), key, workload.num_envs), envs, 0)
+    while driver.step < max(workload.warm_up, 2 * driver.blocks * driver.block_steps):
+        driver.advance(driver.blocks)
+    before, start = driver.step, time.perf_counter()
+    while driver.step - before < steps:
+        driver.advance(driver.blocks)
+    return Measured(driver.step - before, time.perf_counter() - start, start - began)
+
+
+if __name__ == "__main__":
+    main("operant", ("operant", "jax", "keras", "optax", "gymnasium", "numpy"), measure)

@@ -1,0 +1,165 @@
+"""Measure operant and its peers side by side, in alternating rounds, and write benchmarks/results/NAME.md and .json.
+
+    python benchmarks/speed/run.py --workloads ppo-cartpole-8 dqn-cartpole --peers-python .venv-peers/bin/python
+
+Every measurement is a process of its own. Its number of steps is chosen from a first, uncounted run so that the clock runs for
+about `--seconds`. Measure on a machine that does nothing else: the load before each round is written down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import datetime
+import json
+import os
+import platform
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from peers import PEERS, run
+from workloads import WORKLOADS
+
+RESULTS = Path(__file__).parents[1] / "results"
+TRIAL_STEPS = {"env": 100_000, "ppo": 20_000}  # others: 500
+
+Rounds = dict[str, dict[str, list[dict[str, Any]]]]
+
+
+def read_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=[*WORKLOADS], metavar="WORKLOAD")
+    parser.add_argument("--names", nargs="+", choices=PEERS, default=[*PEERS], metavar="NAME")
+    parser.add_argument("--rounds", type=int, default=5, help="alternating rounds; medians are reported")
+    parser.add_argument("--seconds", type=float, default=5.0, help="how long each measurement should last")
+    parser.add_argument("--limit-seconds", type=float, default=600.0, help="when to give a measurement up")
+    parser.add_argument("--peers-python", help="interpreter that has stable-baselines3 and sbx-rl")
+    parser.add_argument("--rejax-python", help="interpreter that has rejax")
+    parser.add_argument("--output", default="speed", help="name of the files in benchmarks/results")
+    return parser.parse_args()
+
+
+def interpreters(arguments: argparse.Namespace) -> dict[str, str]:
+    given = {"peers": arguments.peers_python, "rejax": arguments.rejax_python}
+    return {name: path for name, path in given.items() if path}
+
+
+def measure(
+    workload: str, arguments: argparse.Namespace, failures: list[str]
+) -> dict[str, list[dict[str, Any]]]:
+    """Run all who know the workload, in turn; whoever was first in one round is last in the next.
+
+    Who fails the first, uncounted run is added to `failures` and left out.
+    """
+    names = [name for name in arguments.names if PEERS[name].knows(workload)]
+    pythons, limit = interpreters(arguments), arguments.limit_seconds
+    steps = {}
+    for name in names:
+        try:
+            trial = run(name, workload, TRIAL_STEPS.get(WORKLOADS[workload].kind, 500), pythons, limit)
+        except RuntimeError as error:
+            failures.append(str(error))
+            print(error, file=sys.stderr)
+            continue
+        steps[name] = max(1, round(trial["steps_per_second"] * arguments.seconds))
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in steps}
+    order = collections.deque(steps)
+    for index in range(arguments.rounds):
+        for name in order:
+            load = os.getloadavg()[0]
+            found[name].append({**run(name, workload, steps[name], pythons, limit), "load": load})
+            speed = found[name][-1]["steps_per_second"]
+            print(f"{workload} round {index + 1}: {name} {speed:,.0f} steps/s (load {load:.1f})", flush=True)
+        order.rotate(-1)
+    return found
+
+
+def processor() -> str:
+    """Return the processor's model name, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine()
+    )
+
+
+def table(runs: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Return one workload's table: medians, ranges, and how many times as fast operant is, by pairs of a round."""
+    lines = [
+        "| | steps/s (median) | lowest | highest | compile and warm-up, s | operant is faster by |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    speeds = {name: [one["steps_per_second"] for one in rounds] for name, rounds in runs.items()}
+    for name, speed in speeds.items():
+        ratio = ""
+        if name != "operant" and "operant" in speeds:
+            pairs = zip(speeds["operant"], speed, strict=True)
+            ratio = f"{statistics.median(ours / theirs for ours, theirs in pairs):.2f}x"
+        compiling = statistics.median(one["compile_seconds"] for one in runs[name])
+        lines.append(
+            f"| {name} | {statistics.median(speed):,.0f} | {min(speed):,.0f} | {max(speed):,.0f} "
+            f"| {compiling:.1f} | {ratio} |"
+        )
+    return lines
+
+
+def write(results: Rounds, arguments: argparse.Namespace) -> Path:
+    """Write what was found so far, as a table to read and as data."""
+    machine = {
+        "date": datetime.date.today().isoformat(),
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "system": platform.system(),
+        "rounds": arguments.rounds,
+        "seconds": arguments.seconds,
+        "command": " ".join(["python benchmarks/speed/run.py", *shown(sys.argv[1:])]),
+    }
+    versions: dict[str, dict[str, str]] = {}
+    for runs in results.values():
+        versions |= {name: rounds[-1]["versions"] for name, rounds in runs.items() if rounds}
+    loads = [one["load"] for runs in results.values() for rounds in runs.values() for one in rounds]
+    lines = ["# Speed: environment steps per second", ""]
+    lines += [f"- {key}: {f'`{value}`' if key == 'command' else value}" for key, value in machine.items()]
+    lines += [f"- load of the machine before each measurement: {min(loads):.1f} to {max(loads):.1f}"]
+    for workload, runs in results.items():
+        lines += ["", f"## {workload}", "", f"`{WORKLOADS[workload]}`", "", *table(runs)]
+    lines += ["", "## Versions", ""]
+    lines += [
+        f"- {name}: {', '.join(f'{k} {v}' for k, v in packages.items())}"
+        for name, packages in versions.items()
+    ]
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{arguments.output}.md"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    data = {**machine, "results": results}
+    path.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def shown(words: list[str]) -> list[str]:
+    """Leave out where this machine keeps its interpreters."""
+    return [f".../{Path(word).name}" if os.sep in word else word for word in words]
+
+
+def main() -> int:
+    arguments = read_arguments()
+    if arguments.rounds < 5:
+        print("Fewer than 5 rounds: a look, not a result.", file=sys.stderr)
+    results: Rounds = {}
+    failures: list[str] = []
+    for workload in arguments.workloads:
+        found = measure(workload, arguments, failures)
+        if found:
+            results[workload] = found
+            print(write(results, arguments))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,17 @@
+"""Stable-Baselines3, as its documentation has it: `make_vec_env`, `learn`, on the CPU."""
+
+from __future__ import annotations
+
+from baselines import learn
+from measure import Measured, main
+from stable_baselines3 import DDPG, DQN, PPO, SAC, TD3
+from workloads import Workload
+
+
+def measure(workload: Workload, steps: int) -> Measured:
+    cls = {"ppo": PPO, "dqn": DQN, "ddpg": DDPG, "td3": TD3, "sac": SAC}[workload.kind]
+    return learn(cls, workload, steps, device="cpu")
+
+
+if __name__ == "__main__":
+    main("sb3", ("stable-baselines3", "torch", "gymnasium", "numpy"), measure)

@@ -1,0 +1,17 @@
+"""SBX, Stable-Baselines3's algorithms on JAX: the same calls."""
+
+from __future__ import annotations
+
+from baselines import learn
+from measure import Measured, main
+from sbx import DDPG, DQN, PPO, SAC, TD3
+from workloads import Workload
+
+
+def measure(workload: Workload, steps: int) -> Measured:
+    cls = {"ppo": PPO, "dqn": DQN, "ddpg": DDPG, "td3": TD3, "sac": SAC}[workload.kind]
+    return learn(cls, workload, steps)
+
+
+if __name__ == "__main__":
+    main("sbx", ("sbx-rl", "stable-baselines3", "jax", "flax", "gymnasium", "numpy"), measure)

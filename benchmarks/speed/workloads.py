@@ -1,0 +1,61 @@
+"""What is measured: the settings that every runner of a workload takes, so that all do the same arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """One task with its settings. Settings that a kind does not have stay at 0."""
+
+    kind: str
+    """`env` (random actions, no learning), `ppo`, `dqn`, `ddpg`, `td3` or `sac`."""
+    env: str
+    """Gymnasium's name of the environment."""
+    num_envs: int
+    native: bool = False
+    """Whether the environment is a JAX program too, so that the whole iteration is compiled."""
+    hidden: tuple[int, ...] = ()
+    batch_size: int = 0
+    n_steps: int = 0
+    """PPO: rows of every environment per iteration."""
+    epochs: int = 0
+    buffer_size: int = 0
+    learning_starts: int = 0
+    """Off-policy: environment steps before the first update; then one update per step."""
+
+    @property
+    def warm_up(self) -> int:
+        """Environment steps before the clock starts: everything has compiled, and off-policy learning goes on."""
+        return max(2 * self.n_steps * self.num_envs, 2 * self.learning_starts, 10 * self.num_envs)
+
+
+def _ppo(num_envs: int, batch_size: int, native: bool = False) -> Workload:
+    return Workload(
+        "ppo", "CartPole-v1", num_envs, native, hidden=(64, 64), batch_size=batch_size, n_steps=128, epochs=4
+    )
+
+
+def _pendulum(kind: str) -> Workload:
+    return Workload(
+        kind, "Pendulum-v1", 1, hidden=(256, 256), batch_size=256, buffer_size=100_000, learning_starts=500
+    )
+
+
+WORKLOADS = {
+    "env-cartpole-8": Workload("env", "CartPole-v1", 8),
+    "env-cartpole-64": Workload("env", "CartPole-v1", 64),
+    "ppo-cartpole-8": _ppo(8, 256),
+    "ppo-cartpole-64": _ppo(64, 256),
+    "dqn-cartpole": Workload(
+        "dqn", "CartPole-v1", 1, hidden=(64, 64), batch_size=32, buffer_size=100_000, learning_starts=500
+    ),
+    "ddpg-pendulum": _pendulum("ddpg"),
+    "td3-pendulum": _pendulum("td3"),
+    "sac-pendulum": _pendulum("sac"),
+    # four minibatches whatever the number of environments, as PureJaxRL and rejax do
+    "ppo-cartpole-jax-4": _ppo(4, 128, native=True),
+    "ppo-cartpole-jax-64": _ppo(64, 2048, native=True),
+    "ppo-cartpole-jax-2048": _ppo(2048, 65536, native=True),
+}
