@@ -16,10 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from operant.agent import Agent
 from operant.agents import AGENTS
 from operant.agents.learner import ENV, Learner, Train
 from operant.agents.making import define
 from operant.agents.protocol import fold
+from operant.engine import Engine
 from operant.envs.native import HostVector, NativeEnv, Step
 from operant.envs.probe import PROBES
 from operant.envs.vector import Step as VectorStep
@@ -165,6 +167,7 @@ class Countdown:
 class Compiled(NamedTuple):
     """A small agent on an environment, its functions compiled once for all tests."""
 
+    name: str
     learner: Learner
     env: NativeEnv
     n: int
@@ -178,6 +181,13 @@ class Compiled(NamedTuple):
     def begin(self, seed: int, hyper: Any = None) -> tuple[Train, World]:
         """Return the start of the run of a seed."""
         return self.start(jax.random.key(seed), self.learner.hyper() if hyper is None else hyper)
+
+    def engine(self, seed: int) -> Engine:
+        """Return an engine at the start of the run of a seed; all of an agent share their compiled functions."""
+        engine = _engine(self)
+        engine.put(self.begin(seed)[0])
+        engine.metrics()
+        return engine
 
     def run(
         self, seed: int, blocks: int, hyper: Any = None
@@ -218,7 +228,14 @@ def compile_agent(name: str, env: NativeEnv, n: int = 3, **options: Any) -> Comp
         block, world, _ = run.collect(train, world, noise, fold(train.key, ENV))
         return block, world
 
-    return Compiled(made, env, n, jax.jit(start), jax.jit(collect), jax.jit(functools.partial(absorb, made)))
+    return Compiled(
+        name, made, env, n, jax.jit(start), jax.jit(collect), jax.jit(functools.partial(absorb, made))
+    )
+
+
+@functools.cache
+def _engine(agent: Compiled) -> Engine:
+    return Engine(agent.learner, jax.random.key(0), agent.n)
 
 
 class Stream:
@@ -234,6 +251,51 @@ class Stream:
 
     def step(self, actions: dict[str, np.ndarray]) -> VectorStep:
         return VectorStep(*self._vector.step(self.spaces.actions.clip(actions)))
+
+
+def states_of(spaces: Spaces, observation: dict[str, np.ndarray], index: Any) -> Any:
+    """Return some actors' observations as a program would give them: nested, with masks."""
+    flat = {name: x[index] for name, x in observation.items()}
+    masks = {f"{name}_mask": flat.pop(f"{name}_mask") for name in spaces.masks}
+    states = spaces.states.unflatten(flat)
+    if not masks:
+        return states
+    return {**(states if isinstance(states, dict) else {"state": states}), **masks}
+
+
+def interact(made: Agent, env: NativeEnv, seed: int, rows: int, batched: bool = True) -> list[int]:
+    """Let an agent and an environment interact in a program's way; return what `observe` returned.
+
+    Actors whose episode ended rest for a row, as those of a vector do, so all stay in step.
+    """
+    stream = Stream(env, made.parallel_interactions, jax.random.key(seed))
+    observation, ended = stream.reset(), np.zeros(made.parallel_interactions, bool)
+    leaves = env.spaces.actions.components
+    returned = []
+    for row in range(rows + 1):
+        active = np.flatnonzero(~ended)
+        flat = {name: np.zeros((len(ended), *leaf.shape), leaf.storage) for name, leaf in leaves.items()}
+        if active.size:
+            index = active if batched else 0
+            parallel = active.tolist() if batched else 0
+            actions = made.act(states=states_of(env.spaces, observation, index), parallel=parallel)
+            for name, x in env.spaces.actions.flatten(actions).items():
+                flat[name][active] = x
+        if row == rows:  # the last act only brought the observation that follows the last row
+            break
+        after = stream.step(flat)
+        if active.size:
+            code = after.terminated * 1 + after.truncated * 2
+            returned.append(
+                made.observe(
+                    reward=after.reward[index],
+                    terminal=code[index],
+                    parallel=parallel,
+                    next_states=states_of(env.spaces, after.observation, index),
+                )
+            )
+        observation, ended = after.observation, after.terminated | after.truncated
+    return returned
 
 
 def equal(a: Any, b: Any) -> bool:

@@ -99,7 +99,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(name):
             assert np.asarray(old).tobytes() == np.asarray(new).tobytes()
     # Negative control: the plain step would have spoilt the state.
     with jax.numpy_dtype_promotion("standard"):
-        _, spoilt = optimizer.update(grads, state, params)
+        _, spoilt = optimizer.transformation.update(optimizer.form(grads), state, optimizer.form(params))
     assert not all(np.isfinite(x).all() for x in jax.tree.leaves(spoilt) if x.dtype == jnp.float32)
     # The next finite gradient counts again.
     after, _, info = apply(same, same_state, good)

@@ -370,7 +370,7 @@ def plain(value: Any) -> Any:
 def build(cls: Callable[..., T], arguments: dict[str, Any], label: str) -> T:
     """Call `cls` with the arguments; unknown and missing ones are named, with the close match."""
     if isinstance(cls, type) and issubclass(cls, Config):
-        return typing.cast(T, cls(**canonical(cls, arguments, label)))
+        return typing.cast(T, cls(**canonical(cls, arguments)))
     import inspect
 
     parameters = inspect.signature(cls).parameters

@@ -26,7 +26,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from operant.agents import serving
 from operant.agents.config import ReplayConfig
@@ -134,7 +133,7 @@ class State(NamedTuple):
     variables: Tree
     target: Tree
     """Parameters of the target network."""
-    optimizer: optax.OptState
+    optimizer: Tree
 
 
 def loss(
@@ -149,7 +148,7 @@ def loss(
     online = algorithm.q_values(variables, batch.next_observation) if c.double else q_next
     error, value = [], []
     for name, q_all in q.items():
-        chosen = jnp.take_along_axis(q_all, batch.action[name].astype(jnp.int32)[..., None], axis=-1)[..., 0]
+        chosen = losses.pick(q_all, batch.action[name].astype(jnp.int32))
         following = losses.double_target(q_next[name], online[name], masks.get(name))
         flat = (chosen.shape[0], -1)
         target = batch.reward[:, None] + batch.discount[:, None] * following.reshape(flat)
@@ -199,7 +198,7 @@ class DQN:
         frames = {k: v.frames for k, v in self.spaces.states.components.items() if v.frames > 1}
         return Replay(c.buffer_max_size, self.actors, prioritised=c.prioritized, frames=frames)
 
-    def _optimizer(self) -> optax.GradientTransformation:
+    def _optimizer(self) -> optimise.Optimizer:
         c = self.config
         return optimise.optimizer(c.optimizer, c.lr, c.beta1, c.beta2, c.opt_epsilon, c.grad_norm)
 

@@ -23,6 +23,7 @@ import numpy as np
 from jax.scipy.special import betaln, digamma
 from jaxtyping import Bool, Float, Int, UInt32
 
+from operant.ops.losses import pick
 from operant.types import Array, Arrays, Key, Tree
 
 T = TypeVar("T")
@@ -126,8 +127,7 @@ class Categorical:
 
     def log_prob(self, x: Int[Array, "*B"]) -> Float[Array, "*E"]:
         """Return the log-probability of choices 0 to K - 1."""
-        picked = jnp.take_along_axis(self.log_probs, x[..., None], axis=-1)[..., 0]
-        return _event_sum(picked, self.event_ndim)
+        return _event_sum(pick(self.log_probs, x), self.event_ndim)
 
     def entropy(self) -> Float[Array, "*E"]:
         """Return -Σ p log p."""

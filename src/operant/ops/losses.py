@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from operant.types import Array
 
@@ -82,6 +82,17 @@ def clipped_value_loss(
     """
     v_clipped = v_old + jnp.clip(v - v_old, -clip, clip)
     return jnp.maximum(jnp.square(v - target), jnp.square(v_clipped - target))
+
+
+def pick(x: Float[Array, "*B K"], index: Int[Array, "*B"]) -> Float[Array, "*B"]:
+    """Return x[..., index]: the element that was chosen along the last axis.
+
+    By a product with a one-hot row where K is small: its gradient is a product too, where that of a gather is a scatter.
+    """
+    if x.shape[-1] > 64:
+        return jnp.take_along_axis(x, index[..., None], axis=-1)[..., 0]
+    chosen = index[..., None] == jnp.arange(x.shape[-1], dtype=index.dtype).reshape((1,) * index.ndim + (-1,))
+    return jnp.sum(jnp.where(chosen, x, 0.0), axis=-1)
 
 
 def max_target(q_next: Float[Array, "*B K"], mask: Bool[Array, "*B K"] | None) -> Float[Array, "*B"]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import optax
 from jaxtyping import Float
@@ -48,6 +49,38 @@ _OPTIMIZERS: dict[str, _Make] = {
 }
 
 
+_LAYERWISE = frozenset({"lamb"})
+"""Optimisers that treat each leaf by itself."""
+
+FLAT_SIZE = 2**18
+"""Parameters up to which a step works on one long vector. It saves a dozen small kernels per leaf, which is most of the time
+of a small network's step; copying a large network would cost more than it saves."""
+
+
+class Optimizer(NamedTuple):
+    """A gradient transformation, and whether it may see all parameters as one vector."""
+
+    transformation: optax.GradientTransformation
+    elementwise: bool
+
+    def init(self, params: Tree) -> Tree:
+        """Return the state before the first step."""
+        return self.transformation.init(self.form(params))
+
+    def form(self, tree: Tree) -> Tree:
+        """Return parameters or gradients in the form that the transformation works on: one vector, or the tree."""
+        return jax.flatten_util.ravel_pytree(tree)[0] if self._flat(tree) else tree
+
+    def unform(self, value: Tree, like: Tree) -> Tree:
+        """Undo `form`."""
+        return jax.flatten_util.ravel_pytree(like)[1](value) if self._flat(like) else value
+
+    def _flat(self, tree: Tree) -> bool:
+        leaves = jax.tree.leaves(tree)
+        same = len({leaf.dtype for leaf in leaves}) == 1
+        return self.elementwise and same and sum(leaf.size for leaf in leaves) <= FLAT_SIZE
+
+
 def names() -> tuple[str, ...]:
     """Return the names that `optimizer` knows, in order."""
     return tuple(_OPTIMIZERS)
@@ -60,7 +93,7 @@ def optimizer(
     beta2: Scalar = 0.999,
     epsilon: Scalar = 1e-7,
     max_norm: Scalar | None = None,
-) -> optax.GradientTransformation:
+) -> Optimizer:
     """Build an optimiser. Its numbers may be traced: its state has no place for them.
 
     Args:
@@ -81,12 +114,10 @@ def optimizer(
     steps = [_OPTIMIZERS[name](beta1, beta2, epsilon), optax.scale_by_learning_rate(lr)]
     if max_norm is not None:
         steps.insert(0, optax.clip_by_global_norm(max_norm))
-    return optax.chain(*steps)
+    return Optimizer(optax.chain(*steps), name not in _LAYERWISE)
 
 
-def apply(
-    optimizer: optax.GradientTransformation, params: Tree, opt_state: Tree, grads: Tree
-) -> tuple[Tree, Tree, Metrics]:
+def apply(optimizer: Optimizer, params: Tree, opt_state: Tree, grads: Tree) -> tuple[Tree, Tree, Metrics]:
     """Take one step, unless the gradient is not finite: then parameters and state stay as they are, bit for bit.
 
     Args:
@@ -99,14 +130,16 @@ def apply(
         Parameters, state, and `grad_norm` (global norm before any clipping; a norm that overflows float32 counts
         as not finite) and `skipped` (1 if nothing changed, else 0).
     """
+    old, grads = optimizer.form(params), optimizer.form(grads)
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(grad_norm)
     with jax.numpy_dtype_promotion("standard"):  # optax raises floats to the power of an integer count
-        updates, new_state = optimizer.update(grads, opt_state, params)
-    new_params = optax.apply_updates(params, updates)
+        updates, new_state = optimizer.transformation.update(grads, opt_state, old)
+    new = optax.apply_updates(old, updates)
 
     def keep(new: Array, old: Array) -> Array:
         return jnp.where(finite, new, old)
 
-    params, opt_state = jax.tree.map(keep, (new_params, new_state), (params, opt_state))
-    return params, opt_state, {"grad_norm": grad_norm, "skipped": 1.0 - finite.astype(jnp.float32)}
+    kept, opt_state = jax.tree.map(keep, (new, new_state), (old, opt_state))
+    info = {"grad_norm": grad_norm, "skipped": 1.0 - finite.astype(jnp.float32)}
+    return optimizer.unform(kept, params), opt_state, info

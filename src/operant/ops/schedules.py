@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 
 from operant.spec import Schedule
 from operant.types import Array
 
 
-def value(schedule: Schedule, step: int | Int[Array, "*S"]) -> Float[Array, "*S"]:
+def value(schedule: Schedule, step: int | Integer[Array, "*S"]) -> Float[Array, "*S"]:
     """Return what a schedule is worth at a step, as float32.
 
     With f = step / steps, held within [0, 1]:

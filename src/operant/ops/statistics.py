@@ -59,12 +59,15 @@ def update(moments: Moments, x: Num[Array, "..."], valid: Bool[Array, "*L"]) -> 
     With f the new rows' share of all rows and d the difference of the means, the mean grows by f d and the
     variance by f (new variance - variance + (1 - f) d²).
 
+    Rows that are not finite do not count: a single one would spoil the moments for ever.
+
     Args:
         moments: what was seen before.
         x: rows `[*L, *S]` with any leading axes, at least one.
         valid: rows that count.
     """
     lead = tuple(range(valid.ndim))
+    valid = valid & jnp.all(jnp.isfinite(x), axis=tuple(range(valid.ndim, x.ndim)))
     weight = jnp.broadcast_to(jnp.expand_dims(valid, tuple(range(valid.ndim, x.ndim))), x.shape)
     n = jnp.sum(valid, dtype=jnp.int32)
 
@@ -125,7 +128,8 @@ def scale_rewards(
     """Divide rewards by the standard deviation of the discounted return: Engstrom et al. 2020, algorithm 1.
 
     Row by row Rₜ = γ Rₜ₋₁ + rₜ enters the moments and rₜ is divided by their standard deviation, so it does not
-    matter how the rows are cut into blocks. Rewards are not centred: that would change which policy is best.
+    matter how the rows are cut into blocks. Rewards are not centred: that would change which policy is best. A reward
+    that is not finite stays what it is and counts for nothing else.
 
     Args:
         scale: what was seen before.
@@ -139,9 +143,10 @@ def scale_rewards(
 
     def step(scale: RewardScale, row: tuple[Array, Array, Array]) -> tuple[RewardScale, Array]:
         r_t, ended_t, valid_t = row
-        total = jnp.where(valid_t, gamma * scale.total + r_t, scale.total)
-        moments = update(scale.moments, total, valid_t)
-        scaled = jnp.clip(r_t / _std(moments, epsilon), -clip, clip)
+        finite_t = jnp.isfinite(r_t)
+        total = jnp.where(valid_t & finite_t, gamma * scale.total + r_t, scale.total)
+        moments = update(scale.moments, total, valid_t & finite_t)
+        scaled = jnp.where(finite_t, jnp.clip(r_t / _std(moments, epsilon), -clip, clip), r_t)
         return RewardScale(jnp.where(ended_t, 0.0, total), moments), jnp.where(valid_t, scaled, 0.0)
 
     return jax.lax.scan(step, scale, (reward, ended, valid))

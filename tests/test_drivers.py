@@ -1,0 +1,474 @@
+"""Three drivers, one agent: device, host and interactive learn the same from the same seed, and resume exactly."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.small_agents import (
+    ONCE,
+    RECURRENT,
+    RECURRENT_NAMES,
+    Compiled,
+    Countdown,
+    Stream,
+    assert_close,
+    compiled,
+    differing,
+    equal,
+    interact,
+    parameters,
+    serves,
+    small,
+)
+
+from operant import checkpoint
+from operant.agent import Agent
+from operant.agents.learner import Train
+from operant.agents.making import define
+from operant.envs.classic import CartPole
+from operant.envs.native import NativeEnv, TimeLimit
+from operant.execution.device import DeviceDriver, Population
+from operant.execution.host import HostDriver
+from operant.memory.ring import VALID
+
+BLOCKS, SEED = 12, 5
+
+
+@functools.cache
+def device(agent: Compiled) -> DeviceDriver:
+    """A device driver of an agent; compiled once."""
+    return DeviceDriver(agent.learner, agent.env, agent.n, jax.random.key(0))
+
+
+def on_device(agent: Compiled, seed: int, calls: tuple[int, ...]) -> DeviceDriver:
+    """Run blocks on the device driver from the start of a seed's run, so many in each call."""
+    driver = device(agent)
+    train, world = agent.begin(seed)
+    driver.restore(train, {"world": world})
+    driver.metrics()
+    for blocks in calls:
+        driver.advance(blocks)
+    return driver
+
+
+def on_host(agent: Compiled, seed: int, blocks: int) -> HostDriver:
+    """Run blocks on the host driver."""
+    env = Stream(agent.env, agent.n, jax.random.key(seed))
+    driver = HostDriver(agent.engine(seed), env, seed)  # type: ignore[arg-type]
+    driver.advance(blocks)
+    return driver
+
+
+def interactive(agent: Compiled, seed: int, batched: bool = True) -> Agent:
+    """Make the agent of a program, with the compiled functions of the others."""
+    made = Agent.__new__(Agent)
+    made.definition = define(agent.name, **agent.learner.algorithm.config.to_dict())
+    made.spaces, made.seed = agent.env.spaces, seed
+    made.parallel_interactions, made.max_episode_timesteps = agent.n, None
+    made.learner, made.engine = agent.learner, agent.engine(seed)
+    made._columns, made._reported, made._draws = [], 0, 0
+    made._start()
+    return made
+
+
+def comparable(train: Train) -> Train:
+    """Blank what means nothing: actions and extras that a memory holds of an episode's last observation."""
+    if train.memory == ():
+        return train
+    rows = dict(train.memory.rows)
+    acted = np.asarray(rows["mark"]) & VALID > 0
+    for part in ("action", "extras"):
+        rows[part] = jax.tree.map(
+            lambda x: np.where(acted.reshape(-1, *[1] * (x.ndim - 1)), x, np.zeros((), x.dtype)), rows[part]
+        )
+    return train._replace(memory=train.memory._replace(rows=rows))
+
+
+def assert_agree(agent: Compiled, blocks: int = BLOCKS, batched: bool = True) -> None:
+    """Run all three drivers, and compare everything that they end with."""
+    first = on_device(agent, SEED, (blocks,))
+    train = jax.device_get(first.train._replace(key=jax.random.key_data(first.train.key)))
+    second = on_host(agent, SEED, blocks)
+    assert_close(train, second.train._replace(key=jax.random.key_data(second.train.key)))
+    assert second.step == first.step == int(train.counters.timesteps)
+    start = parameters(agent.begin(SEED)[0].state)
+    assert not equal(start, parameters(first.train.state))
+    made = interactive(agent, SEED)
+    returned = interact(made, agent.env, SEED, blocks * agent.learner.rows, batched)
+    third = made.engine.train
+    assert_close(comparable(train), comparable(third._replace(key=jax.random.key_data(third.key))))
+    assert (made.updates, made.episodes) == (blocks, int(train.counters.episodes))
+    # the last act, which only brought an observation, may have made an update or none, and took a step
+    assert made.timesteps - int(train.counters.timesteps) in range(agent.n + 1)
+    assert blocks - 2 <= sum(returned) <= blocks
+
+
+class Case(NamedTuple):
+    env: NativeEnv
+    options: dict[str, Any]
+    n: int = 3
+
+
+CASES = {
+    "countdown": Case(Countdown(), {}),
+    "masked": Case(Countdown(masked=True), {}),
+    "discrete": Case(Countdown(kind="discrete"), {}),
+    "float": Case(Countdown(kind="float"), {}),
+    "hybrid": Case(Countdown(kind="hybrid"), {}),
+    "cartpole": Case(TimeLimit(CartPole(), 9), {}),
+    "single": Case(Countdown(), {}, 1),
+}
+
+
+def cases(*everyday: str):
+    """Every agent in every case that it serves; all but some cases are slow."""
+    found = []
+    for agent in ONCE:
+        name = agent if isinstance(agent, str) else agent.values[0]
+        for label, case in CASES.items():
+            if serves(name, case.env.spaces):
+                often = isinstance(agent, str) and label in everyday
+                marks = () if often else pytest.mark.slow
+                found.append(pytest.param(name, case, id=f"{name}-{label}", marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("name", "case"), cases("countdown"))
+def test_drivers_agree(name, case):
+    agent = compiled(name, case.env, case.n, **case.options)
+    assert_agree(agent, batched=case.n > 1)
+
+
+SINGLE_ROW = {"dqn": {"train_every": 1}, "ddqn": {"train_every": 1}, "ppo": {"n_steps": 1}}
+"""What makes each agent learn after every row."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("name", ONCE)
+def test_drivers_agree_when_every_row_is_a_block(name, n):
+    options = SINGLE_ROW[name] | ({"mini_batches": 1} if "n_steps" in SINGLE_ROW[name] else {})
+    assert_agree(compiled(name, Countdown(), n, **options), blocks=40, batched=n > 1)
+
+
+class Hashable(list):
+    """A network as an option that `compiled` can cache."""
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["int", "hybrid"])
+@pytest.mark.parametrize("name", RECURRENT_NAMES)
+def test_drivers_agree_with_a_recurrent_network(name, kind):
+    agent = compiled(name, Countdown(kind=kind), 3, model=Hashable(RECURRENT))
+    assert_agree(agent)
+    assert agent.learner.algorithm.model.recurrent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ONCE)
+def test_drivers_agree_with_normalisation_and_schedules(name):
+    config = define(name).config
+    options = {"normalize_observations": True, "lr": "linear:0.02:0.001:60"}
+    if hasattr(config, "normalize_rewards"):
+        options["normalize_rewards"] = True
+    if hasattr(config, "prioritized"):
+        options |= {
+            "prioritized": True,
+            "priority_beta": "linear:0.4:1:60",
+            "gradient_steps": 2,
+            "n_steps": 3,
+        }
+    agent = compiled(name, Countdown(), 3, **options)
+    assert_agree(agent)
+
+
+# The number of blocks of one call, and seeds
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_how_many_blocks_one_call_runs_does_not_matter(name):
+    agent = compiled(name, Countdown())
+    once = on_device(agent, 1, (BLOCKS,))
+    train, world, metrics = (
+        jax.tree.map(jnp.copy, once.train),
+        jax.tree.map(jnp.copy, once.world),
+        once.metrics(),
+    )
+    again = on_device(agent, 1, (1, 4, 2, BLOCKS - 7))
+    assert differing((train, world), (again.train, again.world)) == []
+    assert again.metrics() == pytest.approx(metrics, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_finished_episodes_are_what_happened(name):
+    """Return, length, actor and step of every episode, against the blocks themselves."""
+    agent = compiled(name, Countdown())
+    driver = on_device(agent, 2, ())
+    finished = driver.advance(3) + driver.advance(BLOCKS - 3)
+    _, blocks, _ = agent.run(2, BLOCKS)
+    expected, step = [], 0
+    reward, length = np.zeros(agent.n), np.zeros(agent.n, int)
+    for block in blocks:
+        for t in range(agent.learner.rows):
+            valid = np.asarray(block.valid[t])
+            step += valid.sum()
+            reward, length = reward + np.asarray(block.reward[t]), length + valid
+            for i in np.flatnonzero(np.asarray(block.terminated[t] | block.truncated[t])):
+                expected.append((step, reward[i], length[i], i))
+                reward[i], length[i] = 0, 0
+    assert len(expected) > 10
+    np.testing.assert_allclose(np.array(finished, float), np.array(expected, float), rtol=1e-5)
+    host = HostDriver(agent.engine(2), Stream(agent.env, agent.n, jax.random.key(2)), 2)  # type: ignore[arg-type]
+    on_host_finished = host.advance(BLOCKS)
+    np.testing.assert_allclose(np.array(on_host_finished, float), np.array(expected, float), rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ONCE)
+def test_population_of_three_seeds_equals_three_runs(name):
+    agent = compiled(name, Countdown())
+    population = Population(agent.learner, agent.env, agent.n, jax.vmap(jax.random.key)(jnp.arange(3)))
+    population.advance(4)
+    population.advance(BLOCKS - 4)
+    for seed in range(3):
+        single, _, _ = agent.run(seed, BLOCKS)
+        assert_close(jax.tree.map(lambda x, i=seed: x[i], population.train), single, 1e-3, 1e-4)
+        assert population.steps[seed] == int(single.counters.timesteps)
+    states = [jax.tree.map(lambda x, i=i: x[i], population.train.state) for i in range(3)]
+    assert not equal(states[0], states[1])
+    assert not equal(states[1], states[2])
+
+
+# Resuming
+
+
+def saved(directory: Any, driver: Any) -> Any:
+    """Save a driver's run."""
+    tree = {"train": driver.train, "driver": driver.snapshot()}
+    return checkpoint.save(directory, tree, {}, name="here")
+
+
+def restored(path: Any, driver: Any) -> None:
+    """Load a saved run into another driver."""
+    like = {"train": driver.train, "driver": driver.snapshot_like()}
+    tree, _ = checkpoint.load(path, like)
+    driver.restore(tree["train"], tree["driver"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recurrent", [False, True])
+@pytest.mark.parametrize("name", ONCE)
+def test_device_driver_resumes_bit_for_bit_in_fresh_objects(name, recurrent, tmp_path):
+    if recurrent and name not in RECURRENT_NAMES:
+        return
+    options = small(name, normalize_observations=True, **({"model": RECURRENT} if recurrent else {}))
+
+    def fresh(seed: int) -> DeviceDriver:
+        definition, env = define(name, **options), Countdown()
+        from operant.agents.learner import Learner
+
+        made = Learner(definition.cls.create(definition.config, env.spaces, 3))
+        return DeviceDriver(made, env, 3, jax.random.key(seed))
+
+    whole = fresh(SEED)
+    whole.advance(7)
+    path = saved(tmp_path, whole)
+    first_part = whole.advance(5)
+    part = fresh(SEED + 1)
+    restored(path, part)
+    second_part = part.advance(5)
+    assert differing((whole.train, whole.world), (part.train, part.world)) == []
+    assert first_part == second_part
+    assert whole.step == part.step
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_device_driver_resumes_bit_for_bit(name, tmp_path):
+    agent = compiled(name, Countdown())
+    driver = on_device(agent, SEED, (7,))
+    path = saved(tmp_path, driver)
+    finished = driver.advance(5)
+    expected = jax.tree.map(jnp.copy, (driver.train, driver.world))
+    on_device(agent, SEED + 1, (3,))
+    restored(path, driver)
+    assert driver.step == int(driver.train.counters.timesteps)
+    assert driver.advance(5) == finished
+    assert differing(expected, (driver.train, driver.world)) == []
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_host_driver_resumes_with_the_train_it_saved_and_cuts_open_episodes(name, tmp_path):
+    """The first row after restoring is the last one of each episode: its true last observation, no action."""
+    agent = compiled(name, Countdown())
+    driver = on_host(agent, SEED, 7)
+    path = saved(tmp_path, driver)
+    before = jax.tree.map(jnp.copy, driver.train)
+    last = {k: np.array(x) for k, x in driver._observation.items()}
+    assert not driver._ended.all()
+
+    env = Stream(agent.env, agent.n, jax.random.key(77))
+    other = HostDriver(agent.engine(SEED + 1), env, SEED)  # type: ignore[arg-type]
+    restored(path, other)
+    assert differing(before, other.train) == []
+    assert (other.step, other._row) == (int(before.counters.timesteps), int(before.counters.rows))
+
+    blocks = []
+    absorb = other.engine.absorb
+    other.engine.absorb = lambda block: (blocks.append(jax.tree.map(np.array, block)), absorb(block))[1]
+    try:
+        finished = other.advance(2)
+    finally:
+        del other.engine.absorb
+    block = blocks[0]
+    assert not block.valid[0].any()
+    assert block.valid[1].all()
+    assert equal({k: x[0] for k, x in block.observation.items()}, last)
+    start = Stream(agent.env, agent.n, jax.random.key(77)).reset()
+    assert equal({k: x[1] for k, x in block.observation.items()}, start)
+    assert not (block.terminated | block.truncated | (block.reward != 0))[0].any()
+    steps = sum(int(b.valid.sum()) for b in blocks)
+    assert int(other.train.counters.timesteps) == int(before.counters.timesteps) + steps == other.step
+    # an episode of after the restart has the length that its own rows say
+    valid = np.concatenate([b.valid for b in blocks])
+    ended = np.concatenate([b.terminated | b.truncated for b in blocks])
+    for i in range(agent.n):
+        lengths = [f.length for f in finished if f.actor == i]
+        assert lengths[:1] == [int(valid[: np.flatnonzero(ended[:, i])[0] + 1, i].sum())]
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_nothing_bootstraps_across_a_restart(name):
+    """What the block before the restart taught does not depend on what comes after, and the reverse.
+
+    Changing everything that was observed before the restart changes nothing that the rows after it teach, but for
+    the row that the restart itself brought.
+    """
+    agent = compiled(name, Countdown())
+    train, blocks, _ = agent.run(SEED, BLOCKS)
+    block = blocks[-1]._replace(valid=blocks[-1].valid.at[0].set(False))
+    other = block._replace(
+        observation={
+            k: x.at[0].set(jnp.ones_like(x[0]) if x.dtype == bool else x[0] + 1)
+            for k, x in block.observation.items()
+        },
+        action=jax.tree.map(lambda x: x.at[0].set(0), block.action),
+        extras=jax.tree.map(lambda x: x.at[0].set(0), block.extras),
+    )
+    if train.memory != ():
+        train = train._replace(memory=agent.begin(0)[0].memory)
+    one, _ = agent.absorb(train, block)
+    two, _ = agent.absorb(train, other)
+    assert_close(parameters(one.state), parameters(two.state), 1e-5, 1e-6)
+
+
+# Actors out of step
+
+
+def columns_of(blocks: list[tuple[Any, list[int] | None]], n: int) -> list[dict[str, np.ndarray]]:
+    """Put the blocks that an agent learnt from together again, actor by actor."""
+    streams: list[list[dict[str, Any]]] = [[] for _ in range(n)]
+    for block, columns in blocks:
+        for j, index in enumerate(range(n) if columns is None else columns):
+            for t in range(block.reward.shape[0]):
+                streams[index].append(
+                    {
+                        "observation": {k: x[t, j] for k, x in block.observation.items()},
+                        "after": {k: x[t + 1, j] for k, x in block.observation.items()},
+                        "action": {k: x[t, j] for k, x in block.action.items()},
+                        "reward": float(block.reward[t, j]),
+                        "end": int(block.terminated[t, j]) + 2 * int(block.truncated[t, j]),
+                        "valid": bool(block.valid[t, j]),
+                    }
+                )
+    return streams
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_actors_out_of_step_learn_exactly_what_each_of_them_lived(name):
+    """Random actors act in random order and number; every row reaches the agent once, in its actor's order."""
+    agent = compiled(name, Countdown())
+    made = interactive(agent, SEED)
+    blocks: list[tuple[Any, list[int] | None]] = []
+    engine = made.engine
+    absorb, absorb_columns = engine.absorb, engine.absorb_columns
+    engine.absorb = lambda block: (blocks.append((block, None)), absorb(block))[1]
+    engine.absorb_columns = lambda block, columns: (
+        blocks.append((block, list(columns))), absorb_columns(block, columns)
+    )[1]  # fmt: skip
+    spaces, generator = agent.env.spaces, np.random.default_rng(0)
+    lived: list[list[dict[str, Any]]] = [[] for _ in range(agent.n)]
+    waiting: dict[int, Any] = {}
+
+    def observation() -> dict[str, np.ndarray]:
+        return {
+            "count/left": generator.normal(size=1).astype(np.float32),
+            "count/odd": np.asarray(generator.random() < 0.5),
+            "noise": generator.normal(size=2).astype(np.float32),
+            "level": np.asarray(generator.integers(4), np.int32),
+        }
+
+    acted = 0
+    try:
+        for _ in range(150):
+            free = [i for i in range(agent.n) if i not in waiting]
+            if free and (generator.random() < 0.6 or not waiting):
+                weights = np.array([5.0, 1.0, 1.0])[free]  # the first actor runs ahead
+                chosen = generator.choice(
+                    free, generator.integers(1, len(free) + 1), False, weights / weights.sum()
+                )
+                seen = [observation() for _ in chosen]
+                states = {k: np.stack([o[k] for o in seen]) for k in seen[0]}
+                actions = made.act(states=spaces.states.unflatten(states), parallel=chosen.tolist())
+                flat = spaces.actions.flatten(actions)
+                for j, (i, o) in enumerate(zip(chosen, seen, strict=True)):
+                    waiting[int(i)] = (o, {k: x[j] for k, x in flat.items()})
+                acted += len(chosen)
+            else:
+                i = int(generator.choice(list(waiting)))
+                o, action = waiting.pop(i)
+                reward, end = float(np.float32(generator.normal())), int(generator.choice([0, 0, 0, 1, 2]))
+                after = observation()
+                made.observe(
+                    reward=reward, terminal=end, parallel=i, next_states=spaces.states.unflatten(after)
+                )
+                row = {"observation": o, "action": action, "reward": reward, "end": end, "valid": True}
+                lived[i].append(row)
+                if end:
+                    lived[i].append(
+                        {"observation": after, "action": None, "reward": 0.0, "end": 0, "valid": False}
+                    )
+            assert made.timesteps == acted
+    finally:
+        del engine.absorb, engine.absorb_columns
+    assert made.episodes == sum(row["end"] > 0 for rows in lived for row in rows)
+    assert any(columns is not None and len(set(columns)) < agent.n for _, columns in blocks)
+    streams = columns_of(blocks, agent.n)
+    learnt = sum(map(len, streams))
+    assert learnt == made.updates * agent.learner.rows * agent.n > 60
+    for rows, expected in zip(streams, lived, strict=True):
+        for t, row in enumerate(rows):
+            assert (row["reward"], row["end"], row["valid"]) == tuple(
+                expected[t][k] for k in ("reward", "end", "valid")
+            )
+            assert equal(row["observation"], expected[t]["observation"])
+            if row["valid"]:
+                assert equal(row["action"], expected[t]["action"])
+            if t + 1 < len(expected):
+                assert equal(row["after"], expected[t + 1]["observation"])
+    state = engine.train.memory
+    if state != ():  # and the memory holds each actor's rows in its own column
+        length = agent.learner.algorithm.memory.length
+        for i, rows in enumerate(streams):
+            column = np.asarray(state.rows["reward"]).reshape(agent.n, length)[i]
+            held = np.array([row["reward"] for row in rows], np.float32)
+            size = min(len(held), length)
+            place = (np.arange(len(held)) % length)[-size:]
+            np.testing.assert_array_equal(column[place], held[-size:])

@@ -1,0 +1,295 @@
+"""Every agent learns the probe environments that it can serve: the right value and the best action.
+
+Each mechanism is switched off once too: then the same check must fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.small_agents import MODEL, ONCE, SMALL, Stream, interact, probes_of
+
+from operant.agent import Agent
+from operant.agents.learner import ENV, Learner, Train
+from operant.agents.making import define
+from operant.agents.protocol import fold, split_masks
+from operant.engine import Engine
+from operant.envs import native
+from operant.envs.native import NativeEnv
+from operant.envs.probe import PROBES
+from operant.execution.device import DeviceDriver, DeviceRun
+from operant.execution.host import HostDriver
+from operant.ops import losses
+from operant.types import Array, Arrays, Tree
+
+GAMMA, ACTORS = 0.9, 8
+VALUE_TOLERANCE, ACTION_TOLERANCE = 0.1, 0.1
+
+
+class Learning(NamedTuple):
+    """How an agent learns the probes."""
+
+    options: dict[str, Any]
+    steps: int
+    """Environment steps."""
+    value: Callable[[Learner, Tree, Arrays, Tree], Array]
+    """Its estimate of what observations are worth."""
+    recurrent: dict[str, Any] | None = None
+    """Options for the probe of memory."""
+
+
+def state_value(made: Learner, policy: Tree, observation: Arrays, carry: Tree) -> Array:
+    """Return the output of the value head."""
+    return made.algorithm.model.apply(policy, observation, carry)[0]["value"]
+
+
+def greedy_value(made: Learner, policy: Tree, observation: Arrays, carry: Tree) -> Array:
+    """Return the largest value of an allowed action."""
+    q = made.algorithm.q_values(policy[0], observation)["action"]
+    return losses.max_target(q, split_masks(observation)[1].get("action"))
+
+
+_DQN = Learning(
+    {
+        "model": MODEL,
+        "lr": 0.01,
+        "gamma": GAMMA,
+        "buffer_max_size": 1000,
+        "buffer_initial_size": 200,
+        "buffer_batch_size": 32,
+        "epsilon_decay_steps": 4000,
+        "epsilon_end": 0.1,
+        "target_sync_steps": 160,
+    },
+    16_000,
+    greedy_value,
+)
+LEARNING: dict[str, Learning] = {
+    "dqn": _DQN,
+    "ddqn": _DQN,
+    "ppo": Learning(
+        {
+            "model": MODEL,
+            "lr": "linear:0.02:0.0005:30000",
+            "gamma": GAMMA,
+            "n_steps": 16,
+            "entropy_coef": 0.0,
+            "clip_norm": 0.3,
+            "clip_value": False,
+        },
+        32_000,
+        state_value,
+        {"model": [{"type": "dense", "size": 16}, {"type": "gru", "size": 16}], "mini_batches": 1},
+    ),
+}
+
+
+def make(name: str, probe: str, **options: Any) -> tuple[Learner, NativeEnv]:
+    """Make an agent for a probe."""
+    env, learning = PROBES[probe](), LEARNING[name]
+    chosen = dict(learning.options)
+    if "memory" in probe:
+        chosen |= learning.recurrent or {}
+    definition = define(name, **{**chosen, **options})
+    return Learner(definition.cls.create(definition.config, env.spaces, ACTORS)), env
+
+
+class Found(NamedTuple):
+    """What an agent says and does on the rows of greedy episodes; leaves `[rows]`."""
+
+    value: np.ndarray
+    expected: np.ndarray
+    action: dict[str, np.ndarray]
+    best: dict[str, np.ndarray]
+
+
+def look(name: str, made: Learner, env: NativeEnv, train: Train, rows: int = 12) -> Found:
+    """Let the agent act greedily, and ask it at every row for the value."""
+
+    @jax.jit
+    def play(train: Train) -> Any:
+        acting, key = made.acting(train), fold(jax.random.key(99), ENV)
+        noise = made.noise(key, jnp.uint32(0), ACTORS)
+
+        def row(carry: Any, _: Any) -> Any:
+            actors, memory, started, first = carry
+            seen = actors.observation
+            started = jax.tree.map(
+                lambda new, old: jnp.where(first.reshape(-1, *[1] * (new.ndim - 1)), new, old), seen, started
+            )
+            memory = jax.tree.map(lambda x: jnp.where(first[:, None], 0.0, x), memory)
+            action = made.act(acting, seen, memory, first, noise, explore=False)
+            value = LEARNING[name].value(made, acting.policy, seen, memory)
+            after, _ = native.step(env, actors, made.emit(action.action), key)
+            expected = env.expected_value(seen, GAMMA)
+            answers = (value, expected, action.action, env.best_action(seen, started), ~actors.ended)
+            return (after, action.carry, started, actors.ended), answers
+
+        actors = native.start(env, key, ACTORS)
+        start = (actors, made.algorithm.initial_carry(ACTORS), actors.observation, jnp.ones(ACTORS, bool))
+        with jax.numpy_rank_promotion("allow"):
+            return jax.lax.scan(row, start, None, rows)[1]
+
+    value, expected, action, best, valid = jax.device_get(play(train))
+    assert valid.any()
+    return Found(*jax.tree.map(lambda x: x[valid], (value, expected, action, best)))
+
+
+def check(name: str, probe: str, found: Found) -> None:
+    """Compare values and actions with the known ones."""
+    scale = np.maximum(1.0, np.abs(found.expected))
+    error = np.abs(found.value - found.expected) / scale
+    assert error.max() <= VALUE_TOLERANCE, f"{name} on {probe}: {found.value} where {found.expected} is right"
+    for component, best in found.best.items():
+        action = found.action[component]
+        wrong = np.abs(action.astype(float) - best) > (ACTION_TOLERANCE if action.dtype.kind == "f" else 0)
+        if acts_matter(probe):
+            assert not wrong.any(), f"{name} on {probe}: {component} {action} where {best} is right"
+
+
+def acts_matter(probe: str) -> bool:
+    """Tell whether a probe pays for actions at all."""
+    return not any(part in probe for part in ("constant", "/observation-continuous", "discount", "time-limit")) and (
+        probe != "probe/observation"
+    )
+
+
+def on_device(name: str, probe: str, **options: Any) -> Found:
+    """Learn a probe on the device driver."""
+    made, env = make(name, probe, **options)
+    driver = DeviceDriver(made, env, ACTORS, jax.random.key(1))
+    while driver.step < LEARNING[name].steps:
+        driver.advance(driver.blocks)
+    assert driver.metrics()["update/skipped"] == 0
+    return look(name, made, env, driver.train)
+
+
+EVERYDAY = ("probe/observation-action",)
+
+
+def pairs():
+    """Every agent with every probe that it can learn; all but some are slow."""
+    found = []
+    for entry in ONCE:
+        name = entry if isinstance(entry, str) else entry.values[0]
+        for probe in probes_of(name):
+            slow = not isinstance(entry, str) or probe not in EVERYDAY
+            found.append(pytest.param(name, probe, marks=pytest.mark.slow if slow else ()))
+    return found
+
+
+@pytest.mark.parametrize(("name", "probe"), pairs())
+def test_agents_learn_the_probes_on_the_device(name, probe):
+    check(name, probe, on_device(name, probe))
+
+
+def test_every_agent_has_settings_for_the_probes():
+    assert sorted(LEARNING) == sorted(SMALL)
+    assert all(LEARNING[name].recurrent for name in SMALL if SMALL[name].recurrent)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("probe", ["probe/discount", "probe/observation-action", "probe/time-limit"])
+@pytest.mark.parametrize("name", ONCE)
+def test_agents_learn_probes_on_the_host(name, probe):
+    made, env = make(name, probe)
+    key = jax.random.key(1)
+    driver = HostDriver(Engine(made, key, ACTORS), Stream(env, ACTORS, key), 0)
+    while driver.step < LEARNING[name].steps:
+        driver.advance(driver.blocks)
+    check(name, probe, look(name, made, env, driver.train))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("probe", ["probe/observation-action", "probe/time-limit"])
+@pytest.mark.parametrize("name", ONCE)
+def test_agents_learn_probes_in_a_program(name, probe):
+    env, learning = PROBES[probe](), LEARNING[name]
+    agent = Agent(define(name, **learning.options), env.spaces, parallel_interactions=ACTORS, seed=1)
+    interact(agent, env, 1, learning.steps // ACTORS)
+    assert agent.timesteps > learning.steps // 3
+    check(name, probe, look(name, agent.learner, env, agent.engine.train))
+
+
+# Negative controls: with a mechanism switched off the check fails
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ONCE)
+def test_another_gamma_is_seen_on_the_discount_probe(name):
+    with pytest.raises(AssertionError, match="is right"):
+        check(name, "probe/discount", on_device(name, "probe/discount", gamma=0.5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ONCE)
+def test_truncation_taken_for_termination_is_seen_on_the_time_limit_probe(name, monkeypatch):
+    collect = DeviceRun.collect
+
+    def wrong(self, *arguments):
+        block, *rest = collect(self, *arguments)
+        return block._replace(terminated=block.terminated | block.truncated), *rest
+
+    monkeypatch.setattr(DeviceRun, "collect", wrong)
+    found = on_device(name, "probe/time-limit")
+    with pytest.raises(AssertionError, match="is right"):
+        check(name, "probe/time-limit", found)
+    # (1 + 1.9 + 2.71 + 3.439) / 4 = 2.26, the mean over the rows left, where 10 is right
+    np.testing.assert_allclose(found.value, 2.26, atol=0.4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ONCE)
+def test_actions_of_another_row_are_seen_on_the_observation_action_probe(name, monkeypatch):
+    collect = DeviceRun.collect
+
+    def wrong(self, *arguments):
+        block, *rest = collect(self, *arguments)
+        rolled = jax.tree.map(lambda x: jnp.roll(x, 1, axis=1), (block.action, block.extras))
+        return block._replace(action=rolled[0], extras=rolled[1]), *rest
+
+    monkeypatch.setattr(DeviceRun, "collect", wrong)
+    with pytest.raises(AssertionError, match="is right"):
+        check(name, "probe/observation-action", on_device(name, "probe/observation-action"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in ONCE if isinstance(n, str) and "bootstraps" not in n])
+def test_values_of_forbidden_actions_are_seen_on_the_mask_probe(name, monkeypatch):
+    """An agent that bootstraps from action values must leave forbidden ones out; others have no such maximum."""
+    if LEARNING[name].value is not greedy_value:
+        return
+    right = losses.double_target
+    monkeypatch.setattr(losses, "double_target", lambda target, online, mask: right(target, online, None))
+    found = on_device(name, "probe/mask")
+    monkeypatch.setattr(losses, "double_target", right)
+    with pytest.raises(AssertionError, match="is right"):
+        check(name, "probe/mask", found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in ONCE if not isinstance(n, str) or SMALL[n].recurrent])
+def test_a_network_without_memory_fails_the_memory_probe(name):
+    if not SMALL[name].recurrent:
+        return
+    found = on_device(name, "probe/memory", model=MODEL)
+    with pytest.raises(AssertionError, match="is right"):
+        check(name, "probe/memory", found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in SMALL if SMALL[n].recurrent])
+def test_a_carry_that_is_never_reset_is_no_secret(name, monkeypatch):
+    """Without resets in learning the log-probabilities of acting and learning differ, and the check must fail."""
+    from operant.execution import device
+
+    monkeypatch.setattr(device, "reset_carry", lambda algorithm, carry, first: carry)
+    monkeypatch.setattr("operant.agents.learner.reset_carry", lambda algorithm, carry, first: carry)
+    found = on_device(name, "probe/memory", lr=0.0)
+    with pytest.raises(AssertionError, match="is right"):
+        check(name, "probe/memory", found)
