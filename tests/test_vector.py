@@ -189,6 +189,12 @@ def test_the_stream_is_that_of_plain_python(name, mode):
     assert ends >= 3  # the comparison saw resets
 
 
+def test_few_environments_are_looped_over():
+    few = create("CartPole-v1", 2)
+    assert few.mode == "in-process"
+    assert "below 6 environments a loop is as fast as a vectorised form" in few.why
+
+
 def test_gymnasiums_own_vector_keeps_the_stream():
     env = create("CartPole-v1", 8)
     assert (env.mode, env.max_episode_timesteps) == ("native-vector", 500)
@@ -210,7 +216,7 @@ def test_gymnasiums_own_vector_keeps_the_stream():
 
 
 def test_cartpole_truncates_at_500_steps_in_its_vectorised_form():
-    env = create("CartPole-v1", 2)
+    env = create("CartPole-v1", 2, mode="native-vector")
     env.reset(0)
     for t in range(1, 502):
         state = env._vector.unwrapped.state

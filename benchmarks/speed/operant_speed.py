@@ -9,6 +9,7 @@ import jax
 from measure import Measured, main
 from workloads import Workload
 
+from operant import runtime
 from operant.agents.learner import Learner
 from operant.agents.making import define
 from operant.engine import Engine
@@ -42,6 +43,7 @@ def options(workload: Workload) -> dict[str, Any]:
 def measure(workload: Workload, steps: int) -> Measured:
     began = time.perf_counter()
     definition = define(workload.kind, **options(workload))
+    runtime.limit_threads(1)  # as `operant train` does for vector observations
     key = jax.random.key(0)
     if workload.native:
         env = table.native(f"jax:{workload.env}")

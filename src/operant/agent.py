@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from operant import checkpoint
+from operant import checkpoint, runtime
 from operant.agents import AGENTS
 from operant.agents.learner import Learner
 from operant.agents.making import Definition, define
@@ -106,6 +106,9 @@ class Agent:
         self.parallel_interactions = parallel_interactions
         self.max_episode_timesteps = max_episode_timesteps
         self.seed = seed
+        threads = runtime.threads_for([leaf.shape for leaf in spaces.states.components.values()])
+        if threads is not None:
+            runtime.limit_threads(threads)
         self._build()
 
     def _build(self) -> None:

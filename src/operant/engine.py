@@ -53,9 +53,10 @@ class Engine:
         self.n = n
         self._act = jax.jit(learner.act, static_argnames="explore")
         self._absorb = jax.jit(self._absorb_step, donate_argnums=(0, 1))
+        self._advance = jax.jit(self._advance_step, donate_argnums=(0, 1))
         self._learn = jax.jit(self._learn_step, donate_argnums=(0, 1))
         self._remember = jax.jit(learner.remember, donate_argnums=0)
-        self._acting = jax.jit(learner.acting)
+        self._make_acting = jax.jit(learner.acting)
         self._noise = Ahead(lambda key, row: learner.noise(key, row, n))
         self._keys = Ahead(lambda key, update: jax.random.key_data(learner.update_key(key, update)))
         self._impl = jax.random.key_impl(key)
@@ -65,7 +66,7 @@ class Engine:
     def put(self, train: Train) -> None:
         """Make `train` the current state."""
         self.train = train
-        self.acting: Acting = self._acting(train)
+        self._acting_now: Acting | None = None
         self._noise.clear()
         self._keys.clear()
         self._updates = int(train.counters.updates)
@@ -77,12 +78,28 @@ class Engine:
         train, meter = self.learner.metered(train, meter, block, key)
         return train, meter, self.learner.acting(train)
 
+    def _advance_step(
+        self, train: Train, meter: Array, block: Block, key: Array, carry: Tree, first: Array, noise: Tree
+    ) -> tuple[Train, Array, Acting | None, Action]:
+        train, meter, acting = self._absorb_step(train, meter, block, key)
+        observation = {name: x[-1] for name, x in block.observation.items()}
+        action = self.learner.act(acting, observation, carry, first, noise, explore=True)
+        # With one row to a block nothing else acts on these parameters: handing them out would only copy them.
+        return train, meter, acting if self.learner.rows > 1 else None, action
+
     def _learn_step(
         self, train: Train, meter: Array, block: Block, key: Array
     ) -> tuple[Train, Array, Acting]:
         key = jax.random.wrap_key_data(key, impl=self._impl)
         train, metrics = self.learner.learn(train, block, key)
         return train, self.learner.add(meter, metrics), self.learner.acting(train)
+
+    @property
+    def acting(self) -> Acting:
+        """What `act` needs, of the current state."""
+        if self._acting_now is None:
+            self._acting_now = self._make_acting(self.train)
+        return self._acting_now
 
     def noise(self, row: int) -> Tree:
         """Return the randomness of all actors at a row (NumPy leaves `[n, ...]`)."""
@@ -95,8 +112,18 @@ class Engine:
     def absorb(self, block: Block) -> None:
         """Learn from a block of `learner.rows` rows of all actors."""
         key = self._keys.at(self.train.key, self._updates)
-        self.train, self.meter, self.acting = self._absorb(self.train, self.meter, block, key)
+        self.train, self.meter, self._acting_now = self._absorb(self.train, self.meter, block, key)
         self._updates += 1
+
+    def advance(self, block: Block, carry: Tree, first: Any, noise: Tree) -> Action:
+        """Learn from a block, and act on the observation after it: both in one call."""
+        key = self._keys.at(self.train.key, self._updates)
+        self.train, self.meter, acting, action = self._advance(
+            self.train, self.meter, block, key, carry, first, noise
+        )
+        self._acting_now = acting
+        self._updates += 1
+        return action
 
     def absorb_columns(self, block: Block, columns: list[int]) -> None:
         """Learn from a block whose columns belong to these actors, in this order; one may be there twice."""
@@ -104,7 +131,7 @@ class Engine:
             own = jax.tree.map(lambda x, i=i: x[:, i : i + 1], block._replace(carry=()))
             self.train = self._remember(self.train, own, np.asarray([index], np.int32))
         key = self._keys.at(self.train.key, self._updates)
-        self.train, self.meter, self.acting = self._learn(self.train, self.meter, block, key)
+        self.train, self.meter, self._acting_now = self._learn(self.train, self.meter, block, key)
         self._updates += 1
 
     def metrics(self) -> dict[str, float]:

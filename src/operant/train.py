@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from operant import runtime
 from operant.errors import SpecError, UsageError
 from operant.execution.config import RunConfig
 from operant.spec import plain, read_json
@@ -84,6 +85,10 @@ def train(plan: Plan, command: str | None = None) -> Result:
     directory = _directory(run, definition.name, plan.resume)
     environment = _environment(run)
     try:
+        shapes = [leaf.shape for leaf in environment.spaces.states.components.values()]
+        threads = run.threads or runtime.threads_for(shapes)
+        if threads is not None:
+            runtime.limit_threads(threads)
         algorithm = definition.cls.create(definition.config, environment.spaces, run.n_envs)
         learner = Learner(algorithm)
         weights = _Weights(learner, run)

@@ -222,7 +222,9 @@ class Learner:
         """Put rows of some actors (None: of all, in order) into the memory."""
         if self.algorithm.memory is None:
             return train
-        return train._replace(memory=self.algorithm.memory.add(train.memory, block, columns))
+        memory = self.algorithm.memory.add(train.memory, block, columns)
+        # Without the barrier XLA fuses writing with the reads that follow, and copies a whole ring to do so.
+        return train._replace(memory=jax.lax.optimization_barrier(memory))
 
     def meter(self) -> Float[Array, "2 M"]:
         """Return sums and counts of the metrics, empty."""

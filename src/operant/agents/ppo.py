@@ -28,7 +28,7 @@ from operant.agents.protocol import Counters, split_masks
 from operant.errors import value_error
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, Policy, build
-from operant.ops import losses, optimise, returns, shuffle, statistics
+from operant.ops import losses, optimise, random, returns, statistics
 from operant.spaces import Spaces
 from operant.spec import Scalar, option
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
@@ -298,7 +298,7 @@ class PPO:
 
         def epoch(learned: tuple[Tree, Tree], key: Key) -> tuple[tuple[Tree, Tree], Metrics]:
             # One gather per epoch, then slices: cheaper than a gather per minibatch.
-            order = shuffle.permutation(key, units)[: size * self.config.mini_batches].reshape(-1, size)
+            order = random.permutation(key, units)[: size * self.config.mini_batches].reshape(-1, size)
             parts = jax.tree.map(lambda x: jnp.moveaxis(jnp.take(x, order, axis=axis), axis, 0), batch)
             starts = jax.tree.map(lambda x: jnp.take(x, order, axis=0), carry)
             return jax.lax.scan(step, learned, (parts, starts))

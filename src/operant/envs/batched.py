@@ -130,6 +130,13 @@ def own_vector(source: Source, num_envs: int, check: Check = "always") -> Gymnas
     return wrapped
 
 
+def has_small_vector(source: Source) -> bool:
+    """Tell whether Gymnasium has a vectorised form of a source that is no game with frames (which only that form makes)."""
+    spec = source.target
+    own = isinstance(spec, EnvSpec) and spec.vector_entry_point is not None
+    return own and not adapter.is_atari_frames(spec, source.arguments)
+
+
 def from_gymnasium_vector(source: Source, check: Check = "always") -> GymnasiumVector:
     """Take a vector of Gymnasium's that the user made.
 

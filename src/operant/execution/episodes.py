@@ -28,18 +28,18 @@ class Accounts:
         self.reward = np.zeros(n, np.float64)
         self.length = np.zeros(n, np.int64)
 
-    def row(self, step: int, reward: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> list[Finished]:
-        """Account for one row of all actors, after which the run stands at `step`; return the episodes that it ended."""
+    def row(
+        self, finished: list[Finished], step: int, reward: np.ndarray, valid: np.ndarray, ended: np.ndarray
+    ) -> None:
+        """Account for one row of all actors, after which the run stands at `step`; append the episodes that it ended."""
         self.reward += reward
         self.length += valid
         if not ended.any():
-            return []
-        finished = [
-            Finished(step, float(self.reward[i]), int(self.length[i]), int(i)) for i in np.flatnonzero(ended)
-        ]
+            return
+        for i in np.flatnonzero(ended):
+            finished.append(Finished(step, float(self.reward[i]), int(self.length[i]), int(i)))
         self.reward[ended] = 0.0
         self.length[ended] = 0
-        return finished
 
 
 class Score:

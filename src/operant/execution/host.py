@@ -11,7 +11,7 @@ from operant.agents.learner import Train, reset_carry
 from operant.engine import Engine
 from operant.envs.vector import VectorEnv
 from operant.execution.episodes import Accounts, Finished
-from operant.types import Block, Tree
+from operant.types import Action, Block, Tree
 
 CHECK_STEPS = 512
 """Environment steps of one call: often enough to look at the clock and the target, seldom enough to cost nothing. Fixed, not
@@ -40,7 +40,11 @@ class HostDriver:
         self._ended = np.zeros(n, bool)
         self._observation: dict[str, np.ndarray] | None = None
         shape = engine.learner.block_shape(n)
+        self._next: Action | None = None
+        """Action for the next row, which came with the last update."""
+        self._recurrent = bool(jax.tree.leaves(self._carry))
         self._buffer: Block = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shape)
+        self._extras = jax.tree.leaves(self._buffer.extras)
         self._reset_carry = jax.jit(lambda carry, first: reset_carry(engine.learner.algorithm, carry, first))
 
     def advance(self, blocks: int = 1) -> list[Finished]:
@@ -49,46 +53,43 @@ class HostDriver:
             self._observation = self.env.reset(self._seed)
         finished: list[Finished] = []
         for _ in range(blocks):
-            finished += self._collect()
-            self.engine.absorb(self._buffer)
+            block = self._collect(finished)
+            noise = self.engine.noise(self._row)
+            self._next = self.engine.advance(block, self._carry, self._first, noise)
         return finished
 
-    def _collect(self) -> list[Finished]:
+    def _collect(self, finished: list[Finished]) -> Block:
+        """Fill the buffer with the rows of one block."""
         engine, env, buffer = self.engine, self.env, self._buffer
-        observation = self._observation
+        observation, action = self._observation, self._next
         assert observation is not None
-        finished: list[Finished] = []
         carry, first, ended = self._carry, self._first, self._ended
-        if jax.tree.leaves(carry):
+        if self._recurrent:
             carry = self._reset_carry(carry, first)
             buffer = buffer._replace(carry=jax.tree.map(np.asarray, carry))
         for t in range(engine.learner.rows):
             for name, value in observation.items():
                 buffer.observation[name][t] = value
-            action = engine.act(observation, carry, first, engine.noise(self._row))
+            if action is None:
+                action = engine.act(observation, carry, first, engine.noise(self._row))
             chosen = {name: np.asarray(value) for name, value in action.action.items()}
             for name, value in chosen.items():
                 buffer.action[name][t] = value
-            for into, value in zip(
-                jax.tree.leaves(buffer.extras), jax.tree.leaves(action.extras), strict=True
-            ):
+            for into, value in zip(self._extras, jax.tree.leaves(action.extras), strict=True):
                 into[t] = value
             after = env.step(chosen)
             valid = ~ended
-            buffer.reward[t] = after.reward
-            buffer.terminated[t] = after.terminated
-            buffer.truncated[t] = after.truncated
-            buffer.valid[t] = valid
+            buffer.reward[t], buffer.valid[t] = after.reward, valid
+            buffer.terminated[t], buffer.truncated[t] = after.terminated, after.truncated
             first, ended = ended, after.terminated | after.truncated
             self.step += int(np.count_nonzero(valid))
-            finished += self.accounts.row(self.step, after.reward, valid, ended)
-            observation, carry = after.observation, action.carry
+            self.accounts.row(finished, self.step, after.reward, valid, ended)
+            observation, carry, action = after.observation, action.carry, None
             self._row += 1
         for name, value in observation.items():
             buffer.observation[name][-1] = value
         self._observation, self._carry, self._first, self._ended = observation, carry, first, ended
-        self._buffer = buffer
-        return finished
+        return buffer
 
     @property
     def train(self) -> Train:
@@ -119,6 +120,7 @@ class HostDriver:
     def put(self, train: Train) -> None:
         """Replace the learning side, before the run begins."""
         self.engine.put(train)
+        self._next = None
 
     def restore(self, train: Train, snapshot: dict[str, Any]) -> None:
         """Continue from a snapshot: the environments restart, the open episodes are cut.
@@ -127,6 +129,7 @@ class HostDriver:
         what was learnt stays true, and nothing bootstraps from the first observation of another episode.
         """
         self.engine.put(train)
+        self._next = None
         self._row = self.engine.counter("rows")
         self.step = self.engine.counter("timesteps")
         self.env = _Restarted(self.env, snapshot["observation"])

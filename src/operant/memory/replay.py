@@ -251,7 +251,8 @@ class Replay:
         for name, value in (("batch_size", batch_size), ("n_step", n_step)):
             if value < 1:
                 raise value_error(name, "at least 1", value)
-        column, row, weight = self._drawn(state, key, batch_size, beta)
+        # Behind a barrier: each of the gathers that follow would draw the rows again for itself.
+        column, row, weight = jax.lax.optimization_barrier(self._drawn(state, key, batch_size, beta))
         steps = jnp.arange(n_step, dtype=jnp.int32)[None]
         path = column[:, None] * self.length + (row[:, None] + steps) % self.length
         marks = take(state.rows["mark"], path)

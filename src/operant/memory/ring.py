@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Int
 
+from operant.ops import random
 from operant.types import Array, Arrays, Key, Tree
 
 VALID, TERMINATED, TRUNCATED = 1, 2, 4
@@ -85,7 +86,7 @@ def pick(key: Key, count: int, sizes: Int[Array, " N"]) -> tuple[Int[Array, " B"
     The product of 32 random bits and the total, over 2^32, is uniform but for total / 2^32 of a row's share.
     """
     ends = jnp.cumsum(sizes, dtype=jnp.int32)
-    bits = jax.random.bits(key, (count,), jnp.uint32)
+    bits = random.bits(key, (count,))
     point = jax.lax.mulhi(bits, jnp.broadcast_to(ends[-1].astype(jnp.uint32), (count,))).astype(jnp.int32)
     column = jnp.searchsorted(ends, point, side="right", method="compare_all").astype(jnp.int32)
     column = jnp.minimum(column, len(sizes) - 1)

@@ -1,0 +1,254 @@
+"""Every option of every agent makes a difference: another legal value gives another run.
+
+Each option needs a line here. Options that compiled code takes as numbers are changed without compiling again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from typing import Any
+
+import jax
+import pytest
+from tests.small_agents import (
+    MODEL,
+    ONCE,
+    Compiled,
+    Countdown,
+    compile_agent,
+    compiled,
+    differing,
+    learner,
+    small,
+)
+
+from operant.agents.making import define
+from operant.errors import SpecError
+from operant.spec import Config, options
+
+BLOCKS, SEED = 14, 3
+Shapes = typing.Literal["shapes", "numbers"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Knob:
+    """Another legal value of an option, and what it changes."""
+
+    value: Any
+    changes: Shapes = "numbers"
+    """Whether shapes tell (of state, memory or blocks), or only the numbers of a run."""
+    context: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Options without which it has nothing to say."""
+    kind: str = "int"
+    """Kind of actions to which it applies."""
+
+
+KNOBS: dict[str, dict[str, Knob]] = {
+    "AgentConfig": {
+        "gamma": Knob(0.5),
+        "lr": Knob(0.002),
+        "beta1": Knob(0.5),
+        "beta2": Knob(0.9),
+        "opt_epsilon": Knob(0.1),
+        "optimizer": Knob("sgd", "shapes"),
+        "model": Knob([{"type": "dense", "size": 8}], "shapes"),
+        "normalize_observations": Knob(True, "shapes"),
+    },
+    "ReplayConfig": {
+        "buffer_max_size": Knob(64, "shapes"),
+        "buffer_initial_size": Knob(24),
+        "buffer_batch_size": Knob(4),
+    },
+    "dqn": {
+        "double": Knob(True),
+        "epsilon_start": Knob(0.5),
+        "epsilon_end": Knob(0.5),
+        "epsilon_decay_steps": Knob(10.0),
+        "target_sync_steps": Knob(7),
+        "tau": Knob(0.5),
+        "train_every": Knob(3, "shapes"),
+        "gradient_steps": Knob(2),
+        "n_steps": Knob(3),
+        "grad_norm": Knob(0.01),
+        "huber": Knob(0.1),
+        "dueling": Knob(True, "shapes"),
+        "prioritized": Knob(True, "shapes"),
+        "priority_alpha": Knob(0.0, context={"prioritized": True}),
+        "priority_beta": Knob(1.0, context={"prioritized": True}),
+    },
+    "ppo": {
+        "advantage_epsilon": Knob(1.0),
+        "clip_norm": Knob(0.001),
+        "entropy_coef": Knob(0.5),
+        "grad_norm": Knob(0.01),
+        "lam": Knob(0.2),
+        "mini_batches": Knob(3),
+        "n_steps": Knob(4, "shapes"),
+        "ppo_epochs": Knob(3),
+        "value_loss_coef": Knob(2.0),
+        "clip_value": Knob(False),
+        "normalize_advantage": Knob(False),
+        "normalize_rewards": Knob(True, "shapes"),
+        "separate": Knob(True, "shapes"),
+        "distribution": Knob("beta", "shapes", kind="float"),
+        "std": Knob("predicted", "shapes", kind="float"),
+    },
+}
+"""The options by the class or the module that declares them."""
+
+
+def declared(config: type[Config]) -> dict[str, str]:
+    """Return where each option of a config is declared: the name of a shared class, or of the agent's module."""
+    found = {}
+    for option in options(config):
+        owner = next(
+            cls for cls in reversed(config.__mro__) if option in vars(cls).get("__dataclass_fields__", {})
+        )
+        shared = owner.__module__.endswith("agents.config")
+        found[option] = owner.__name__ if shared else owner.__module__.rpartition(".")[2]
+    return found
+
+
+def knobs(name: str) -> dict[str, Knob]:
+    """Return what is known of the options of an agent."""
+    config = type(define(name).config)
+    return {
+        option: KNOBS[owner][option]
+        for option, owner in declared(config).items()
+        if option in KNOBS.get(owner, {})
+    }
+
+
+def missing(config: type[Config]) -> list[str]:
+    """Return the options without a line."""
+    return [
+        f"tests/test_knobs.py has no line for {option!r} of {owner}. Add another legal value to KNOBS[{owner!r}]."
+        for option, owner in declared(config).items()
+        if option not in KNOBS.get(owner, {})
+    ]
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_every_option_has_a_line(name):
+    config = type(define(name).config)
+    assert missing(config) == []
+    for owner in set(declared(config).values()):
+        stale = set(KNOBS[owner]) - set(options(config))
+        assert not stale, f"KNOBS[{owner!r}] has lines for options that are gone: {sorted(stale)}"
+
+
+def test_an_option_without_a_line_is_found():
+    from operant.agents.config import AgentConfig
+    from operant.spec import option
+
+    class Foo(AgentConfig):
+        dead: float = option(1.0, "Does nothing")
+
+    assert len(missing(Foo)) == 1
+    assert "has no line for 'dead'" in missing(Foo)[0]
+
+
+def cases(traced: bool) -> list[Any]:
+    """Every option of every agent; those that make a compilation necessary are slow."""
+    found = []
+    for entry in ONCE:
+        name = entry if isinstance(entry, str) else entry.values[0]
+        config = type(define(name).config)
+        for option, knob in knobs(name).items():
+            if options(config)[option].traced is not traced:
+                continue
+            quick = not knob.context if traced else knob.changes == "shapes"
+            slow = not isinstance(entry, str) or not quick
+            found.append(pytest.param(name, option, marks=pytest.mark.slow if slow else ()))
+    return found
+
+
+def other(name: str, option: str, knob: Knob) -> Any:
+    """Return a value that the small settings do not have already."""
+    now = getattr(define(name, **small(name, **knob.context)).config, option)
+    return not now if isinstance(now, bool) else knob.value
+
+
+def outcome(agent: Compiled, hyper: Any = None) -> Any:
+    """Run an agent: all that it became and did."""
+    train, blocks, _ = agent.run(SEED, BLOCKS, hyper)
+    return train._replace(hyper=()), blocks
+
+
+@pytest.mark.parametrize(("name", "option"), cases(traced=True))
+def test_traced_option_makes_a_difference_without_compilation(name, option):
+    knob = knobs(name)[option]
+    agent = compiled(name, Countdown(kind=knob.kind), **knob.context)
+    config = agent.learner.algorithm.config
+    value = other(name, option, knob)
+    assert getattr(config, option) != value
+    hyper = agent.learner.hyper(config.replace(**{option: value}))
+    assert differing(outcome(agent), outcome(agent, hyper)) != []
+
+
+@pytest.mark.parametrize(("name", "option"), cases(traced=False))
+def test_option_makes_a_difference(name, option):
+    knob = knobs(name)[option]
+    env = Countdown(kind=knob.kind)
+    value = other(name, option, knob)
+    assert getattr(define(name, **small(name, **knob.context)).config, option) != value
+    changed = {**knob.context, option: value}
+    shapes = [shape_of(learner(name, env, 3, **chosen)) for chosen in (knob.context, changed)]
+    assert (shapes[0] != shapes[1]) == (knob.changes == "shapes")
+    if knob.changes == "shapes":
+        return
+    one, two = compiled(name, env, **knob.context), compile_agent(name, env, **changed)
+    assert differing(outcome(one), outcome(two)) != []
+
+
+def shape_of(made: Any) -> Any:
+    """Return structure, shapes and types of everything that an agent holds and reads."""
+    train = jax.eval_shape(made.init, jax.random.key(0), made.hyper())
+    described = jax.tree.map(lambda x: (x.shape, str(x.dtype)), (train, made.block_shape(3)))
+    return str(described)
+
+
+def test_control_a_value_that_is_the_same_makes_no_difference():
+    """The comparison itself: the same settings give the same run, bit for bit."""
+    name = next(entry for entry in ONCE if isinstance(entry, str))
+    agent = compiled(name, Countdown())
+    assert differing(outcome(agent), outcome(agent, agent.learner.hyper())) == []
+    one, two = learner(name, Countdown(), 3), learner(name, Countdown(), 3, model=list(MODEL))
+    assert shape_of(one) == shape_of(two)
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_every_traced_option_takes_a_schedule(name):
+    config = type(define(name).config)
+    for option, meta in options(config).items():
+        if meta.traced:
+            now = float(getattr(config(), option))
+            changed = define(
+                name, **{option: {"type": "linear", "start": now, "end": now, "steps": 10}}
+            ).config
+            assert getattr(changed, option).range() == (now, now), option
+        elif option != "model":  # which may be any dict
+            with pytest.raises(SpecError, match=option):
+                define(name, **{option: {"type": "linear", "start": 1.0, "end": 1.0, "steps": 10}})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ONCE)
+def test_constant_schedules_are_the_numbers(name):
+    """All traced options at once, as schedules that never change; halved by the vector of factors, as numbers are."""
+    plain_agent = compiled(name, Countdown())
+    config = plain_agent.learner.algorithm.config
+    constant = {
+        option: {"type": "constant", "start": float(getattr(config, option))}
+        for option, meta in options(type(config)).items()
+        if meta.traced
+    }
+    agent = compile_agent(name, Countdown(), **constant)
+    train, blocks, _ = plain_agent.run(SEED, BLOCKS)
+    scheduled, scheduled_blocks, _ = agent.run(SEED, BLOCKS)
+    assert_close(train._replace(hyper=()), scheduled._replace(hyper=()))
+    assert_close(blocks, scheduled_blocks)
+    halved = plain_agent.run(SEED, BLOCKS, plain_agent.learner.hyper() * 0.5)[0]
+    factors = agent.run(SEED, BLOCKS, agent.learner.hyper() * 0.5)[0]
+    assert_close(halved._replace(hyper=()), factors._replace(hyper=()))
