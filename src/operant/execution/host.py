@@ -56,6 +56,8 @@ class HostDriver:
             block = self._collect(finished)
             noise = self.engine.noise(self._row)
             self._next = self.engine.advance(block, self._carry, self._first, noise)
+            # The buffer is written to again: where dispatch is asynchronous, JAX may still be reading it.
+            jax.block_until_ready(self._next.action)
         return finished
 
     def _collect(self, finished: list[Finished]) -> Block:

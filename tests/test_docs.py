@@ -1,0 +1,72 @@
+"""The documentation: tables are those of the code, links lead somewhere, examples run."""
+
+import re
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from operant import agents
+from operant.agents import AGENTS, config_class
+from operant.cli.tables import markdown
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
+
+
+@pytest.mark.parametrize("module", sorted({entry.module for entry in AGENTS.values()}))
+def test_agent_page_has_the_table_of_options(module):
+    page = ROOT / "docs" / "agents" / f"{module}.md"
+    assert markdown(config_class(module)) in page.read_text(), f"update the table of {page.name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+        if not target.startswith(("http:", "https:")):
+            assert (page.parent / target).exists(), target
+
+
+def code_of(page, start):
+    """Return the first block of Python in a page that begins with the given text."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
+    return next(block for block in blocks if block.startswith(start))
+
+
+def test_the_readme_example_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = code_of("README.md", "from operant import Agent").replace("range(200)", "range(2)")
+    exec(compile(code, "README.md", "exec"), {})
+    assert (tmp_path / "data" / "agent").is_dir()
+
+
+def test_the_page_on_adding_an_algorithm_followed_literally_works(monkeypatch):
+    """The file of the page, put where the page says, with the line that the page says, learns."""
+    import jax
+
+    from operant.agents.learner import Learner
+    from operant.agents.making import define
+    from operant.envs import table
+    from operant.execution.device import DeviceDriver
+    from operant.execution.episodes import Score
+
+    source = code_of("docs/add-an-algorithm.md", '"""REINFORCE')
+    line = code_of("docs/add-an-algorithm.md", '    "reinforce"')
+    module = types.ModuleType("operant.agents.reinforce")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(source, "docs/add-an-algorithm.md", "exec"), module.__dict__)
+    entry = eval("{" + line + "}", {"Entry": agents.Entry})
+    monkeypatch.setitem(AGENTS, "reinforce", entry["reinforce"])
+    definition = define("reinforce", lr=5e-3, n_steps=64)
+    assert define(definition.to_dict()) == definition
+    env = table.native("jax:CartPole-v1")
+    learner = Learner(definition.cls.create(definition.config, env.spaces, 16))
+    driver = DeviceDriver(learner, env, 16, jax.random.key(0))
+    score = Score(100)
+    while driver.step < 150_000:
+        for episode in driver.advance(driver.blocks):
+            score.add(episode.reward, episode.length)
+    assert score.mean > 60  # random: 22
+    assert np.isfinite(list(driver.metrics().values())).all()
