@@ -255,6 +255,22 @@ def test_reset_closes_open_episodes():
     agent.act(states=state())
 
 
+def test_a_checkpoint_does_not_say_what_to_import(tmp_path, monkeypatch):
+    import types
+
+    from operant.agents import ppo
+
+    mine = types.ModuleType("mine")
+    mine.Config, mine.Mine = ppo.Config, type("Mine", (ppo.PPO,), {"__module__": "mine"})
+    monkeypatch.setitem(__import__("sys").modules, "mine", mine)
+    agent = create({**ROLLOUT, "agent": "mine:Mine"}, seed=1)
+    run(agent, 10)
+    agent.save(directory=tmp_path)
+    with pytest.raises(CheckpointError, match="an algorithm 'mine:Mine' that is not operant's own"):
+        Agent.load(directory=tmp_path)
+    assert_equal(agent, Agent.load(directory=tmp_path, agent=mine.Mine))
+
+
 def test_loading_says_what_is_missing(tmp_path):
     with pytest.raises(CheckpointError, match="There is no checkpoint in"):
         Agent.load(directory=tmp_path)

@@ -500,13 +500,16 @@ class Agent:
         return tree, shapes
 
     @staticmethod
-    def load(directory: str | Path, filename: str | None = None, environment: Any = None) -> Agent:
+    def load(
+        directory: str | Path, filename: str | None = None, environment: Any = None, agent: Any = None
+    ) -> Agent:
         """Load an agent: a checkpoint, the newest one in a folder, or the newest one of a training run.
 
         Args:
             directory: a run's folder, a folder of checkpoints, or a checkpoint.
             filename: name of the checkpoint in the folder (default: the newest).
             environment: checked against the saved spaces, if given.
+            agent: the algorithm's class, for one that is not operant's own: a file never says what to import.
 
         Raises:
             CheckpointError: there is none, or it cannot be used; the message says why.
@@ -522,18 +525,25 @@ class Agent:
                 raise checkpoint.CheckpointError(f"There is no checkpoint in {str(directory)!r}.")
             path = found
         header = checkpoint.read_header(path)
-        return Agent._loaded(path, header, environment)
+        return Agent._loaded(path, header, environment, agent)
 
     @staticmethod
-    def _loaded(path: Path, header: dict[str, Any], environment: Any) -> Agent:
+    def _loaded(path: Path, header: dict[str, Any], environment: Any, agent: Any) -> Agent:
         try:
             saved = header["specification"]
             spaces = Spaces.from_spec(saved["spaces"])
-            definition = define(saved["agent"])
+            options = dict(saved["agent"])
+            name = options.pop("type")
         except KeyError as error:
             raise checkpoint.CheckpointError(
                 f"The checkpoint {str(path)!r} does not hold an agent: no {error}."
             ) from None
+        if agent is None and name not in AGENTS:
+            raise checkpoint.CheckpointError(
+                f"The checkpoint {str(path)!r} is of an algorithm {name!r} that is not operant's own. "
+                "Give its class: Agent.load(..., agent=TheClass)."
+            )
+        definition = define(name if agent is None else agent, **options)
         if environment is not None:
             given = Spaces.read(environment.states(), environment.actions())
             if given != spaces:

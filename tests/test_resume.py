@@ -1,0 +1,87 @@
+"""A run that is killed and resumed ends where the uninterrupted one ends, bit for bit."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from operant import Agent, checkpoint
+from operant.cli import main
+from operant.tracking import read_history
+
+NET = ["--model", '[{"type": "dense", "size": 16}]']
+RUNS = {
+    "ppo": ["--n-envs", "4", "--n-steps", "32", "--mini-batches", "2", "--max-steps", "65536"],
+    "dqn": [
+        "--n-envs", "2", "--buffer-max-size", "2000", "--buffer-initial-size", "500", "--prioritized", "--max-steps", "32768",
+    ],
+}  # fmt: skip
+
+
+def leaves(directory):
+    tree, header = checkpoint.load_latest(directory / "checkpoints")
+    data = {}
+    for name, leaf in tree.items():
+        is_key = hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        data[name] = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+    return data, header
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", RUNS)
+def test_kill_and_resume_equals_going_on(agent, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = [
+        "train",
+        agent,
+        "--env",
+        "jax:CartPole-v1",
+        "--seed",
+        "3",
+        "--quiet",
+        "--save-seconds",
+        "0",
+        *RUNS[agent],
+        *NET,
+    ]
+    assert main([*command, "--run-dir", "whole"]) == 0
+    process = subprocess.Popen([sys.executable, "-m", "operant", *command, "--run-dir", "killed"])
+    deadline = time.monotonic() + 120
+    while not checkpoint.list_checkpoints("killed/checkpoints"):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    before = checkpoint.read_header(checkpoint.latest("killed/checkpoints"))["training"]["step"]
+    assert main(["train", "--resume", "killed", "--quiet"]) == 0
+    (whole, _), (killed, _) = leaves(tmp_path / "whole"), leaves(tmp_path / "killed")
+    assert whole.keys() == killed.keys()
+    for name in whole:
+        np.testing.assert_array_equal(whole[name], killed[name], err_msg=name)
+    a, b = (read_history(tmp_path / run / "history.parquet") for run in ("whole", "killed"))
+    for column in ("episode_reward", "mean_reward", "step"):
+        np.testing.assert_array_equal(a[column], b[column])
+    assert before < Agent.load(directory="killed").timesteps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", RUNS)
+def test_resume_on_gymnasium_goes_on_from_the_same_state(agent, tmp_path, monkeypatch):
+    """The environments restart; the agent's state is the saved one, and the run reaches its end."""
+    monkeypatch.chdir(tmp_path)
+    command = ["train", agent, "--env", "CartPole-v1", "--seed", "3", "--quiet", *RUNS[agent], *NET]
+    command[command.index("--max-steps") + 1] = "2000"
+    assert main([*command, "--run-dir", "run"]) == 0
+    saved, header = leaves(tmp_path / "run")
+    assert Agent.load(directory="run").timesteps == header["training"]["step"] >= 2000
+    assert main(["train", "--resume", "run", "--max-steps", "4000", "--quiet"]) == 0
+    after, header = leaves(tmp_path / "run")
+    assert saved.keys() == after.keys()
+    assert header["training"]["step"] >= 4000
+    history = read_history("run/history.parquet")
+    assert (np.diff(history["step"]) >= 0).all()
