@@ -54,7 +54,7 @@ def define(agent: Any, **options: Any) -> Definition:
             return _defined(
                 ALIASES.get(agent, agent), algorithm_class(agent), [*layers, entry(agent).options]
             )
-        elif isinstance(agent, str) and "." in agent:
+        elif isinstance(agent, str) and ("." in agent or ":" in agent):
             agent = import_object(agent, "agent")
         else:
             known = [*AGENTS, *ALIASES]
