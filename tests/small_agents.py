@@ -22,9 +22,9 @@ from operant.agents.learner import ENV, Learner, Train
 from operant.agents.making import define
 from operant.agents.protocol import fold
 from operant.engine import Engine
+from operant.envs.batched import NativeVector
 from operant.envs.native import HostVector, NativeEnv, Step
 from operant.envs.probe import PROBES
-from operant.envs.vector import Step as VectorStep
 from operant.execution.device import DeviceRun, World
 from operant.spaces import Spaces
 from operant.types import Array, Block, Key, Metrics
@@ -238,19 +238,15 @@ def _engine(agent: Compiled) -> Engine:
     return Engine(agent.learner, jax.random.key(0), agent.n)
 
 
-class Stream:
-    """A host vector with the numbers of a device run of the same key."""
+class Stream(NativeVector):
+    """A host vector with the numbers of a device run of the same key, whatever the seed of a reset."""
 
-    def __init__(self, env: NativeEnv, n: int, key: Any) -> None:
-        self.num_envs = n
-        self.spaces = env.spaces
+    def __init__(self, env: NativeEnv, n: int, key: Key) -> None:
+        super().__init__(env, n, "stream")
         self._vector = HostVector(env, n, fold(key, ENV))
 
     def reset(self, seed: int | None = None) -> dict[str, np.ndarray]:
-        return self._vector.reset(None)
-
-    def step(self, actions: dict[str, np.ndarray]) -> VectorStep:
-        return VectorStep(*self._vector.step(self.spaces.actions.clip(actions)))
+        return super().reset(None)
 
 
 def states_of(spaces: Spaces, observation: dict[str, np.ndarray], index: Any) -> Any:

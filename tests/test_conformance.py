@@ -489,3 +489,68 @@ def test_recurrent_state_starts_anew_with_each_episode(name):
     one, two = carries(jax.random.key(0), random_observation(env.spaces, 3, jax.random.key(1)))
     for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
         assert np.isclose(x, y).all(axis=1).tolist() == [True, False, True]
+
+
+# Agents that explore by a share of random actions, and that have a target network
+
+
+def having(option: str):
+    """The agents that have an option, to parametrise with."""
+    found = []
+    for entry in ONCE:
+        name = entry if isinstance(entry, str) else entry.values[0]
+        if option in options(type(define(name).config)):
+            found.append(entry)
+    return found
+
+
+@pytest.mark.parametrize("name", having("epsilon_decay_steps"))
+def test_exploration_rate_is_one_while_the_memory_fills_and_then_falls_linearly(name):
+    """From 1 to 0.02 over 60 steps after the first 12: at 42 steps 1 - 0.98 * 30 / 60 = 0.51."""
+    agent = compiled(name, Countdown())
+    _, blocks, metrics = agent.run(0, 24)
+    steps = np.cumsum([int(b.valid.sum()) for b in blocks])
+    expected = np.where(steps < 12, 1.0, 1.0 - 0.98 * np.clip((steps - 12) / 60, 0, 1))
+    np.testing.assert_allclose([m["explore/epsilon"] for m in metrics], expected, rtol=1e-5)
+    assert steps[-1] > 72
+    learning = [np.isfinite(m["loss/td"]) for m in metrics]
+    assert learning == (steps >= 12).tolist()
+
+
+@pytest.mark.parametrize("name", having("epsilon_decay_steps"))
+def test_share_of_random_actions_is_the_exploration_rate(name):
+    """At 0.3 a random action of 3 differs from the best in 2 of 3 cases: a share of 0.2."""
+    made = learner(name, Countdown(), 2, epsilon_start=0.3, epsilon_end=0.3)
+    observation = random_observation(made.algorithm.spaces, DRAWS, jax.random.key(1))
+
+    @jax.jit
+    def both(key, observation, steps):
+        train = made.init(key, made.hyper())
+        acting = made.acting(train._replace(counters=train.counters._replace(timesteps=steps)))
+        noise = made.algorithm.noise(fold(key, 9), DRAWS)
+        first = jnp.ones(DRAWS, bool)
+        return [
+            made.act(acting, observation, (), first, noise, explore=explore).action["action"]
+            for explore in (False, True)
+        ]
+
+    for steps, share in ((0, 2 / 3), (12, 0.2), (1000, 0.2)):
+        greedy, exploring = both(jax.random.key(0), observation, jnp.uint32(steps))
+        # three standard deviations of a share of 10 000 are 0.014
+        assert np.mean(np.asarray(greedy != exploring)) == pytest.approx(share, abs=0.014)
+
+
+@pytest.mark.parametrize("name", having("target_sync_steps"))
+def test_target_is_copied_whenever_the_actors_together_pass_a_multiple(name):
+    agent = compiled(name, Countdown())
+    train, world = agent.begin(1)
+    target, passed, copies = train.state.target, 0, 0
+    for _ in range(24):
+        block, world = agent.collect(train, world)
+        train, _ = agent.absorb(train, block)
+        now = int(train.counters.timesteps) // 20
+        if now > passed:
+            target, passed, copies = train.state.variables["params"], now, copies + 1
+        assert equal(train.state.target, target)
+    assert copies >= 3
+    assert not equal(train.state.variables["params"], agent.begin(1)[0].state.variables["params"])

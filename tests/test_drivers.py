@@ -24,6 +24,7 @@ from tests.small_agents import (
     parameters,
     serves,
     small,
+    states_of,
 )
 
 from operant import checkpoint
@@ -32,6 +33,7 @@ from operant.agents.learner import Train
 from operant.agents.making import define
 from operant.envs.classic import CartPole
 from operant.envs.native import NativeEnv, TimeLimit
+from operant.errors import SpaceError, SpecError
 from operant.execution.device import DeviceDriver, Population
 from operant.execution.host import HostDriver
 from operant.memory.ring import VALID
@@ -59,7 +61,7 @@ def on_device(agent: Compiled, seed: int, calls: tuple[int, ...]) -> DeviceDrive
 def on_host(agent: Compiled, seed: int, blocks: int) -> HostDriver:
     """Run blocks on the host driver."""
     env = Stream(agent.env, agent.n, jax.random.key(seed))
-    driver = HostDriver(agent.engine(seed), env, seed)  # type: ignore[arg-type]
+    driver = HostDriver(agent.engine(seed), env, seed)
     driver.advance(blocks)
     return driver
 
@@ -226,7 +228,7 @@ def test_finished_episodes_are_what_happened(name):
                 reward[i], length[i] = 0, 0
     assert len(expected) > 10
     np.testing.assert_allclose(np.array(finished, float), np.array(expected, float), rtol=1e-5)
-    host = HostDriver(agent.engine(2), Stream(agent.env, agent.n, jax.random.key(2)), 2)  # type: ignore[arg-type]
+    host = HostDriver(agent.engine(2), Stream(agent.env, agent.n, jax.random.key(2)), 2)
     on_host_finished = host.advance(BLOCKS)
     np.testing.assert_allclose(np.array(on_host_finished, float), np.array(expected, float), rtol=1e-5)
 
@@ -315,7 +317,7 @@ def test_host_driver_resumes_with_the_train_it_saved_and_cuts_open_episodes(name
     assert not driver._ended.all()
 
     env = Stream(agent.env, agent.n, jax.random.key(77))
-    other = HostDriver(agent.engine(SEED + 1), env, SEED)  # type: ignore[arg-type]
+    other = HostDriver(agent.engine(SEED + 1), env, SEED)
     restored(path, other)
     assert differing(before, other.train) == []
     assert (other.step, other._row) == (int(before.counters.timesteps), int(before.counters.rows))
@@ -350,6 +352,17 @@ def test_host_driver_resumes_with_the_train_it_saved_and_cuts_open_episodes(name
 
 
 @pytest.mark.parametrize("name", ONCE)
+def test_host_driver_may_be_saved_before_its_first_block(name, tmp_path):
+    agent = compiled(name, Countdown())
+    path = saved(tmp_path, on_host(agent, SEED, 0))
+    other = HostDriver(agent.engine(SEED + 1), Stream(agent.env, agent.n, jax.random.key(7)), SEED)
+    restored(path, other)
+    assert differing(agent.begin(SEED)[0], other.train) == []
+    other.advance(2)
+    assert other.step == int(other.train.counters.timesteps) > 0
+
+
+@pytest.mark.parametrize("name", ONCE)
 def test_nothing_bootstraps_across_a_restart(name):
     """What the block before the restart taught does not depend on what comes after, and the reverse.
 
@@ -375,6 +388,33 @@ def test_nothing_bootstraps_across_a_restart(name):
 
 
 # Actors out of step
+
+
+def test_what_observe_refuses_changes_nothing():
+    """Also where only one of several actors is told something wrong."""
+    agent = compiled(next(entry for entry in ONCE if isinstance(entry, str)), Countdown())
+    made = interactive(agent, SEED)
+    observation = Stream(agent.env, agent.n, jax.random.key(0)).reset()
+    everyone = list(range(agent.n))
+    with pytest.raises(SpecError, match=r"parallel must be an index, or a list of different ones.*\[0, 0\]"):
+        made.act(states=states_of(agent.env.spaces, observation, slice(0, 2)), parallel=[0, 0])
+    with pytest.raises(SpecError, match="parallel must be an index, or a list of different ones"):
+        made.act(states=states_of(agent.env.spaces, observation, slice(0, 0)), parallel=[])
+    states = states_of(agent.env.spaces, observation, slice(None))
+    made.act(states=states, parallel=everyone)
+    wrong = {"reward": [0.0, 0.0, float("nan")]}, {"terminal": [1, 0, 7]}
+    for arguments in wrong:
+        with pytest.raises(SpaceError):
+            made.observe(parallel=everyone, **arguments)
+    with pytest.raises(SpaceError, match="noise"):
+        made.observe(
+            terminal=2, parallel=1, next_states={**states_of(agent.env.spaces, observation, 1), "noise": 1.0}
+        )
+    with pytest.raises(SpecError, match="different ones"):
+        made.observe(parallel=[1, 1])
+    assert made.episodes == 0
+    made.observe(terminal=[0, 2, 1], parallel=everyone)
+    assert (made.timesteps, made.episodes) == (agent.n, 2)
 
 
 def columns_of(blocks: list[tuple[Any, list[int] | None]], n: int) -> list[dict[str, np.ndarray]]:

@@ -35,6 +35,16 @@ class Row(NamedTuple):
     """Recurrent state before the row."""
 
 
+class Told(NamedTuple):
+    """What `observe` was told of one actor, checked."""
+
+    actor: Actor
+    reward: float
+    terminal: int
+    last: dict[str, np.ndarray] | None
+    """Observation after the episode's last action, if it was given."""
+
+
 class Actor:
     """One actor's side of the interaction: its unfinished rows and where it stands."""
 
@@ -269,7 +279,7 @@ class Agent:
         if internals is not None:
             raise UsageError("internals are kept by the agent. Give them with independent=True only.")
         batched = not isinstance(parallel, int | np.integer)
-        actors = [self._actor(i) for i in (parallel if batched else [parallel])]  # type: ignore[union-attr]
+        actors = self._actors(parallel if batched else [parallel])
         for actor in actors:
             if actor.acted:
                 raise UsageError(
@@ -300,6 +310,12 @@ class Agent:
                 "parallel", f"an index below parallel_interactions={self.parallel_interactions}", index
             )
         return self.actors[int(index)]
+
+    def _actors(self, parallel: Any) -> list[Actor]:
+        actors = [self._actor(index) for index in parallel]
+        if not actors or len({actor.index for actor in actors}) < len(actors):
+            raise value_error("parallel", "an index, or a list of different ones", parallel)
+        return actors
 
     def _observation(self, states: Any, count: int, batched: bool) -> dict[str, np.ndarray]:
         if not batched:
@@ -392,24 +408,29 @@ class Agent:
             UsageError: the actor did not act.
         """
         if isinstance(parallel, int | np.integer):
-            self._observe(self._actor(parallel), reward, terminal, next_states)
+            told = [self._told(self._actor(parallel), reward, terminal, next_states)]
         else:
-            self._observe_batch(parallel, reward, terminal, next_states)
+            told = self._told_batch(parallel, reward, terminal, next_states)
+        for each in told:  # all of them were checked: what is refused changes nothing
+            self._observe(*each)
         self._learn()
         made = self.updates - self._reported
         self._reported += made
         return made
 
-    def _observe_batch(self, parallel: Any, reward: Any, terminal: Any, next_states: Any) -> None:
-        count = len(parallel)
-        rewards, terminals = np.broadcast_to(reward, count), np.broadcast_to(terminal, count)
-        for i, index in enumerate(parallel):
+    def _told_batch(self, parallel: Any, reward: Any, terminal: Any, next_states: Any) -> list[Told]:
+        actors = self._actors(parallel)
+        rewards, terminals = np.broadcast_to(reward, len(actors)), np.broadcast_to(terminal, len(actors))
+        told = []
+        for i, actor in enumerate(actors):
             last = None
             if next_states is not None and terminals[i]:
                 last = next_states[i] if isinstance(next_states, list | tuple) else _take(next_states, i)
-            self._observe(self._actor(index), rewards[i], terminals[i], last)
+            told.append(self._told(actor, rewards[i], terminals[i], last))
+        return told
 
-    def _observe(self, actor: Actor, reward: Any, terminal: Any, next_states: Any) -> None:
+    def _told(self, actor: Actor, reward: Any, terminal: Any, next_states: Any) -> Told:
+        """Check what an actor's last action brought."""
         if not actor.acted:
             raise UsageError(f"observe was called without act for parallel={actor.index}. Call act first.")
         reward = float(reward)
@@ -419,11 +440,17 @@ class Agent:
             raise SpaceError(
                 f"terminal must be 0, 1 or 2 (aborted by a time limit). Received: terminal={terminal!r}."
             )
-        kind = int(terminal)
-        actor.fill_row(reward=reward, terminated=kind == 1, truncated=kind == 2)
+        last = None if next_states is None or not terminal else self.spaces.observe(next_states, ())
+        return Told(actor, reward, int(terminal), last)
+
+    def _observe(
+        self, actor: Actor, reward: float, terminal: int, last: dict[str, np.ndarray] | None
+    ) -> None:
+        """Complete an actor's row; `last` is the observation after an episode's last action."""
+        actor.fill_row(reward=reward, terminated=terminal == 1, truncated=terminal == 2)
         actor.acted = False
-        if kind:
-            last = actor.rows[-1].observation if next_states is None else self.spaces.observe(next_states, ())
+        if terminal:
+            last = actor.rows[-1].observation if last is None else last
             actor.end_episode({name: np.array(x) for name, x in last.items()})
             self._collect(actor)
 

@@ -296,14 +296,16 @@ class PPO:
             params, opt_state, info = optimise.apply(optimizer, params, opt_state, grads)
             return (params, opt_state), {**metrics, **{f"update/{k}": v for k, v in info.items()}}
 
-        def epoch(learned: tuple[Tree, Tree], key: Key) -> tuple[tuple[Tree, Tree], Metrics]:
+        def epoch(learned: tuple[Tree, Tree], words: Array) -> tuple[tuple[Tree, Tree], Metrics]:
             # One gather per epoch, then slices: cheaper than a gather per minibatch.
-            order = random.permutation(key, units)[: size * self.config.mini_batches].reshape(-1, size)
+            own = jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
+            order = random.permutation(own, units)[: size * self.config.mini_batches].reshape(-1, size)
             parts = jax.tree.map(lambda x: jnp.moveaxis(jnp.take(x, order, axis=axis), axis, 0), batch)
             starts = jax.tree.map(lambda x: jnp.take(x, order, axis=0), carry)
             return jax.lax.scan(step, learned, (parts, starts))
 
-        keys = jax.random.split(key, self.config.ppo_epochs)
-        learned, metrics = jax.lax.scan(epoch, (variables["params"], opt_state), keys)
+        # As plain numbers: under `vmap`, JAX's check of key reuse takes the keys of a scan for used.
+        words = jax.random.key_data(jax.random.split(key, self.config.ppo_epochs))
+        learned, metrics = jax.lax.scan(epoch, (variables["params"], opt_state), words)
         skipped = jnp.sum(metrics.pop("update/skipped"))
         return learned, {**jax.tree.map(jnp.mean, metrics), "update/skipped": skipped}

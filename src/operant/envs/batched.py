@@ -185,7 +185,7 @@ class NativeVector(VectorEnv):
         """Take one action everywhere."""
         if not (self._is_open and self._is_reset):
             raise self._unusable()
-        step = Step(*self._vector.step(actions))
+        step = Step(*self._vector.step(self.spaces.actions.clip(actions)))
         fault = nonfinite("reward", step.reward)
         for key, value in step.observation.items():
             fault = fault or nonfinite(f"state {key!r}", value)

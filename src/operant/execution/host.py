@@ -49,8 +49,6 @@ class HostDriver:
 
     def advance(self, blocks: int = 1) -> list[Finished]:
         """Collect and learn from that many blocks; return the episodes that ended."""
-        if self._observation is None:
-            self._observation = self.env.reset(self._seed)
         finished: list[Finished] = []
         for _ in range(blocks):
             block = self._collect(finished)
@@ -60,11 +58,16 @@ class HostDriver:
             jax.block_until_ready(self._next.action)
         return finished
 
+    def _begin(self) -> dict[str, np.ndarray]:
+        """Reset the environments if this was not done yet; return the observation that stands."""
+        if self._observation is None:
+            self._observation = self.env.reset(self._seed)
+        return self._observation
+
     def _collect(self, finished: list[Finished]) -> Block:
         """Fill the buffer with the rows of one block."""
         engine, env, buffer = self.engine, self.env, self._buffer
-        observation, action = self._observation, self._next
-        assert observation is not None
+        observation, action = self._begin(), self._next
         carry, first, ended = self._carry, self._first, self._ended
         if self._recurrent:
             carry = self._reset_carry(carry, first)
@@ -108,11 +111,10 @@ class HostDriver:
 
     def snapshot(self) -> dict[str, Any]:
         """Return what continuing needs beside the engine's `Train`, as a tree of arrays; valid between blocks."""
-        observation = {} if self._observation is None else dict(self._observation)
-        return {"observation": observation, "ended": self._ended.copy()}
+        return {"observation": dict(self._begin()), "ended": self._ended.copy()}
 
     def snapshot_like(self) -> dict[str, Any]:
-        """Return the shapes of a snapshot taken while training."""
+        """Return the shapes of a snapshot."""
         leaves = self._buffer.observation
         return {
             "observation": {k: np.zeros(x.shape[1:], x.dtype) for k, x in leaves.items()},
