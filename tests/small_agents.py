@@ -69,7 +69,7 @@ SMALL: dict[str, Small] = {
 NAMES = tuple(AGENTS)
 _FIRST = {entry[:2]: name for name, entry in reversed(AGENTS.items())}
 ONCE = [
-    name if _FIRST[entry[:2]] == name else pytest.param(name, marks=pytest.mark.slow)
+    name if _FIRST[entry[:2]] == name else pytest.param(name, marks=pytest.mark.exhaustive)
     for name, entry in AGENTS.items()
 ]
 """The agents, to parametrise with: those that are another one with other options are slow tests."""

@@ -167,7 +167,7 @@ def served(everyday: tuple[str, ...]):
         for kind in KINDS:
             if serves(name, Countdown(kind=kind).spaces):
                 often = kind in everyday and name in [p for p in ONCE if isinstance(p, str)]
-                yield pytest.param(name, kind, marks=() if often else pytest.mark.slow)
+                yield pytest.param(name, kind, marks=() if often else pytest.mark.exhaustive)
 
 
 @pytest.mark.parametrize(("name", "kind"), list(served(("discrete", "hybrid"))))
@@ -277,7 +277,7 @@ def test_counters_count_environment_steps_episodes_updates_and_rows(agent):
     assert [int(x) for x in train.counters] == [valid.sum(), ended.sum(), BLOCKS, rows]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_update_is_the_same_without_compilation(agent):
     train, blocks, _ = agent.run(7, BLOCKS)
     expected, metrics = agent.absorb(train, blocks[-1])
@@ -366,7 +366,7 @@ def test_a_schedule_cannot_replace_a_number_in_a_running_agent_nor_the_reverse(a
         scheduled.hyper(config.replace(lr=0.5))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_schedule_is_evaluated_at_the_true_step_and_scaled(name):
     agent = compiled(name, Countdown(), lr="linear:0.1:0.02:40")
     train, blocks, metrics = agent.run(0, BLOCKS)
@@ -426,7 +426,7 @@ def test_one_broken_number_spoils_no_parameter(agent, where):
         assert np.isfinite(np.asarray(x)).all(), path
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("where", ["reward", "observation"])
 def test_broken_numbers_do_not_spoil_running_statistics(name, where):
     """After the broken block has gone an agent that normalises learns on."""
@@ -449,7 +449,7 @@ def test_broken_numbers_do_not_spoil_running_statistics(name, where):
 # Options mapped over
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_population_of_three_learning_rates_equals_three_runs(name):
     env, blocks, rates = Countdown(), 10, (0.01, 0.003, 0.0)
     agent = compiled(name, env)

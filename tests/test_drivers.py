@@ -135,7 +135,7 @@ def cases(*everyday: str):
         for label, case in CASES.items():
             if serves(name, case.env.spaces):
                 often = isinstance(agent, str) and label in everyday
-                marks = () if often else pytest.mark.slow
+                marks = () if often else pytest.mark.exhaustive
                 found.append(pytest.param(name, case, id=f"{name}-{label}", marks=marks))
     return found
 
@@ -150,7 +150,7 @@ SINGLE_ROW = {"dqn": {"train_every": 1}, "ddqn": {"train_every": 1}, "ppo": {"n_
 """What makes each agent learn after every row."""
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("name", ONCE)
 def test_drivers_agree_when_every_row_is_a_block(name, n):
@@ -165,7 +165,7 @@ class Hashable(list):
         return hash(repr(self))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["int", "hybrid"])
 @pytest.mark.parametrize("name", RECURRENT_NAMES)
 def test_drivers_agree_with_a_recurrent_network(name, kind):
@@ -174,7 +174,7 @@ def test_drivers_agree_with_a_recurrent_network(name, kind):
     assert agent.learner.algorithm.model.recurrent
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ONCE)
 def test_drivers_agree_with_normalisation_and_schedules(name):
     config = define(name).config
@@ -233,7 +233,7 @@ def test_finished_episodes_are_what_happened(name):
     np.testing.assert_allclose(np.array(on_host_finished, float), np.array(expected, float), rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ONCE)
 def test_population_of_three_seeds_equals_three_runs(name):
     agent = compiled(name, Countdown())
@@ -265,7 +265,7 @@ def restored(path: Any, driver: Any) -> None:
     driver.restore(tree["train"], tree["driver"])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("recurrent", [False, True])
 @pytest.mark.parametrize("name", ONCE)
 def test_device_driver_resumes_bit_for_bit_in_fresh_objects(name, recurrent, tmp_path):

@@ -160,7 +160,7 @@ def cases(traced: bool) -> list[Any]:
                 continue
             quick = not knob.context if traced else knob.changes == "shapes"
             slow = not isinstance(entry, str) or not quick
-            found.append(pytest.param(name, option, marks=pytest.mark.slow if slow else ()))
+            found.append(pytest.param(name, option, marks=pytest.mark.exhaustive if slow else ()))
     return found
 
 
@@ -233,7 +233,7 @@ def test_every_traced_option_takes_a_schedule(name):
                 define(name, **{option: {"type": "linear", "start": 1.0, "end": 1.0, "steps": 10}})
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ONCE)
 def test_constant_schedules_are_the_numbers(name):
     """All traced options at once, as schedules that never change; halved by the vector of factors, as numbers are."""

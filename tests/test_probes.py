@@ -182,7 +182,7 @@ def pairs():
         name = entry if isinstance(entry, str) else entry.values[0]
         for probe in probes_of(name):
             slow = not isinstance(entry, str) or probe not in EVERYDAY
-            found.append(pytest.param(name, probe, marks=pytest.mark.slow if slow else ()))
+            found.append(pytest.param(name, probe, marks=pytest.mark.exhaustive if slow else ()))
     return found
 
 
@@ -196,7 +196,7 @@ def test_every_agent_has_settings_for_the_probes():
     assert all(LEARNING[name].recurrent for name in RECURRENT_NAMES)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("probe", ["probe/discount", "probe/observation-action", "probe/time-limit"])
 @pytest.mark.parametrize("name", ONCE)
 def test_agents_learn_probes_on_the_host(name, probe):
@@ -208,7 +208,7 @@ def test_agents_learn_probes_on_the_host(name, probe):
     check(name, probe, look(name, made, env, driver.train))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("probe", ["probe/observation-action", "probe/time-limit"])
 @pytest.mark.parametrize("name", ONCE)
 def test_agents_learn_probes_in_a_program(name, probe):
@@ -222,14 +222,14 @@ def test_agents_learn_probes_in_a_program(name, probe):
 # Negative controls: with a mechanism switched off the check fails
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ONCE)
 def test_another_gamma_is_seen_on_the_discount_probe(name):
     with pytest.raises(AssertionError, match="is right"):
         check(name, "probe/discount", on_device(name, "probe/discount", gamma=0.5))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ONCE)
 def test_truncation_taken_for_termination_is_seen_on_the_time_limit_probe(name, monkeypatch):
     collect = DeviceRun.collect
@@ -246,7 +246,7 @@ def test_truncation_taken_for_termination_is_seen_on_the_time_limit_probe(name, 
     np.testing.assert_allclose(found.value, 2.26, atol=0.4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ONCE)
 def test_actions_of_another_row_are_seen_on_the_observation_action_probe(name, monkeypatch):
     collect = DeviceRun.collect
@@ -261,7 +261,7 @@ def test_actions_of_another_row_are_seen_on_the_observation_action_probe(name, m
         check(name, "probe/observation-action", on_device(name, "probe/observation-action"))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [name for name in NAMES if LEARNING[name].value is greedy_value])
 def test_values_of_forbidden_actions_are_seen_on_the_mask_probe(name, monkeypatch):
     """An agent that bootstraps from action values must leave forbidden ones out; others have no such maximum."""
@@ -273,7 +273,7 @@ def test_values_of_forbidden_actions_are_seen_on_the_mask_probe(name, monkeypatc
         check(name, "probe/mask", found)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", RECURRENT_NAMES)
 def test_a_network_without_memory_fails_the_memory_probe(name):
     found = on_device(name, "probe/memory", model=MODEL)
