@@ -138,6 +138,9 @@ class Memory:
     def message(self, text):
         self.seen.append(("message", text))
 
+    def flush(self):
+        self.seen.append(("flush",))
+
     def close(self):
         self.seen.append(("close",))
 
@@ -158,11 +161,12 @@ def test_all_sinks_get_everything():
     tracker.episodes([])
     tracker.record(scalars)
     tracker.message("hello")
+    tracker.flush()
     tracker.close()
     assert (
         one.seen
         == two.seen
-        == [("episodes", episodes), ("record", scalars), ("message", "hello"), ("close",)]
+        == [("episodes", episodes), ("record", scalars), ("message", "hello"), ("flush",), ("close",)]
     )
 
 

@@ -85,3 +85,23 @@ def test_resume_on_gymnasium_goes_on_from_the_same_state(agent, tmp_path, monkey
     assert header["training"]["step"] >= 4000
     history = read_history("run/history.parquet")
     assert (np.diff(history["step"]) >= 0).all()
+
+
+def test_the_history_is_on_the_disk_before_the_checkpoint_that_counts_on_it(tmp_path, monkeypatch):
+    """A process killed right after a checkpoint was written must not have lost the episodes before it."""
+    monkeypatch.chdir(tmp_path)
+    write, seen = checkpoint.save, []
+
+    def save(directory, tree, header, **options):
+        if "training" in header:
+            episodes = len(read_history("run/history.parquet")["step"])
+            seen.append((episodes, header["training"]["score"]["episodes"]))
+        return write(directory, tree, header, **options)
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    command = ["train", "ppo", "--env", "jax:CartPole-v1", "--seed", "3", "--quiet", "--save-seconds", "0"]
+    command += [*RUNS["ppo"], *NET, "--run-dir", "run"]
+    command[command.index("--max-steps") + 1] = "2048"
+    assert main(command) == 0
+    assert len(seen) > 1 and seen[-1][0] > 0
+    assert all(written == counted for written, counted in seen)

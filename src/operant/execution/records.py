@@ -45,6 +45,10 @@ class Sink(Protocol):
         """Take a line for the user."""
         ...
 
+    def flush(self) -> None:
+        """Put what was taken on the disk: a checkpoint is about to say that it is there."""
+        ...
+
     def close(self) -> None:
         """Write what is left."""
         ...

@@ -135,7 +135,11 @@ class Training:
         self.monitor.restore(saved["monitor"])
 
     def save(self) -> Path | None:
-        """Write a checkpoint of the whole run."""
+        """Write a checkpoint of the whole run.
+
+        What the sinks hold goes to the disk first. A process that dies in between leaves records beyond the last
+        checkpoint, which the resumed run drops and writes again; the other way round their episodes would be lost.
+        """
         if self.directory is None:
             return None
         header = {
@@ -148,6 +152,7 @@ class Training:
             },
         }
         tree = {"train": self.driver.train, "driver": self.driver.snapshot()}
+        self.sinks.flush()
         name = f"step-{self.driver.step:012d}"
         return checkpoint.save(self.directory, tree, header, keep=3, name=name)
 

@@ -107,6 +107,9 @@ class Console:
         else:
             self._live.console.print(text, markup=False, highlight=False)
 
+    def flush(self) -> None:
+        """Nothing is kept on a disk."""
+
     def close(self) -> None:
         """End the display, leaving its last state in place."""
         if self._live is not None:

@@ -33,6 +33,10 @@ class Tracker:
         """Hand on one line for the user."""
         self._each(lambda sink: sink.message(text))
 
+    def flush(self) -> None:
+        """Have every sink put what it holds on the disk."""
+        self._each(lambda sink: sink.flush())
+
     def close(self) -> None:
         """Close every sink, also after one has failed to."""
         self._each(lambda sink: sink.close())

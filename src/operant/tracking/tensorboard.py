@@ -35,6 +35,10 @@ class TensorBoard:
     def message(self, text: str) -> None:
         """Messages are left to the console."""
 
+    def flush(self) -> None:
+        """Put what was written on the disk."""
+        self._writer.flush()
+
     def close(self) -> None:
         """Force what was written to the disk and close the file."""
         self._writer.close()
