@@ -48,7 +48,7 @@ def order_faults(file: str, source: str) -> Iterator[str]:
     }
     for name, defined in methods.items():
         recipe = [f for f in defined if f in ("init", "act", "update")]
-        if recipe and recipe != ["init", "act", "update"]:
+        if recipe != sorted(recipe, key=["init", "act", "update"].index):
             yield f"{file}: {name} defines {', '.join(recipe)}; the order is init, act, update"
     if not any("update" in defined for defined in methods.values()):
         yield f"{file}: no class has a method update"

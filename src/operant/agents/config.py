@@ -6,7 +6,7 @@ Imports neither JAX nor Keras: the command line reads every algorithm's options 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from operant.spec import Config, Scalar, option
 
@@ -51,14 +51,82 @@ class AgentConfig(Config):
         1e-07, "Epsilon of the optimizer's denominator", low=0.0, search="log_uniform", traced=True
     )
     optimizer: str = option("adam", "Optimizer by name: adam, adamw, nadam, rmsprop, sgd")
+    grad_norm: float | None = option(
+        None,
+        "Global norm to which gradients are clipped (None: not)",
+        low=0.0,
+        low_open=True,
+        search="log_uniform",
+    )
+    normalize_observations: bool = option(
+        False,
+        "Scale float observations by their running mean and standard deviation, which are saved with the agent",
+    )
+    normalize_rewards: bool = option(
+        False, "Divide rewards by the running standard deviation of the discounted return"
+    )
+
+
+class ModelConfig(AgentConfig):
+    """Options of algorithms with one network."""
+
     model: Any = option(
         "auto",
         "Network: 'auto', a list of layers, a Keras model, or the path to a file that holds one",
         aliases=("network",),
     )
-    normalize_observations: bool = option(
-        False,
-        "Scale float observations by their running mean and standard deviation, which are saved with the agent",
+
+
+class ActorCriticConfig(AgentConfig):
+    """Options of algorithms with a network for the actor and one for the critic."""
+
+    actor_model: Any = option(
+        "auto", "Network of the actor: 'auto', a list of layers, a Keras model, or the path to a file"
+    )
+    critic_model: Any = option(
+        "auto", "Network of the critic: 'auto', a list of layers, a Keras model, or the path to a file"
+    )
+
+
+class RolloutConfig(AgentConfig):
+    """Options of actor-critic algorithms that learn from fresh blocks with a stochastic policy."""
+
+    entropy_coef: Scalar = option(
+        0.01,
+        "Entropy coefficient for loss calculation. Larger: more exploration",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+    )
+    grad_norm: float | None = option(
+        0.5,
+        "Global norm to which gradients are clipped (None: not)",
+        low=0.0,
+        low_open=True,
+        search="log_uniform",
+    )
+    lam: Scalar = option(
+        0.95, "GAE-Lambda for advantage estimation", low=0.0, high=1.0, search="log_uniform", traced=True
+    )
+    n_steps: int = option(
+        128,
+        "Transition steps",
+        unit="environment steps per environment and update",
+        low=1,
+        search="categorical",
+    )
+    value_loss_coef: Scalar = option(
+        0.5, "Value loss coefficient for value loss calculation", low=0.0, search="log_uniform", traced=True
+    )
+    distribution: Literal["clip", "squash", "beta"] = option(
+        "clip",
+        "Distribution of bounded float actions: clip (Gaussian, clipped), squash (tanh of a Gaussian), beta",
+        choices=("clip", "squash", "beta"),
+    )
+    std: Literal["global", "predicted"] = option(
+        "global",
+        "Gaussian's deviation: one learned number per action (global) or an output (predicted)",
+        choices=("global", "predicted"),
     )
 
 

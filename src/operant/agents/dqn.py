@@ -27,8 +27,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from operant.agents import serving
-from operant.agents.config import ReplayConfig
+from operant.agents import serving, stability
+from operant.agents.config import ModelConfig, ReplayConfig
 from operant.agents.protocol import Counters, split_masks
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, build
@@ -38,7 +38,7 @@ from operant.spec import Scalar, option
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Transition, Tree
 
 
-class Config(ReplayConfig):
+class Config(ReplayConfig, ModelConfig):
     """Options of DQN."""
 
     double: bool = option(False, "If specified, DDQN will be used")
@@ -88,13 +88,6 @@ class Config(ReplayConfig):
     )
     gradient_steps: int = option(1, "Gradient steps per update", low=1, search="int")
     n_steps: int = option(1, "Steps of the n-step return", low=1, search="categorical")
-    grad_norm: float | None = option(
-        None,
-        "Global norm to which gradients are clipped (default: not)",
-        low=0.0,
-        low_open=True,
-        search="log_uniform",
-    )
     huber: float | None = option(
         None,
         "Error beyond which the loss is linear (default: squared everywhere)",
@@ -134,6 +127,8 @@ class State(NamedTuple):
     target: Tree
     """Parameters of the target network."""
     optimizer: Tree
+    reward_scale: Tree
+    """`RewardScale`, or `()` without reward normalisation."""
 
 
 def loss(
@@ -198,15 +193,12 @@ class DQN:
         frames = {k: v.frames for k, v in self.spaces.states.components.items() if v.frames > 1}
         return Replay(c.buffer_max_size, self.actors, prioritised=c.prioritized, frames=frames)
 
-    def _optimizer(self) -> optimise.Optimizer:
-        c = self.config
-        return optimise.optimizer(c.optimizer, c.lr, c.beta1, c.beta2, c.opt_epsilon, c.grad_norm)
-
     def init(self, key: Key) -> State:
         """Initialise the network; the target starts as its copy."""
         variables = self.model.init(key)
         target = jax.tree.map(jnp.copy, variables["params"])
-        return State(variables, target, self._optimizer().init(variables["params"]))
+        opt_state = stability.optimizer(self.config).init(variables["params"])
+        return State(variables, target, opt_state, stability.reward_scale(self.config, self.actors))
 
     def weights(self, state: State) -> dict[str, Tree]:
         """Return the variables of the one model."""
@@ -273,7 +265,9 @@ class DQN:
         self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
     ) -> tuple[State, Tree, Metrics]:
         """Take `gradient_steps` steps once the memory is filled, then sync the target when it is due."""
-        state = state._replace(variables=self.model.observe(state.variables, block.observation, block.valid))
+        scale, _ = stability.scale_block(self.config, state.reward_scale, block)
+        variables = self.model.observe(state.variables, block.observation, block.valid)
+        state = state._replace(variables=variables, reward_scale=scale)
         ready = counters.timesteps >= jnp.uint32(self.config.initial_size)
         state, memory, metrics = self._learn(state, memory, ready, key)
         metrics |= {
@@ -288,7 +282,7 @@ class DQN:
         A loop of no or some rounds, not a condition: XLA copies what a condition returns, a loop works in place.
         """
         c = self.config
-        replay, optimizer = self.memory, self._optimizer()
+        replay, optimizer = self.memory, stability.optimizer(self.config)
         assert replay is not None
         keys = key[None] if c.gradient_steps == 1 else jax.random.split(key, c.gradient_steps)
         # As plain numbers: JAX's check of key reuse takes any key that a loop reads for one used by every round.
@@ -300,6 +294,7 @@ class DQN:
             batch = replay.sample(
                 memory, own, c.buffer_batch_size, c.gamma, n_step=c.n_steps, beta=c.priority_beta
             )
+            batch = batch._replace(reward=stability.scale_replayed(c, state.reward_scale, batch.reward))
             params = state.variables["params"]
             (_, (error, metrics)), grads = jax.value_and_grad(loss, has_aux=True)(params, state, self, batch)
             params, opt_state, info = optimise.apply(optimizer, params, state.optimizer, grads)

@@ -18,23 +18,23 @@ observation. If the block does not divide into minibatches, each epoch leaves ou
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from operant.agents.config import AgentConfig
+from operant.agents import stability
+from operant.agents.config import ModelConfig, RolloutConfig
 from operant.agents.protocol import Counters, split_masks
+from operant.agents.rollouts import ActorCritic
 from operant.errors import value_error
-from operant.memory.replay import Replay
-from operant.nn import Head, Model, Policy, build
-from operant.ops import losses, optimise, random, returns, statistics
+from operant.ops import losses, optimise, random
 from operant.spaces import Spaces
 from operant.spec import Scalar, option
-from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
+from operant.types import Array, Arrays, Block, Key, Metrics, Tree
 
 
-class Config(AgentConfig):
+class Config(RolloutConfig, ModelConfig):
     """Options of PPO."""
 
     advantage_epsilon: Scalar = option(
@@ -48,54 +48,14 @@ class Config(AgentConfig):
         search="log_uniform",
         traced=True,
     )
-    entropy_coef: Scalar = option(
-        0.01,
-        "Entropy coefficient for loss calculation. Larger: more exploration",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
-    )
-    grad_norm: float | None = option(
-        0.5,
-        "Global norm to which gradients are clipped (None: not)",
-        low=0.0,
-        low_open=True,
-        search="log_uniform",
-    )
-    lam: Scalar = option(
-        0.95, "GAE-Lambda for advantage estimation", low=0.0, high=1.0, search="log_uniform", traced=True
-    )
     mini_batches: int = option(4, "Number of mini-batches to use per update", low=1, search="categorical")
-    n_steps: int = option(
-        128,
-        "Transition steps",
-        unit="environment steps per environment and update",
-        low=1,
-        search="categorical",
-    )
     ppo_epochs: int = option(
         4, "Gradient updates per training step: passes over each block", low=1, search="categorical"
     )
-    value_loss_coef: Scalar = option(
-        0.5, "Value loss coefficient for value loss calculation", low=0.0, search="log_uniform", traced=True
-    )
     clip_value: bool = option(True, "Clip the value's change by clip-norm as well")
     normalize_advantage: bool = option(True, "Standardise advantages in each mini-batch")
-    normalize_rewards: bool = option(
-        False, "Divide rewards by the running standard deviation of the discounted return"
-    )
     separate: bool = option(
         False, "Separate networks for policy and value instead of one trunk with two heads"
-    )
-    distribution: Literal["clip", "squash", "beta"] = option(
-        "clip",
-        "Distribution of bounded float actions: clip (Gaussian, clipped), squash (tanh of a Gaussian), beta",
-        choices=("clip", "squash", "beta"),
-    )
-    std: Literal["global", "predicted"] = option(
-        "global",
-        "Gaussian's deviation: one learned number per action (global) or an output (predicted)",
-        choices=("global", "predicted"),
     )
 
 
@@ -162,111 +122,43 @@ def _divisible(config: Config, units: int, made_of: str) -> None:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PPO:
+class PPO(ActorCritic):
     """PPO for any mix of float, int and bool actions, masked ones included."""
 
     config: Config
-    spaces: Spaces
-    actors: int
-    model: Model
-    policy: Policy
 
     @classmethod
     def create(cls, config: Config, spaces: Spaces, actors: int) -> PPO:
         """Build the networks; refuse blocks that cannot be divided into the minibatches asked for."""
         _divisible(config, actors * config.n_steps, f"{actors} environments x n_steps {config.n_steps} rows")
-        policy = Policy(spaces.actions.components, std=config.std, bounded=config.distribution)
-        heads = {**policy.heads(), "value": Head((), scale=1.0)}
-        towers = (tuple(policy.heads()), ("value",)) if config.separate else ()
-        model = build(
-            config.model,
-            spaces.states.components,
-            heads,
-            towers=towers,
-            normalize=config.normalize_observations,
-        )
-        if model.recurrent:
+        algorithm = cls.build(config, spaces, actors, separate=config.separate)
+        if algorithm.model.recurrent:
             _divisible(
                 config, actors, f"{actors} environments, whose sequences stay whole for a recurrent model"
             )
-        return cls(config, spaces, actors, model, policy)
-
-    @property
-    def rows(self) -> int:
-        """Rows per actor and update."""
-        return self.config.n_steps
-
-    @property
-    def memory(self) -> Replay | None:
-        """None: PPO is on-policy."""
-        return None
-
-    def _optimizer(self) -> optimise.Optimizer:
-        c = self.config
-        return optimise.optimizer(c.optimizer, c.lr, c.beta1, c.beta2, c.opt_epsilon, c.grad_norm)
+        return algorithm
 
     def init(self, key: Key) -> State:
         """Initialise networks and optimizer."""
         variables = self.model.init(key)
-        scale = statistics.init_reward_scale(self.actors) if self.config.normalize_rewards else ()
-        return State(variables, self._optimizer().init(variables["params"]), scale)
-
-    def weights(self, state: State) -> dict[str, Tree]:
-        """Return the variables of the one model."""
-        return {"model": state.variables}
-
-    def with_weights(self, state: State, weights: dict[str, Tree]) -> State:
-        """Put other variables in."""
-        return state._replace(variables=weights["model"])
-
-    def acting(self, state: State, counters: Counters) -> Tree:
-        """Acting needs the networks."""
-        return state.variables
-
-    def noise(self, key: Key, n: int) -> Tree:
-        """Return the policy's noise."""
-        return self.policy.noise(key, n)
-
-    def initial_carry(self, n: int) -> Tree:
-        """Return the model's recurrent state at the start of an episode."""
-        return self.model.initial_carry(n)
-
-    def act(self, acting: Tree, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
-        """Draw from the policy (or take its mode), with the log-probability as extra."""
-        outputs, carry = self.model.apply(acting, observation, carry)
-        policy = self.policy.distribution(outputs, split_masks(observation)[1])
-        action = policy.sample(noise) if explore else policy.mode()
-        return Action(action, {"log_prob": policy.log_prob(action)}, carry)
-
-    def evaluate(self, variables: Tree, observation: Arrays, carry: Tree, valid: Array) -> Arrays:
-        """Run the model over rows; a recurrent one from `carry`, starting anew after each invalid row."""
-        if not self.model.recurrent:
-            return self.model.apply(variables, observation)[0]
-        first = jnp.concatenate([jnp.zeros_like(valid[:1]), ~valid[:-1]])
-        return self.model.unroll(variables, observation, carry, first)[0]
+        opt_state = stability.optimizer(self.config).init(variables["params"])
+        return State(variables, opt_state, stability.reward_scale(self.config, self.actors))
 
     def update(
         self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
     ) -> tuple[State, Tree, Metrics]:
         """Estimate advantages, then `ppo_epochs` passes of `mini_batches` gradient steps."""
         c = self.config
-        reward, scale = block.reward, state.reward_scale
-        if c.normalize_rewards:
-            ended = block.terminated | block.truncated
-            scale, reward = statistics.scale_rewards(scale, reward, ended, block.valid, gamma=c.gamma)
+        scale, block = stability.scale_block(c, state.reward_scale, block)
         variables = self.model.observe(state.variables, block.observation, block.valid)
-        rows_valid = jnp.concatenate([block.valid, jnp.ones_like(block.valid[:1])])
-        value = self.evaluate(variables, block.observation, block.carry, rows_valid)["value"]
-        discount = returns.discounts(block.terminated, gamma=c.gamma)
-        trace = returns.traces(block.truncated, block.valid, lambda_=c.lam)
-        advantage = returns.gae(reward, discount, value, trace)
+        estimate = self.estimate(variables, block)
         batch = Batch(
             observation=jax.tree.map(lambda x: x[:-1], block.observation),
             action=block.action,
             log_prob=block.extras["log_prob"],
-            value=value[:-1],
-            advantage=advantage,
-            target=advantage + value[:-1],
+            value=estimate.value,
+            advantage=estimate.advantage,
+            target=estimate.target,
             valid=block.valid,
         )
         (params, opt_state), metrics = self._epochs(variables, state.optimizer, batch, block.carry, key)
@@ -281,7 +173,7 @@ class PPO:
         self, variables: Tree, opt_state: Tree, batch: Batch, carry: Tree, key: Key
     ) -> tuple[tuple[Tree, Tree], Metrics]:
         """Run all gradient steps of one update in one scan."""
-        optimizer = self._optimizer()
+        optimizer = stability.optimizer(self.config)
         axis = 1 if self.model.recurrent else 0
         if not self.model.recurrent:  # rows of a feed-forward model are independent of one another
             batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)

@@ -111,10 +111,9 @@ def optimizer(
     """
     if name not in _OPTIMIZERS:
         raise SpecError(f"Unknown optimizer {name!r}.{suggest(name, _OPTIMIZERS)}")
-    steps = [_OPTIMIZERS[name](beta1, beta2, epsilon), optax.scale_by_learning_rate(lr)]
-    if max_norm is not None:
-        steps.insert(0, optax.clip_by_global_norm(max_norm))
-    return Optimizer(optax.chain(*steps), name not in _LAYERWISE)
+    bound = optax.identity() if max_norm is None else optax.clip_by_global_norm(max_norm)
+    scale = _OPTIMIZERS[name](beta1, beta2, epsilon)
+    return Optimizer(optax.chain(bound, scale, optax.scale_by_learning_rate(lr)), name not in _LAYERWISE)
 
 
 def apply(optimizer: Optimizer, params: Tree, opt_state: Tree, grads: Tree) -> tuple[Tree, Tree, Metrics]:

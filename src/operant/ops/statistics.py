@@ -150,3 +150,21 @@ def scale_rewards(
         return RewardScale(jnp.where(ended_t, 0.0, total), moments), jnp.where(valid_t, scaled, 0.0)
 
     return jax.lax.scan(step, scale, (reward, ended, valid))
+
+
+def scaled(
+    scale: RewardScale,
+    reward: Float[Array, "*B"],
+    *,
+    clip: float | Float[Array, ""] = 10.0,
+    epsilon: float = 1e-8,
+) -> Float[Array, "*B"]:
+    """Divide replayed rewards by the standard deviation that `scale_rewards` has found so far.
+
+    Args:
+        scale: what was seen.
+        reward: rewards as the environment gave them.
+        clip: bound of the result.
+        epsilon: added to the variance.
+    """
+    return jnp.clip(reward / _std(scale.moments, epsilon), -clip, clip)

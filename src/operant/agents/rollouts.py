@@ -1,0 +1,101 @@
+"""What actor-critic algorithms that learn from fresh blocks share: one model with the policy's heads and a value."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple, Self
+
+import jax.numpy as jnp
+
+from operant.agents.protocol import Counters, split_masks
+from operant.memory.replay import Replay
+from operant.nn import Head, Model, Policy, build
+from operant.ops import returns
+from operant.spaces import Spaces
+from operant.types import Action, Array, Arrays, Block, Key, Tree
+
+
+class Estimate(NamedTuple):
+    """What a critic says of a block; leaves `[T, N]`."""
+
+    value: Array
+    advantage: Array
+    target: Array
+    """What the value is fitted to: advantage + value."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ActorCritic:
+    """Base of on-policy algorithms. A subclass adds `init` and `update`; its state has the field `variables`."""
+
+    config: Any
+    spaces: Spaces
+    actors: int
+    model: Model
+    policy: Policy
+
+    @classmethod
+    def build(cls, config: Any, spaces: Spaces, actors: int, *, separate: bool = False) -> Self:
+        """Build the policy's heads and a value on one network, or (`separate`) on one each."""
+        policy = Policy(spaces.actions.components, std=config.std, bounded=config.distribution)
+        model = build(
+            config.model,
+            spaces.states.components,
+            {**policy.heads(), "value": Head((), scale=1.0)},
+            towers=(tuple(policy.heads()), ("value",)) if separate else (),
+            normalize=config.normalize_observations,
+        )
+        return cls(config, spaces, actors, model, policy)
+
+    @property
+    def rows(self) -> int:
+        """Rows per actor and update."""
+        return int(self.config.n_steps)
+
+    @property
+    def memory(self) -> Replay | None:
+        """None: on-policy."""
+        return None
+
+    def weights(self, state: Any) -> dict[str, Tree]:
+        """Return the variables of the one model."""
+        return {"model": state.variables}
+
+    def with_weights(self, state: Any, weights: dict[str, Tree]) -> Any:
+        """Put other variables in."""
+        return state._replace(variables=weights["model"])
+
+    def acting(self, state: Any, counters: Counters) -> Tree:
+        """Acting needs the networks."""
+        return state.variables
+
+    def noise(self, key: Key, n: int) -> Tree:
+        """Return the policy's noise."""
+        return self.policy.noise(key, n)
+
+    def initial_carry(self, n: int) -> Tree:
+        """Return the model's recurrent state at the start of an episode."""
+        return self.model.initial_carry(n)
+
+    def act(self, acting: Tree, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
+        """Draw from the policy (or take its mode), with the log-probability as extra."""
+        outputs, carry = self.model.apply(acting, observation, carry)
+        policy = self.policy.distribution(outputs, split_masks(observation)[1])
+        action = policy.sample(noise) if explore else policy.mode()
+        return Action(action, {"log_prob": policy.log_prob(action)}, carry)
+
+    def evaluate(self, variables: Tree, observation: Arrays, carry: Tree, valid: Array) -> Arrays:
+        """Run the model over rows; a recurrent one from `carry`, starting anew after each invalid row."""
+        if not self.model.recurrent:
+            return self.model.apply(variables, observation)[0]
+        first = jnp.concatenate([jnp.zeros_like(valid[:1]), ~valid[:-1]])
+        return self.model.unroll(variables, observation, carry, first)[0]
+
+    def estimate(self, variables: Tree, block: Block) -> Estimate:
+        """Run generalised advantage estimation with the model's values over all rows of a block."""
+        rows_valid = jnp.concatenate([block.valid, jnp.ones_like(block.valid[:1])])
+        value = self.evaluate(variables, block.observation, block.carry, rows_valid)["value"]
+        discount = returns.discounts(block.terminated, gamma=self.config.gamma)
+        trace = returns.traces(block.truncated, block.valid, lambda_=self.config.lam)
+        advantage = returns.gae(block.reward, discount, value, trace)
+        return Estimate(value[:-1], advantage, advantage + value[:-1])
