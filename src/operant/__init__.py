@@ -6,9 +6,13 @@ Public names load when they are first used, so that importing the package stays 
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# Keras fixes its backend when it is first imported; whoever imports operant before Keras need not know.
+os.environ.setdefault("KERAS_BACKEND", "jax")
 
 if TYPE_CHECKING:
     from operant.agent import Agent as Agent
@@ -30,9 +34,15 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_PUBLIC[name]), name)
         globals()[name] = value
         return value
+    if name[:1].isupper():  # the classes of the algorithms: PPO, DQN, ...
+        fit = importlib.import_module("operant.fit")
+        if name in fit.CLASSES:
+            return fit.trainer(name)
     raise AttributeError(f"module 'operant' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     """List the public names, loaded or not."""
-    return sorted(__all__)
+    from operant.agents import AGENTS
+
+    return sorted({*__all__, *(entry.cls for entry in AGENTS.values())})

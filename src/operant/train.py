@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from operant import runtime
+from operant.agents.making import define
 from operant.errors import SpecError, UsageError
 from operant.execution.config import RunConfig
+from operant.session import Environments, Session
 from operant.spec import plain, read_json
 
 RESUMABLE = frozenset(
@@ -73,9 +74,6 @@ def train(plan: Plan, command: str | None = None) -> Result:
     Raises:
         OperantError: the plan cannot be carried out; the message names what is wrong and the remedy.
     """
-    from operant.agents.learner import Learner
-    from operant.agents.making import define
-    from operant.execution.training import Training
     from operant.tracking import Tracker
 
     run = plan.run
@@ -85,28 +83,12 @@ def train(plan: Plan, command: str | None = None) -> Result:
     directory = _directory(run, definition.name, plan.resume)
     environment = _environment(run)
     try:
-        shapes = [leaf.shape for leaf in environment.spaces.states.components.values()]
-        threads = run.threads or runtime.threads_for(shapes)
-        if threads is not None:
-            runtime.limit_threads(threads)
-        algorithm = definition.cls.create(definition.config, environment.spaces, run.n_envs)
-        learner = Learner(algorithm)
-        weights = _Weights(learner, run)
-        driver = _driver(learner, environment, run)
-        specification = {
-            "agent": definition.to_dict(),
-            "spaces": environment.spaces.to_spec(),
-            "parallel_interactions": run.n_envs,
-            "max_episode_timesteps": None,
-            "seed": run.seed,
-        }
-        training = Training(
-            definition, driver, run, specification, Tracker(), directory / "checkpoints", weights.save
-        )
+        session = Session(definition, environment, run)
+        training = session.training(run, Tracker(), directory / "checkpoints")
         if plan.resume is not None:
             _restore(training, directory)
         if run.weights and plan.resume is None:
-            weights.load(driver)
+            session.weights.load(session.driver)
         if plan.resume is None:
             _describe(directory, definition.to_dict(), run, command)
         sinks = _sinks(directory, run, training)
@@ -122,28 +104,7 @@ def train(plan: Plan, command: str | None = None) -> Result:
     return Result(outcome, directory)
 
 
-class _Environment(NamedTuple):
-    """Either a JAX-native environment or a vector on the host."""
-
-    native: Any
-    vector: Any
-
-    @property
-    def spaces(self) -> Any:
-        return (self.vector if self.native is None else self.native).spaces
-
-    @property
-    def how(self) -> str:
-        if self.native is not None:
-            return "compiled with the agent"
-        return f"{self.vector.mode}" + (f" ({self.vector.why})" if self.vector.why else "")
-
-    def close(self) -> None:
-        if self.vector is not None:
-            self.vector.close()
-
-
-def _environment(run: RunConfig) -> _Environment:
+def _environment(run: RunConfig) -> Environments:
     from operant.envs import table, vector
 
     if table.is_native(run.env):
@@ -152,24 +113,11 @@ def _environment(run: RunConfig) -> _Environment:
             from operant.envs.native import TimeLimit
 
             native = TimeLimit(native, run.max_episode_timesteps)
-        return _Environment(native, None)
+        return Environments(native, None)
     limit = run.max_episode_timesteps
-    return _Environment(
+    return Environments(
         None, vector.create(run.env, run.n_envs, mode=run.vector, max_episode_timesteps=limit)
     )
-
-
-def _driver(learner: Any, environment: _Environment, run: RunConfig) -> Any:
-    import jax
-
-    from operant.engine import Engine
-    from operant.execution.device import DeviceDriver
-    from operant.execution.host import HostDriver
-
-    key = jax.random.key(run.seed or 0)
-    if environment.native is not None:
-        return DeviceDriver(learner, environment.native, run.n_envs, key)
-    return HostDriver(Engine(learner, key, run.n_envs), environment.vector, run.seed or 0)
 
 
 def _directory(run: RunConfig, agent: str, resume: Path | None) -> Path:
@@ -222,44 +170,6 @@ def _restore(training: Any, directory: Path) -> None:
     training.restore(newest)
 
 
-class _Weights:
-    """The `--checkpoints` and `--weights` files: one for each model of the algorithm, variables only."""
-
-    def __init__(self, learner: Any, run: RunConfig) -> None:
-        self.algorithm = learner.algorithm
-        self.models = learner.models
-        self.paths = run.checkpoints
-        self.given = run.weights
-        for name, paths in (("checkpoints", self.paths), ("weights", self.given)):
-            if paths and len(paths) != len(self.models):
-                raise SpecError(
-                    f"{name} must be {len(self.models)} path(s), one for each model ({', '.join(self.models)}). "
-                    f"Received: {len(paths)}."
-                )
-        for path in self.given:
-            if not Path(path).exists():
-                raise SpecError(f"The weights {path!r} do not exist.")
-
-    def save(self, train: Any) -> None:
-        """Write the variables of a better policy than before."""
-        from operant import checkpoint
-
-        weights = self.algorithm.weights(train.state)
-        for path, (name, variables) in zip(self.paths, weights.items(), strict=False):
-            file = Path(path)
-            checkpoint.save(file.parent, variables, {"weights": name}, name=file.name)
-
-    def load(self, driver: Any) -> None:
-        """Put variables into a run that has not begun."""
-        from operant import checkpoint
-
-        train = driver.train
-        weights = self.algorithm.weights(train.state)
-        for path, name in zip(self.given, weights, strict=True):
-            weights[name] = checkpoint.load(path, weights[name])[0]
-        driver.put(train._replace(state=self.algorithm.with_weights(train.state, weights)))
-
-
 def _sinks(directory: Path, run: RunConfig, training: Any) -> Any:
     from operant.tracking import Console, History, TensorBoard, Tracker
 
@@ -280,7 +190,7 @@ def _sinks(directory: Path, run: RunConfig, training: Any) -> Any:
     return Tracker([History(history, resume_at_step=resume), events, console])
 
 
-def _greeting(agent: str, run: RunConfig, environment: _Environment, directory: Path) -> str:
+def _greeting(agent: str, run: RunConfig, environment: Environments, directory: Path) -> str:
     return f"Training {agent} on {run.env}: {run.n_envs} environments, {environment.how}; seed {run.seed}; run {directory}"
 
 

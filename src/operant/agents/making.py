@@ -22,8 +22,20 @@ class Definition(NamedTuple):
     config: Config
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON data that `define` takes back."""
-        return {"type": self.name, **self.config.to_dict()}
+        """Return JSON data that `define` takes back. Networks given as objects or files are written out in full."""
+        written = {
+            name: _network(value) for name, value in vars(self.config).items() if name.endswith("model")
+        }
+        return {"type": self.name, **self.config.with_values(written).to_dict()}
+
+
+def _network(value: Any) -> Any:
+    """Return a network as data: what stands in a file, or is an object of this program, may be gone tomorrow."""
+    from operant.nn.network import FILES, parse
+
+    is_file = isinstance(value, str | Path) and Path(value).suffix in FILES
+    is_data = isinstance(value, str | Mapping | list | tuple)
+    return parse(value).to_spec() if is_file or not is_data else value
 
 
 def define(agent: Any, **options: Any) -> Definition:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from operant import checkpoint
 from operant.agents.learner import Train
 from operant.agents.making import Definition
-from operant.errors import CheckpointError
+from operant.errors import CheckpointError, OperantError
 from operant.execution.config import RunConfig
 from operant.execution.episodes import Finished, Score
 from operant.execution.monitor import Monitor
@@ -93,6 +93,7 @@ class Training:
         sinks: where records go.
         directory: folder of the run's checkpoints; None: none are written.
         on_best: called with the `Train` when the rolling mean is better than ever, at a log point.
+        on_log: called at each log point; what it raises ends the run.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Training:
         sinks: Sink,
         directory: Path | None = None,
         on_best: Callable[[Train], None] | None = None,
+        on_log: Callable[[Training], None] | None = None,
     ) -> None:
         self.definition = definition
         self.driver = driver
@@ -112,6 +114,7 @@ class Training:
         self.sinks = sinks
         self.directory = directory
         self.on_best = on_best
+        self.on_log = on_log
         self.score = Score(run.reward_buffer_size)
         self.monitor = Monitor(run)
         self.elapsed = 0.0
@@ -157,7 +160,21 @@ class Training:
         return checkpoint.save(self.directory, tree, header, keep=3, name=name)
 
     def loop(self) -> Outcome:
-        """Train until the target or the last step is reached, or the user interrupts; save at the end."""
+        """Train until the target or the last step is reached, or the user interrupts; save at the end.
+
+        When an environment fails, what was learnt before is saved too, and then the error goes on.
+
+        Raises:
+            OperantError: an environment failed.
+        """
+        try:
+            return self._loop()
+        except OperantError:
+            with contextlib.suppress(Exception):  # the first error is the one to tell
+                self.save()
+            raise
+
+    def _loop(self) -> Outcome:
         begun = time.perf_counter() - self.elapsed
         saved = logged = time.perf_counter()
         logged_step, logged_episodes = self.driver.step, self.score.episodes
@@ -212,6 +229,8 @@ class Training:
         self.sinks.record(Record(self.driver.step, self.elapsed, values))
         if better and self.on_best is not None:
             self.on_best(self.driver.train)
+        if self.on_log is not None:
+            self.on_log(self)
 
     def _watch(self) -> str | None:
         """Look for a plateau: lower the learning rate, or stop."""

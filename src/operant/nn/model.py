@@ -257,6 +257,13 @@ class Model:
                 variable.assign(jnp.array(values[name], copy=True))
         return copy
 
+    def assign(self, variables: Variables) -> None:
+        """Write variables into the Keras model itself, and so into a model of the user's that is part of it."""
+        values = {**variables["params"], **variables["state"]}
+        with numpy_promotion():
+            for name, variable in named_variables(self._network):
+                variable.assign(jnp.array(values[name], copy=True))
+
     def load_keras(self, model: Any) -> Variables:
         """Return the weights of a Keras model, such as `keras_model` gave, as variables.
 

@@ -1,0 +1,148 @@
+"""An algorithm joined to its environments, ready to train: what the command line and the algorithm classes both build."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from operant import runtime
+from operant.agents.learner import Learner, Train
+from operant.agents.making import Definition
+from operant.errors import SpecError
+from operant.execution.config import RunConfig
+from operant.execution.records import Sink
+from operant.execution.training import Training
+
+
+class Environments(NamedTuple):
+    """Either a JAX-native environment or a vector on the host."""
+
+    native: Any
+    vector: Any
+
+    @property
+    def spaces(self) -> Any:
+        """Spaces of one environment."""
+        return (self.vector if self.native is None else self.native).spaces
+
+    @property
+    def how(self) -> str:
+        """How they run, for the user."""
+        if self.native is not None:
+            return "compiled with the agent"
+        return f"{self.vector.mode}" + (f" ({self.vector.why})" if self.vector.why else "")
+
+    def close(self) -> None:
+        """Close what must be closed."""
+        if self.vector is not None:
+            self.vector.close()
+
+
+class Session:
+    """A built algorithm with the driver of its environments.
+
+    Args:
+        definition: algorithm and options.
+        environments: what it acts in.
+        run: options of the run; its seed must be set.
+
+    Raises:
+        OperantError: algorithm, environments and options do not fit; nothing has been written then.
+    """
+
+    def __init__(self, definition: Definition, environments: Environments, run: RunConfig) -> None:
+        self.definition = definition
+        self.environments = environments
+        shapes = [leaf.shape for leaf in environments.spaces.states.components.values()]
+        threads = run.threads or runtime.threads_for(shapes)
+        if threads is not None:
+            runtime.limit_threads(threads)
+        algorithm = definition.cls.create(definition.config, environments.spaces, run.n_envs)
+        self.learner = Learner(algorithm)
+        self.weights = Weights(self.learner, run)
+        self.driver = _driver(self.learner, environments, run)
+        self.specification = {
+            "agent": definition.to_dict(),
+            "spaces": environments.spaces.to_spec(),
+            "parallel_interactions": run.n_envs,
+            "max_episode_timesteps": None,
+            "seed": run.seed,
+        }
+
+    def training(
+        self,
+        run: RunConfig,
+        sinks: Sink,
+        directory: Path | None = None,
+        on_log: Callable[[Training], None] | None = None,
+    ) -> Training:
+        """Return a training run of this session.
+
+        Args:
+            run: its options.
+            sinks: where records go.
+            directory: folder of its checkpoints; None: none are written.
+            on_log: called at each log point; what it raises ends the run.
+        """
+        return Training(
+            self.definition,
+            self.driver,
+            run,
+            self.specification,
+            sinks,
+            directory,
+            self.weights.save,
+            on_log,
+        )
+
+
+def _driver(learner: Learner, environments: Environments, run: RunConfig) -> Any:
+    import jax
+
+    from operant.engine import Engine
+    from operant.execution.device import DeviceDriver
+    from operant.execution.host import HostDriver
+
+    key = jax.random.key(run.seed or 0)
+    if environments.native is not None:
+        return DeviceDriver(learner, environments.native, run.n_envs, key)
+    return HostDriver(Engine(learner, key, run.n_envs), environments.vector, run.seed or 0)
+
+
+class Weights:
+    """The `checkpoints` and `weights` files of a run: one for each model of the algorithm, variables only."""
+
+    def __init__(self, learner: Learner, run: RunConfig) -> None:
+        self.algorithm = learner.algorithm
+        self.models = learner.models
+        self.paths = run.checkpoints
+        self.given = run.weights
+        for name, paths in (("checkpoints", self.paths), ("weights", self.given)):
+            if paths and len(paths) != len(self.models):
+                raise SpecError(
+                    f"{name} must be {len(self.models)} path(s), one for each model ({', '.join(self.models)}). "
+                    f"Received: {len(paths)}."
+                )
+        for path in self.given:
+            if not Path(path).exists():
+                raise SpecError(f"The weights {path!r} do not exist.")
+
+    def save(self, train: Train) -> None:
+        """Write the variables of a better policy than before."""
+        from operant import checkpoint
+
+        weights = self.algorithm.weights(train.state)
+        for path, (name, variables) in zip(self.paths, weights.items(), strict=False):
+            file = Path(path)
+            checkpoint.save(file.parent, variables, {"weights": name}, name=file.name)
+
+    def load(self, driver: Any) -> None:
+        """Put variables into a run that has not begun."""
+        from operant import checkpoint
+
+        train = driver.train
+        weights = self.algorithm.weights(train.state)
+        for path, name in zip(self.given, weights, strict=True):
+            weights[name] = checkpoint.load(path, weights[name])[0]
+        driver.put(train._replace(state=self.algorithm.with_weights(train.state, weights)))

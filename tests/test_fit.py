@@ -1,0 +1,191 @@
+"""The algorithm classes: `PPO(envs, model).fit(...)`."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import gymnasium
+import numpy as np
+import pytest
+
+import operant
+from operant import checkpoint
+from operant.agents import AGENTS, config_class
+from operant.errors import EnvironmentError, SpecError, UsageError
+from operant.fit import CLASSES, ReplayBuffer1, ReplayBuffer2, create_envs, trainer
+from operant.spec import options
+from operant.tracking import read_history
+
+NET = [{"type": "dense", "size": 16}]
+SMALL = {"n_steps": 16, "mini_batches": 2, "ppo_epochs": 1, "quiet": True, "seed": 1}
+
+
+def keras_model():
+    from operant.nn.backend import keras
+
+    k = keras()
+    entry = k.Input((4,))
+    x = k.layers.Dense(16, activation="tanh")(entry)
+    return k.Model(entry, [k.layers.Dense(2)(x), k.layers.Dense(1)(x)])
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A class that has trained a Keras model in two calls."""
+    model = keras_model()
+    before = [np.array(w) for w in model.get_weights()]
+    agent = operant.PPO(create_envs("CartPole-v1", 2, preprocess=False), model, lr=0.01, **SMALL)
+    first = agent.fit(max_steps=300)
+    second = agent.fit(max_steps=600)
+    yield agent, model, before, first, second
+    agent.close()
+
+
+def test_every_algorithm_has_a_class():
+    for name, agent in CLASSES.items():
+        made = getattr(operant, name)
+        assert made is trainer(name) and made.__name__ == name and made.agent == agent
+        assert all(f"{option}: " in made.__doc__ for option in options(config_class(agent)))
+        assert name in dir(operant)
+    assert {entry.cls for entry in AGENTS.values()} == set(CLASSES)
+    with pytest.raises(AttributeError, match="has no attribute 'PPOO'"):
+        _ = operant.PPOO
+    with pytest.raises(SpecError, match=r"no algorithm class 'PPOO'.*PPO"):
+        trainer("PPOO")
+
+
+def test_fit_goes_on_where_it_stopped(trained):
+    agent, _, _, first, second = trained
+    assert (first.reason, second.reason) == ("max_steps", "max_steps")
+    assert 300 <= first.step < 340 and 600 <= second.step < 640
+    assert agent.steps == second.step and agent.games == second.episodes > first.episodes
+    assert second.seconds > first.seconds and agent.elapsed == second.seconds
+    assert agent.total_rewards and agent.mean_reward == pytest.approx(np.mean(agent.total_rewards))
+    assert agent.best_reward >= agent.mean_reward
+
+
+def test_the_given_keras_model_holds_the_trained_weights(trained):
+    agent, model, before, _, _ = trained
+    after = model.get_weights()
+    assert all(np.abs(a - b).max() > 1e-4 for a, b in zip(after, before, strict=True))
+    variables = agent.session.driver.train.state.variables["params"]
+    kernels = [np.asarray(x) for name, x in variables.items() if x.shape == (4, 16)]
+    np.testing.assert_array_equal(kernels[0], after[0])
+
+
+def test_the_target_ends_it_at_once(trained):
+    agent = trained[0]
+    steps = agent.steps
+    assert agent.fit(target_reward=-1000.0, max_steps=steps + 10_000).reason in ("target", "max_steps")
+    assert agent.fit(max_steps=agent.steps).step == agent.steps
+
+
+def test_fit_needs_a_reason_to_stop(trained):
+    with pytest.raises(UsageError, match="`target_reward` or `max_steps` should be specified"):
+        trained[0].fit()
+
+
+def test_buffers_are_summed_up():
+    shares = [ReplayBuffer1(500, initial_size=20, batch_size=4), ReplayBuffer2(300, 5, initial_size=30)]
+    envs = create_envs("CartPole-v1", 2, preprocess=False)
+    agent = operant.DQN(envs, NET, shares, double=True, quiet=True, seed=1)
+    config = agent.session.definition.config
+    sizes = (config.buffer_max_size, config.buffer_initial_size, config.buffer_batch_size)
+    assert sizes == (800, 50, 36) and config.double
+    assert agent.fit(max_steps=80).step == 80
+    agent.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": 0}, "size must be a whole number of at least 1. Received: size=0"),
+        ({"size": 10, "initial_size": 11}, r"initial_size must be at most size \(10\)"),
+        ({"size": 10, "batch_size": 32}, r"batch_size must be at most size \(10\)"),
+    ],
+)
+def test_buffers_check_their_sizes(arguments, message):
+    with pytest.raises(SpecError, match=message):
+        ReplayBuffer1(**{"batch_size": 1, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (lambda: operant.PPO([]), "envs must be at least one environment"),
+        (lambda: operant.PPO("CartPole-v1", NET, [], quiet=True), "PPO takes envs, model. Received: 3 positional"),
+        (lambda: operant.PPO("CartPole-v1", NET, model=NET), "got 'model' twice"),
+        (lambda: operant.PPO("CartPole-v1", max_steps=10), "max_steps is no argument of the class"),
+        (lambda: operant.PPO("CartPole-v1", n_stepps=10), "n_stepps.*n_steps"),
+        (lambda: operant.DQN("CartPole-v1", NET, [7]), "buffers must be a list of ReplayBuffer1"),
+        (lambda: operant.PPO("CartPole-v1", NET, checkpoints=["a", "b"]), r"checkpoints must be 1 path\(s\)"),
+        (lambda: create_envs("CartPole-v1", 0, preprocess=False), "n must be a whole number of at least 1"),
+        (lambda: create_envs("CartPole-v1", preprocess=False, max_frame=True), "max_frame must be False"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(arguments, message):
+    with pytest.raises((SpecError, UsageError), match=message):
+        arguments()
+
+
+def test_files_of_a_run_and_weights_to_start_from(tmp_path):
+    history, weights = tmp_path / "h.parquet", tmp_path / "ppo.tf"
+    agent = operant.PPO(
+        "CartPole-v1", NET, n_envs=2, checkpoints=[str(weights)], history_checkpoint=str(history), **SMALL
+    )
+    agent.fit(max_steps=400)
+    agent.fit(max_steps=800)
+    assert len(read_history(history)["step"]) == agent.games
+    again = operant.PPO("CartPole-v1", NET, n_envs=2, weights=[str(weights)], **SMALL)
+    saved = checkpoint.load(weights, again.session.driver.train.state.variables)[0]["params"]
+    for name, value in again.session.driver.train.state.variables["params"].items():
+        np.testing.assert_array_equal(value, saved[name])
+    agent.close()
+    again.close()
+
+
+class Trial:
+    def __init__(self, limit):
+        self.limit, self.reports = limit, []
+
+    def report(self, value, step):
+        self.reports.append((value, step))
+
+    def should_prune(self):
+        return len(self.reports) >= self.limit
+
+
+def test_a_trial_is_told_and_may_end_it(monkeypatch):
+    class TrialPruned(Exception):  # noqa: N818 - the name that Optuna gives it
+        pass
+
+    monkeypatch.setitem(sys.modules, "optuna", types.SimpleNamespace(TrialPruned=TrialPruned))
+    trial = Trial(2)
+    agent = operant.PPO("CartPole-v1", NET, n_envs=2, trial=trial, log_frequency=1, **SMALL)
+    with pytest.raises(TrialPruned):
+        agent.fit(max_steps=50_000)
+    assert len(trial.reports) == 2 and trial.reports[1][1] > trial.reports[0][1] > 0
+    assert agent.steps < 50_000
+    agent.close()
+
+
+class Breaks(gymnasium.Wrapper):
+    """An environment that fails for good after some steps."""
+
+    left = 700
+
+    def step(self, action):
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("out of order")
+        return self.env.step(action)
+
+
+def test_what_was_learnt_before_an_error_is_saved(tmp_path):
+    env = Breaks(gymnasium.make("CartPole-v1"))
+    agent = operant.PPO([env], NET, run_dir=str(tmp_path), **SMALL)
+    with pytest.raises(EnvironmentError, match="out of order"):
+        agent.fit(max_steps=5000)
+    header = checkpoint.read_header(checkpoint.latest(tmp_path / "checkpoints"))
+    assert 500 < header["training"]["step"] <= 700
