@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from operant.agents.making import define
+from operant.envs.vector import VectorEnv
 from operant.errors import SpecError, UsageError
 from operant.execution.config import RunConfig
 from operant.session import Environments, Session
 from operant.spec import plain, read_json
+from operant.tracking import Console, History, TensorBoard, Tracker
 
 RESUMABLE = frozenset(
     {"max_steps", "target_reward", "quiet", "log_frequency", "display_precision", "save_seconds", "resume"}
@@ -74,8 +76,6 @@ def train(plan: Plan, command: str | None = None) -> Result:
     Raises:
         OperantError: the plan cannot be carried out; the message names what is wrong and the remedy.
     """
-    from operant.tracking import Tracker
-
     run = plan.run
     if run.seed is None:
         run = run.replace(seed=secrets.randbelow(2**31))
@@ -102,6 +102,37 @@ def train(plan: Plan, command: str | None = None) -> Result:
     finally:
         environment.close()
     return Result(outcome, directory)
+
+
+def opened(directory: str | Path) -> tuple[Session, RunConfig]:
+    """Build what a run in a folder trained, with the state of its newest checkpoint.
+
+    Close its `environments` when done.
+
+    Raises:
+        OperantError: there is no run in the folder, or no checkpoint yet.
+    """
+    directory = Path(directory)
+    plan = resumed(directory, {})
+    environment = _environment(plan.run)
+    try:
+        session = Session(define(plan.agent), environment, plan.run)
+        _restore(session.training(plan.run, Tracker()), directory)
+    except BaseException:
+        environment.close()
+        raise
+    return session, plan.run
+
+
+def host_vector(run: RunConfig, num_envs: int) -> VectorEnv:
+    """Make the environments of a run anew, as a vector on the host also where they are JAX-native."""
+    made = _environment(run.replace(n_envs=num_envs))
+    if made.native is None:
+        vector: VectorEnv = made.vector
+        return vector
+    from operant.envs.batched import from_native
+
+    return from_native(made.native, num_envs, run.env)
 
 
 def _environment(run: RunConfig) -> Environments:
@@ -171,8 +202,6 @@ def _restore(training: Any, directory: Path) -> None:
 
 
 def _sinks(directory: Path, run: RunConfig, training: Any) -> Any:
-    from operant.tracking import Console, History, TensorBoard, Tracker
-
     history = Path(run.history_checkpoint) if run.history_checkpoint else directory / "history.parquet"
     step = training.driver.step
     resume = step if step else None

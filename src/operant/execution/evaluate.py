@@ -1,0 +1,73 @@
+"""Evaluation: whole episodes with a policy as it is, nothing learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from operant.agents.learner import Learner, Train
+from operant.engine import Ahead
+from operant.envs.vector import Step, VectorEnv
+from operant.errors import value_error
+from operant.execution.episodes import Accounts, Finished
+
+
+def evaluate(
+    learner: Learner,
+    train: Train,
+    env: VectorEnv,
+    episodes: int,
+    *,
+    seed: int = 0,
+    explore: bool = False,
+    on_step: Callable[[dict[str, np.ndarray], Step], None] | None = None,
+) -> list[Finished]:
+    """Run episodes and return them in the order in which they ended.
+
+    Every environment runs its share of the episodes, the first ones one more where they do not divide: taking whichever ends
+    first would prefer short ones.
+
+    Args:
+        learner: the algorithm.
+        train: its state.
+        env: environments with the algorithm's spaces; reset here.
+        episodes: how many.
+        seed: root of the environments' seeds and of exploration.
+        explore: draw actions as in training; otherwise take the best.
+        on_step: called with the actions of all environments and what followed, after each step.
+
+    Raises:
+        SpecError: `episodes` is below 1.
+        EnvironmentError: an environment failed.
+    """
+    if isinstance(episodes, bool) or not isinstance(episodes, int) or episodes < 1:
+        raise value_error("episodes", "a whole number of at least 1", episodes)
+    n, key = env.num_envs, jax.random.key(seed)
+    act = jax.jit(learner.act, static_argnames="explore")
+    noise = Ahead(lambda key, row: learner.noise(key, row, n))
+    acting = jax.jit(learner.acting)(train)
+    carry: Any = learner.algorithm.initial_carry(n)
+    left = np.full(n, episodes // n) + (np.arange(n) < episodes % n)
+    accounts, finished = Accounts(n), list[Finished]()
+    first, ended = np.ones(n, bool), np.zeros(n, bool)
+    observation, row, steps = env.reset(seed), 0, 0
+    while left.any():
+        chosen = act(acting, observation, carry, first, noise.at(key, row), explore=explore)
+        action = {name: np.asarray(value) for name, value in chosen.action.items()}
+        after = env.step(action)
+        if on_step is not None:
+            on_step(action, after)
+        valid = ~ended
+        first, ended = ended, after.terminated | after.truncated
+        steps += int(np.count_nonzero(valid & (left > 0)))
+        over: list[Finished] = []
+        accounts.row(over, steps, after.reward, valid, ended)
+        for episode in over:
+            if left[episode.actor] > 0:
+                left[episode.actor] -= 1
+                finished.append(episode)
+        observation, carry, row = after.observation, chosen.carry, row + 1
+    return finished

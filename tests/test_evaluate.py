@@ -1,0 +1,95 @@
+"""Evaluation of a policy over whole episodes."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+
+from operant.agents.learner import Learner
+from operant.agents.making import define
+from operant.envs import vector
+from operant.errors import SpecError
+from operant.execution.config import RunConfig
+from operant.execution.evaluate import evaluate
+from operant.train import Plan, host_vector, opened, train
+
+NET = [{"type": "dense", "size": 8}]
+
+
+class Length(gymnasium.Env):
+    """An episode of a fixed length; the reward is 1 for action 1."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, length):
+        self.length = length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(2, np.float32), float(action), self.t == self.length, False, {}
+
+
+@pytest.fixture(scope="module")
+def made():
+    import jax
+
+    with vector.create([Length(2), Length(10)]) as env:
+        definition = define("ppo", model=NET, mini_batches=1)
+        learner = Learner(definition.cls.create(definition.config, env.spaces, 2))
+        yield learner, learner.init(jax.random.key(0), learner.hyper()), env
+
+
+def test_every_environment_runs_its_share(made):
+    learner, train, env = made
+    finished = evaluate(learner, train, env, 5)
+    assert sorted((e.actor, e.length) for e in finished) == [(0, 2)] * 3 + [(1, 10)] * 2
+    assert sum(e.length for e in finished) == 26 == max(e.step for e in finished)
+
+
+def test_without_exploration_it_is_the_same_every_time(made):
+    learner, train, env = made
+    greedy = [e.reward / e.length for e in evaluate(learner, train, env, 4)]
+    assert len(set(greedy)) == 1 and greedy[0] in (0.0, 1.0)
+    drawn = [e.reward for e in evaluate(learner, train, env, 10, explore=True, seed=1)]
+    assert len(set(drawn)) > 2
+    assert drawn == [e.reward for e in evaluate(learner, train, env, 10, explore=True, seed=1)]
+    assert drawn != [e.reward for e in evaluate(learner, train, env, 10, explore=True, seed=2)]
+
+
+def test_steps_can_be_watched(made):
+    learner, train, env = made
+    rows = []
+    evaluate(learner, train, env, 2, on_step=lambda action, after: rows.append((action, after)))
+    assert len(rows) == 10
+    assert rows[0][0]["action"].shape == (2,) and rows[-1][1].terminated[1]
+
+
+def test_episodes_are_checked(made):
+    learner, train, env = made
+    with pytest.raises(SpecError, match="episodes must be a whole number of at least 1. Received: episodes=0"):
+        evaluate(learner, train, env, 0)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "jax:CartPole-v1"])
+def test_a_run_is_opened_again(env, tmp_path):
+    run = RunConfig(env=env, n_envs=2, max_steps=500, seed=1, quiet=True, run_dir=str(tmp_path / "run"))
+    outcome = train(Plan("ppo", {"model": NET, "n_steps": 16}, run), command="").outcome
+    session, run = opened(tmp_path / "run")
+    assert session.driver.step == outcome.step
+    assert int(session.driver.train.counters.timesteps) == outcome.step
+    with host_vector(run, 3) as envs:
+        finished = evaluate(session.learner, session.driver.train, envs, 3)
+    assert sorted(e.actor for e in finished) == [0, 1, 2] and all(e.reward == e.length for e in finished)
+    session.environments.close()
+
+
+def test_what_is_no_run_is_not_opened(tmp_path):
+    with pytest.raises(SpecError, match="There is no run to resume in"):
+        opened(tmp_path)
