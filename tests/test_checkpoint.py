@@ -475,3 +475,17 @@ def test_killed_at_any_moment_the_newest_whole_one_loads(tmp_path):
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) >= 30  # each child saved at least once
+
+
+def test_a_field_of_a_part_is_read_alone(tmp_path):
+    class Two(NamedTuple):
+        state: dict
+        statement: jax.Array
+
+    tree = {"train": Two({"a": jnp.arange(3), "b": [jnp.ones(2)]}, jnp.zeros(4)), "trainer": jnp.ones(1)}
+    path = checkpoint.save(tmp_path, tree, {}, name="one")
+    assert_equal(checkpoint.load_part(path, "train", tree["train"].state, "state"), tree["train"].state)
+    assert_equal(checkpoint.load_part(path, "train", jnp.ones(4), "statement"), jnp.zeros(4))
+    assert_equal(checkpoint.load_part(path, "train", tree["train"]), tree["train"])
+    with pytest.raises(CheckpointError, match="does not fit"):
+        checkpoint.load_part(path, "train", tree["train"].state, "missing")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import math
 import os
@@ -276,14 +277,23 @@ def load(path: str | Path, like: Tree = None) -> tuple[Tree, dict[str, Any]]:
     return _rebuild(path, manifest["leaves"], _read_leaves(path, manifest), like), manifest["header"]
 
 
-def load_part(path: str | Path, part: str, like: Tree) -> Tree:
-    """Read what the saved tree, a dict, holds under the name `part`, into the structure of `like` (see `load`)."""
+def load_part(path: str | Path, part: str, like: Tree, field: str | None = None) -> Tree:
+    """Read what the saved tree, a dict, holds under the name `part`, into the structure of `like` (see `load`).
+
+    With `field`, only that field of a named tuple which stands there; other fields' arrays are not read.
+    """
     path = _standing(Path(path))
     manifest = read_manifest(path)
-    prefix = next(_named({part: 0}))[0]
-    entries = {name: entry for name, entry in manifest["leaves"].items() if name.startswith(prefix)}
-    _fit(path, entries, {part: like})
-    return _rebuild(path, entries, _read_leaves(path, manifest, entries), {part: like})[part]
+    one: Any = collections.namedtuple("one", [field]) if field else lambda tree: tree
+    wanted, prefix = {part: one(like)}, next(_named({part: one(0)}))[0]
+    entries = {
+        n: e
+        for n, e in manifest["leaves"].items()
+        if n == prefix or n.startswith((f"{prefix}[", f"{prefix}."))
+    }
+    _fit(path, entries, wanted)
+    found = _rebuild(path, entries, _read_leaves(path, manifest, entries), wanted)[part]
+    return found[0] if field else found
 
 
 def is_checkpoint(path: str | Path) -> bool:
