@@ -7,6 +7,7 @@ from operant.tracking.plot import learning_curve, plot_history
 from operant.tracking.records import METRICS, Metric, Tracker, metrics_page
 from operant.tracking.seeds import interval
 from operant.tracking.tensorboard import TensorBoard
+from operant.tracking.wandb import WandB
 
 __all__ = [
     "METRICS",
@@ -18,6 +19,7 @@ __all__ = [
     "Sink",
     "TensorBoard",
     "Tracker",
+    "WandB",
     "interval",
     "learning_curve",
     "metrics_page",

@@ -1,0 +1,84 @@
+"""Sink that writes to Weights & Biases."""
+
+from __future__ import annotations
+
+import importlib.util
+import netrc
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from operant.errors import SpecError
+from operant.execution.records import Episode, Record
+
+HOST = "api.wandb.ai"
+
+
+class WandB:
+    """Writes every record's scalars at their true environment step, under their names of `METRICS`.
+
+    Offline (files under `directory`, for ``wandb sync``) where ``WANDB_MODE`` says so, or where no key is known: a run must not
+    wait for someone to log in.
+
+    Args:
+        session: name of the run.
+        directory: where wandb keeps its files.
+        config: options to show beside the run.
+        resume_id: id of an earlier part of the same run (see `id`).
+
+    Raises:
+        SpecError: the package is missing.
+    """
+
+    def __init__(
+        self, session: str, directory: str | Path, config: Mapping[str, Any], resume_id: str | None = None
+    ) -> None:
+        if importlib.util.find_spec("wandb") is None:
+            raise SpecError(
+                "monitor_session needs the package wandb. Install it: pip install 'operant[wandb]'."
+            )
+        import wandb
+
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "operant"),
+            name=session,
+            dir=str(directory),
+            config=dict(config),
+            mode=None if "WANDB_MODE" in os.environ or _has_key() else "offline",
+            id=resume_id,
+            resume="allow" if resume_id else None,
+            reinit="create_new",
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        self.id: str = self._run.id
+        self.offline: bool = bool(self._run.offline)
+
+    def episodes(self, episodes: list[Episode]) -> None:
+        """Single episodes are left to the history; records carry their averages."""
+
+    def record(self, record: Record) -> None:
+        """Write scalars."""
+        self._run.log({**record.values, "time/elapsed": record.time}, step=record.step)
+
+    def message(self, text: str) -> None:
+        """Messages are left to the console."""
+
+    def flush(self) -> None:
+        """Its own process writes what it was given."""
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+def _has_key() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    try:
+        return (
+            netrc.netrc().authenticators(os.environ.get("WANDB_BASE_URL", HOST).split("//")[-1]) is not None
+        )
+    except (OSError, netrc.NetrcParseError):
+        return False

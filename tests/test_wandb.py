@@ -1,0 +1,76 @@
+"""The sink that writes to Weights & Biases."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+import types
+
+import pytest
+
+from operant.errors import SpecError
+from operant.execution.records import Record
+from operant.tracking import WandB
+
+
+@pytest.fixture
+def logged(monkeypatch):
+    """What a stand-in of wandb was told."""
+    told = []
+
+    def init(**options):
+        told.append(options)
+        return types.SimpleNamespace(
+            id=options["id"] or "new", offline=options["mode"] == "offline",
+            log=lambda values, step: told.append((step, values)), finish=lambda: told.append("finish"),
+        )  # fmt: skip
+
+    fake = types.SimpleNamespace(init=init, Settings=lambda **options: options)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setitem(__import__("sys").modules, "wandb", fake)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", "/nowhere")
+    return told
+
+
+def test_records_are_logged_at_their_step(logged, tmp_path):
+    sink = WandB("name", tmp_path, {"lr": 1.0})
+    sink.record(Record(120, 1.5, {"loss/td": 2.0}))
+    sink.close()
+    assert logged[1:] == [(120, {"loss/td": 2.0, "time/elapsed": 1.5}), "finish"]
+    assert logged[0]["name"] == "name" and logged[0]["config"] == {"lr": 1.0} and logged[0]["resume"] is None
+    assert sink.id == "new"
+
+
+def test_without_a_key_it_is_offline_and_with_one_as_wandb_decides(logged, tmp_path, monkeypatch):
+    monkeypatch.setattr("operant.tracking.wandb.netrc.netrc", lambda: (_ for _ in ()).throw(OSError))
+    assert WandB("a", tmp_path, {}).offline and logged[0]["mode"] == "offline"
+    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
+    assert not WandB("a", tmp_path, {}).offline and logged[1]["mode"] is None
+
+
+def test_a_resumed_run_is_the_same_run(logged, tmp_path):
+    assert WandB("a", tmp_path, {}, "old").id == "old"
+    assert logged[0]["resume"] == "allow"
+
+
+def test_the_package_is_asked_for(monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SpecError, match=r"pip install 'operant\[wandb\]'"):
+        WandB("a", tmp_path, {})
+
+
+@pytest.mark.slow
+def test_a_real_run_offline(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="needs the extra 'wandb'")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    sink = WandB("name", tmp_path, {"lr": 1.0})
+    sink.record(Record(120, 1.5, {"loss/td": 2.0}))
+    sink.close()
+    files = list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
+    assert len(files) == 1
+    deadline = time.monotonic() + 20
+    while b"loss/td" not in files[0].read_bytes():  # another process writes it
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
