@@ -63,17 +63,16 @@ def test_without_exploration_it_is_the_same_every_time(made):
     assert drawn != [e.reward for e in evaluate(learner, train, env, 10, explore=True, seed=2)]
 
 
-def test_steps_can_be_watched(made):
+def test_it_ends_after_some_steps(made):
     learner, train, env = made
-    rows = []
-    evaluate(learner, train, env, 2, on_step=lambda action, after: rows.append((action, after)))
-    assert len(rows) == 10
-    assert rows[0][0]["action"].shape == (2,) and rows[-1][1].terminated[1]
+    assert [e.length for e in evaluate(learner, train, env, 6, max_steps=8)] == [2, 2]
 
 
 def test_episodes_are_checked(made):
     learner, train, env = made
-    with pytest.raises(SpecError, match="episodes must be a whole number of at least 1. Received: episodes=0"):
+    with pytest.raises(
+        SpecError, match="episodes must be a whole number of at least 1. Received: episodes=0"
+    ):
         evaluate(learner, train, env, 0)
 
 

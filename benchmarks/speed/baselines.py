@@ -5,19 +5,19 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import gymnasium
 from measure import Measured
-from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.vec_env import VecFrameStack
 from workloads import Workload
 
 
 def learn(cls: Any, workload: Workload, steps: int, **arguments: Any) -> Measured:
     """Learn for the warm-up, then again against the clock."""
     began = time.perf_counter()
-    arguments |= {
-        "policy_kwargs": {"net_arch": list(workload.hidden)},
-        "batch_size": workload.batch_size,
-        "seed": 0,
-    }
+    arguments |= {"batch_size": workload.batch_size, "seed": 0}
+    if not workload.atari:  # the policy for images is the Nature CNN
+        arguments["policy_kwargs"] = {"net_arch": list(workload.hidden)}
     if workload.kind == "ppo":
         arguments |= {"n_steps": workload.n_steps, "n_epochs": workload.epochs}
     else:
@@ -27,7 +27,14 @@ def learn(cls: Any, workload: Workload, steps: int, **arguments: Any) -> Measure
             "train_freq": 1,
             "gradient_steps": 1,
         }
-    model = cls("MlpPolicy", make_vec_env(workload.env, n_envs=workload.num_envs, seed=0), **arguments)
+    if workload.atari:
+        import ale_py
+
+        gymnasium.register_envs(ale_py)
+        envs = VecFrameStack(make_atari_env(workload.env, n_envs=workload.num_envs, seed=0), n_stack=4)
+    else:
+        envs = make_vec_env(workload.env, n_envs=workload.num_envs, seed=0)
+    model = cls("CnnPolicy" if workload.atari else "MlpPolicy", envs, **arguments)
     model.learn(workload.warm_up)
     before, start = model.num_timesteps, time.perf_counter()
     model.learn(steps, reset_num_timesteps=False)

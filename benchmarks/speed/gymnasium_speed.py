@@ -11,9 +11,14 @@ from workloads import Workload
 
 def measure(workload: Workload, steps: int) -> Measured:
     began = time.perf_counter()
-    envs = gymnasium.make_vec(
-        workload.env, num_envs=workload.num_envs, vectorization_mode="vector_entry_point"
-    )
+    if workload.atari:
+        import ale_py.vector_env
+
+        envs = ale_py.vector_env.AtariVectorEnv("pong", workload.num_envs, maxpool=True)
+    else:
+        envs = gymnasium.make_vec(
+            workload.env, num_envs=workload.num_envs, vectorization_mode="vector_entry_point"
+        )
     envs.reset(seed=0)
     envs.action_space.seed(0)
     actions = [envs.action_space.sample() for _ in range(1000)]

@@ -19,7 +19,9 @@ from operant.execution.host import HostDriver
 
 
 def options(workload: Workload) -> dict[str, Any]:
-    model = {"type": "auto", "size": workload.hidden[0], "depth": len(workload.hidden)}
+    model: dict[str, Any] = {"type": "auto"}
+    if workload.hidden:
+        model |= {"size": workload.hidden[0], "depth": len(workload.hidden)}
     if workload.kind == "ppo":
         batch = workload.num_envs * workload.n_steps
         return {
@@ -27,12 +29,19 @@ def options(workload: Workload) -> dict[str, Any]:
             "n_steps": workload.n_steps,
             "ppo_epochs": workload.epochs,
             "mini_batches": max(1, batch // workload.batch_size),
-            "separate": True,
+            "separate": not workload.atari,
             "clip_norm": 0.2,
             "lr": 3e-4,
         }
+    if workload.kind in ("ddpg", "td3", "sac"):
+        models = {
+            "actor_model": model | {"activation": "relu"},
+            "critic_model": model | {"activation": "relu"},
+        }
+    else:
+        models = {"model": model}
     return {
-        "model": model,
+        **models,
         "buffer_max_size": workload.buffer_size,
         "buffer_initial_size": workload.learning_starts,
         "buffer_batch_size": workload.batch_size,
@@ -43,14 +52,15 @@ def options(workload: Workload) -> dict[str, Any]:
 def measure(workload: Workload, steps: int) -> Measured:
     began = time.perf_counter()
     definition = define(workload.kind, **options(workload))
-    runtime.limit_threads(1)  # as `operant train` does for vector observations
+    runtime.start([(84, 84, 4) if workload.atari else (4,)])  # as `operant train` does
     key = jax.random.key(0)
     if workload.native:
         env = table.native(f"jax:{workload.env}")
         algorithm = definition.cls.create(definition.config, env.spaces, workload.num_envs)
         driver: Any = DeviceDriver(Learner(algorithm), env, workload.num_envs, key)
     else:
-        envs = vector.create(workload.env, workload.num_envs)
+        games = dict.fromkeys(("preprocess", "max_frame", "clip_rewards", "episodic_life"), workload.atari)
+        envs = vector.create(workload.env, workload.num_envs, **games)
         algorithm = definition.cls.create(definition.config, envs.spaces, workload.num_envs)
         driver = HostDriver(Engine(Learner(algorithm), key, workload.num_envs), envs, 0)
     while driver.step < max(workload.warm_up, 2 * driver.blocks * driver.block_steps):

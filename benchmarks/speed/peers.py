@@ -25,20 +25,24 @@ class Peer:
     kinds: tuple[str, ...]
     native: bool | None = False
     """Whether it knows workloads on JAX-native environments: True only those, False only others, None both."""
+    atari: bool = False
+    """Whether it knows Atari games."""
     interpreter: str = "operant"
     """Which environment holds it: `operant`, `peers` or `rejax` (see benchmarks/requirements.txt)."""
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def knows(self, workload: str) -> bool:
         task = WORKLOADS[workload]
-        return task.kind in self.kinds and self.native in (None, task.native)
+        return (
+            task.kind in self.kinds and self.native in (None, task.native) and (self.atari or not task.atari)
+        )
 
 
 PEERS = {
-    "operant": Peer("operant_speed.py", ("ppo", *OFF_POLICY), native=None),
-    "gymnasium": Peer("gymnasium_speed.py", ("env",)),
+    "operant": Peer("operant_speed.py", ("ppo", *OFF_POLICY), native=None, atari=True),
+    "gymnasium": Peer("gymnasium_speed.py", ("env",), atari=True),
     # torch as it comes, and with one thread: on small networks threads cost more than they give
-    "sb3": Peer("sb3_speed.py", ("ppo", *OFF_POLICY), interpreter="peers"),
+    "sb3": Peer("sb3_speed.py", ("ppo", *OFF_POLICY), atari=True, interpreter="peers"),
     "sb3-one-thread": Peer(
         "sb3_speed.py", ("ppo", *OFF_POLICY), interpreter="peers", variables={"OMP_NUM_THREADS": "1"}
     ),

@@ -14,6 +14,8 @@ class Workload:
     env: str
     """Gymnasium's name of the environment."""
     num_envs: int
+    atari: bool = False
+    """Whether it is an Atari game: preprocessed, and learnt by the Nature CNN instead of `hidden`."""
     native: bool = False
     """Whether the environment is a JAX program too, so that the whole iteration is compiled."""
     hidden: tuple[int, ...] = ()
@@ -46,6 +48,8 @@ def _pendulum(kind: str) -> Workload:
 WORKLOADS = {
     "env-cartpole-8": Workload("env", "CartPole-v1", 8),
     "env-cartpole-64": Workload("env", "CartPole-v1", 64),
+    "env-pong-8": Workload("env", "PongNoFrameskip-v4", 8, atari=True),
+    "ppo-pong-8": Workload("ppo", "PongNoFrameskip-v4", 8, atari=True, batch_size=256, n_steps=128, epochs=4),
     "ppo-cartpole-8": _ppo(8, 256),
     "ppo-cartpole-64": _ppo(64, 256),
     "dqn-cartpole": Workload(

@@ -116,9 +116,7 @@ class Agent:
         self.parallel_interactions = parallel_interactions
         self.max_episode_timesteps = max_episode_timesteps
         self.seed = seed
-        threads = runtime.threads_for([leaf.shape for leaf in spaces.states.components.values()])
-        if threads is not None:
-            runtime.limit_threads(threads)
+        runtime.start([leaf.shape for leaf in spaces.states.components.values()])
         self._build()
 
     def _build(self) -> None:

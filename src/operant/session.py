@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from operant import runtime
 from operant.agents.learner import Learner, Train
 from operant.agents.making import Definition
+from operant.agents.protocol import Algorithm
 from operant.errors import SpecError
 from operant.execution.config import RunConfig
 from operant.execution.records import Sink
@@ -55,9 +56,7 @@ class Session:
         self.definition = definition
         self.environments = environments
         shapes = [leaf.shape for leaf in environments.spaces.states.components.values()]
-        threads = run.threads or runtime.threads_for(shapes)
-        if threads is not None:
-            runtime.limit_threads(threads)
+        runtime.start(shapes, run.threads)
         algorithm = definition.cls.create(definition.config, environments.spaces, run.n_envs)
         self.learner = Learner(algorithm)
         self.weights = Weights(self.learner, run)
@@ -139,10 +138,19 @@ class Weights:
 
     def load(self, driver: Any) -> None:
         """Put variables into a run that has not begun."""
-        from operant import checkpoint
-
         train = driver.train
-        weights = self.algorithm.weights(train.state)
-        for path, name in zip(self.given, weights, strict=True):
-            weights[name] = checkpoint.load(path, weights[name])[0]
-        driver.put(train._replace(state=self.algorithm.with_weights(train.state, weights)))
+        driver.put(train._replace(state=load_weights(self.algorithm, train.state, self.given)))
+
+
+def load_weights(algorithm: Algorithm, state: Any, paths: Sequence[str]) -> Any:
+    """Return a state whose models hold the variables of files, one for each model in order."""
+    from operant import checkpoint
+
+    weights = algorithm.weights(state)
+    if len(paths) != len(weights):
+        raise SpecError(
+            f"weights must be {len(weights)} path(s), one for each model ({', '.join(weights)}). Received: {len(paths)}."
+        )
+    for path, name in zip(paths, weights, strict=True):
+        weights[name] = checkpoint.load(path, weights[name])[0]
+    return algorithm.with_weights(state, weights)

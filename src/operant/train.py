@@ -15,7 +15,7 @@ from operant.errors import SpecError, UsageError
 from operant.execution.config import RunConfig
 from operant.session import Environments, Session
 from operant.spec import plain, read_json
-from operant.tracking import Console, History, TensorBoard, Tracker
+from operant.tracking import Console, History, TensorBoard, Tracker, WandB
 
 RESUMABLE = frozenset(
     {"max_steps", "target_reward", "quiet", "log_frequency", "display_precision", "save_seconds", "resume"}
@@ -125,8 +125,11 @@ def opened(directory: str | Path) -> tuple[Session, RunConfig]:
 
 
 def host_vector(run: RunConfig, num_envs: int) -> VectorEnv:
-    """Make the environments of a run anew, as a vector on the host also where they are JAX-native."""
-    made = _environment(run.replace(n_envs=num_envs))
+    """Make the environments of a run anew, as a vector on the host also where they are JAX-native.
+
+    Of Atari games they give whole ones, with the rewards as they come: what is to be judged, not what is learnt from.
+    """
+    made = _environment(run.replace(n_envs=num_envs, clip_rewards=False, episodic_life=False))
     if made.native is None:
         vector: VectorEnv = made.vector
         return vector
@@ -136,19 +139,28 @@ def host_vector(run: RunConfig, num_envs: int) -> VectorEnv:
 
 
 def _environment(run: RunConfig) -> Environments:
-    from operant.envs import table, vector
+    from operant.envs import atari, table, vector
 
     if table.is_native(run.env):
         native = table.native(run.env)
+        if run.preprocess:
+            raise atari.refusal(run.env, [leaf.shape for leaf in native.spaces.states.components.values()])
         if run.max_episode_timesteps is not None:
             from operant.envs.native import TimeLimit
 
             native = TimeLimit(native, run.max_episode_timesteps)
         return Environments(native, None)
-    limit = run.max_episode_timesteps
-    return Environments(
-        None, vector.create(run.env, run.n_envs, mode=run.vector, max_episode_timesteps=limit)
+    frames: dict[str, Any] = {"preprocess": True, "max_frame": run.max_frame} if run.preprocess else {}
+    made = vector.create(
+        run.env,
+        run.n_envs,
+        mode=run.vector,
+        max_episode_timesteps=run.max_episode_timesteps,
+        clip_rewards=run.preprocess and run.clip_rewards,
+        episodic_life=run.preprocess and run.episodic_life,
+        **frames,
     )
+    return Environments(None, made)
 
 
 def _directory(run: RunConfig, agent: str, resume: Path | None) -> Path:
@@ -216,7 +228,21 @@ def _sinks(directory: Path, run: RunConfig, training: Any) -> Any:
         start_games=training.score.episodes,
     )
     events = TensorBoard(directory / "events", resume_at_step=resume)
-    return Tracker([History(history, resume_at_step=resume), events, console])
+    sinks: list[Any] = [History(history, resume_at_step=resume), events, console]
+    if run.monitor_session is not None:
+        sinks.append(monitored(directory, run, training.specification["agent"]))
+    return Tracker(sinks)
+
+
+def monitored(directory: Path, run: RunConfig, agent: dict[str, Any]) -> WandB:
+    """Return the Weights & Biases sink of a run; a resumed run goes on with its own."""
+    file = directory / "wandb" / "id"
+    known = file.read_text(encoding="utf-8").strip() if file.is_file() else None
+    assert run.monitor_session is not None
+    sink = WandB(run.monitor_session, directory, {"agent": agent, "run": run.to_dict()}, known)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(sink.id + "\n", encoding="utf-8")
+    return sink
 
 
 def _greeting(agent: str, run: RunConfig, environment: Environments, directory: Path) -> str:

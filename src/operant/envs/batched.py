@@ -26,7 +26,7 @@ class GymnasiumVector(VectorEnv):
         limit: the time limit that it enforces.
         check: how often observations are looked at: at the `first` reset and step, `always`, or `never`.
         copy: whether it may write again to arrays that it returned, which then are copied.
-        frames: how many successive frames image observations hold, channels first; None: no such reading.
+        frames: how many successive frames image observations hold in their last axis; None: none.
     """
 
     mode = "native-vector"
@@ -46,10 +46,7 @@ class GymnasiumVector(VectorEnv):
         self.name = name
         self.max_episode_timesteps = limit
         self.spaces, self._codec = from_gymnasium(
-            vector.single_observation_space,
-            vector.single_action_space,
-            frames=frames,
-            channels_first=frames is not None,
+            vector.single_observation_space, vector.single_action_space, frames=frames
         )
         self._encode, self._decode = self._codec.observation.encode, self._codec.action.decode
         floats = [key for key, leaf in self.spaces.states.components.items() if leaf.storage.kind == "f"]
@@ -111,30 +108,32 @@ class GymnasiumVector(VectorEnv):
 
 def own_vector(source: Source, num_envs: int, check: Check = "always") -> GymnasiumVector | str:
     """Make Gymnasium's own vectorised form of an id, or say in a sentence why there is none."""
+    from operant.envs import atari
+
     spec = source.target
     if not isinstance(spec, EnvSpec):
         return "only ids of Gymnasium have vectorised forms"
     if source.reward_shaping is not None:
         return "rewards are shaped for one environment at a time"
-    if not adapter.is_atari_frames(spec, source.arguments):
-        smaller_limit(source.max_episode_timesteps, spec.max_episode_steps, source.name)
+    if atari.is_asked(source.arguments):
+        return atari.own_vector(source, num_envs, check)
+    smaller_limit(source.max_episode_timesteps, spec.max_episode_steps, source.name)
     made = adapter.make_vector(spec, num_envs, source.arguments, source.max_episode_timesteps)
     if isinstance(made, str):
         return made
     vector, limit = made
-    frames = None
-    if adapter.is_atari_frames(spec, source.arguments):
-        frames = int(source.arguments.get("stack_num", 4))
-    wrapped = GymnasiumVector(vector, source.name, limit, check, frames=frames)
+    wrapped = GymnasiumVector(vector, source.name, limit, check)
     wrapped.why = "Gymnasium has a vectorised form of it"
     return wrapped
 
 
 def has_small_vector(source: Source) -> bool:
-    """Tell whether Gymnasium has a vectorised form of a source that is no game with frames (which only that form makes)."""
+    """Tell whether Gymnasium has a vectorised form of a source, other than that of preprocessed games."""
+    from operant.envs import atari
+
     spec = source.target
     own = isinstance(spec, EnvSpec) and spec.vector_entry_point is not None
-    return own and not adapter.is_atari_frames(spec, source.arguments)
+    return own and not atari.is_asked(source.arguments)
 
 
 def from_gymnasium_vector(source: Source, check: Check = "always") -> GymnasiumVector:

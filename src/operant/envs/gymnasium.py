@@ -18,7 +18,6 @@ from operant.errors import EnvironmentError, OperantError, SpecError, suggest
 from operant.spaces import from_gymnasium
 
 ATARI = "ale_py.env:AtariEnv"
-ATARI_VECTOR = "ale_py.vector_env:AtariVectorEnv"
 _ATARI_ID = re.compile(r"^ALE/|(NoFrameskip|Deterministic)-v[04]$")
 _EXTRAS = {  # what an id's entry point starts with: the package that it needs, and the extra that brings it
     "ale_py": ("ale_py", "atari"),
@@ -53,7 +52,7 @@ def find(name: str) -> EnvSpec | None:
             raise SpecError(
                 f"The module of environment {name!r} cannot be imported: {error}. Check its name and that it is installed."
             ) from None
-    if label not in gymnasium.registry and _ATARI_ID.search(label) and not register_atari():
+    if label not in gymnasium.registry and not register_atari() and _ATARI_ID.search(label):
         raise SpecError(f"Environment {name!r} needs ALE. Install it: pip install 'operant[atari]'.")
     spec = gymnasium.registry.get(label)
     if spec is not None:
@@ -80,13 +79,6 @@ def _extra(spec: EnvSpec) -> tuple[str, str] | None:
     entry = spec.entry_point
     module = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
     return next((needs for prefix, needs in _EXTRAS.items() if module.startswith(prefix)), None)
-
-
-def is_atari_frames(spec: EnvSpec, arguments: Mapping[str, Any]) -> bool:
-    """Tell whether an id means ALE's preprocessed frames: the ``ALE/`` ids do, unless ``preprocess`` says other."""
-    if spec.entry_point != ATARI:
-        return False
-    return bool(arguments.get("preprocess", spec.vector_entry_point is not None))
 
 
 def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
@@ -119,23 +111,13 @@ def make_vector(
     Raises:
         SpecError: an argument is unknown, or a package is missing.
     """
-    atari = is_atari_frames(spec, arguments)
-    entry = ATARI_VECTOR if atari else spec.vector_entry_point
-    if entry is None or (spec.entry_point == ATARI and not atari):
+    entry = spec.vector_entry_point
+    if entry is None or spec.entry_point == ATARI:  # that of Atari games preprocesses
         return f"Gymnasium has no vectorised form of {spec.id}"
     if spec.additional_wrappers:
         return f"the vectorised form of {spec.id} lacks its wrappers"
     arguments = {**spec.kwargs, **_arguments(spec, arguments, entry, vector=True)}
-    if atari:
-        if spec.kwargs.get("frameskip") == 1 and arguments["frameskip"] == 1:
-            arguments["frameskip"] = (
-                4  # the ids without frame skip leave it to the preprocessing, which this is
-            )
-        skip = arguments["frameskip"]
-        if limit is not None:
-            arguments["max_num_frames_per_episode"] = limit * skip
-        limit = arguments["max_num_frames_per_episode"] // skip
-    elif limit is not None or spec.max_episode_steps is not None:
+    if limit is not None or spec.max_episode_steps is not None:
         limit = spec.max_episode_steps if limit is None else limit
         arguments["max_episode_steps"] = limit
     creator = _call(spec, lambda: load_env_creator(entry) if isinstance(entry, str) else entry)
@@ -146,6 +128,15 @@ def make_vector(
         vector.close()
         return f"the vectorised form of {spec.id} {fault}"
     return vector, limit
+
+
+def call(spec: EnvSpec, entry: str, **arguments: Any) -> Any:
+    """Call an entry point that belongs to an environment.
+
+    Raises:
+        SpecError: it cannot be made; names the package that is missing, if that is why.
+    """
+    return _call(spec, lambda: load_env_creator(entry)(**arguments))
 
 
 def autoreset_fault(vector: gymnasium.vector.VectorEnv) -> str | None:
@@ -165,9 +156,7 @@ def _takes(creator: Callable[..., Any], name: str) -> bool:
 
 def _arguments(spec: EnvSpec, given: Mapping[str, Any], entry: Any, *, vector: bool) -> dict[str, Any]:
     """Return the arguments for an entry point; unknown ones are errors with the close match."""
-    arguments = {
-        name: value for name, value in given.items() if name != "preprocess" or spec.entry_point != ATARI
-    }
+    arguments = dict(given)
     if arguments.pop("visualize", False):
         arguments["render_mode"] = "human"
     creator = _call(spec, lambda: load_env_creator(entry) if isinstance(entry, str) else entry)
@@ -220,7 +209,9 @@ class Gymnasium(Environment):
 
     def __init__(self, env: gymnasium.Env, max_episode_timesteps: int | None = None) -> None:
         self.gymnasium = env
-        self.spaces, self.codec = from_gymnasium(env.observation_space, env.action_space)
+        self.spaces, self.codec = from_gymnasium(
+            env.observation_space, env.action_space, frames=stacked_frames(env)
+        )
         self._limit = own_limit(env) if max_episode_timesteps is None else max_episode_timesteps
 
     def __getattr__(self, name: str) -> Any:
@@ -272,3 +263,15 @@ class Gymnasium(Environment):
 def own_limit(env: gymnasium.Env) -> int | None:
     """Return the time limit that an environment's spec tells, or None."""
     return None if env.spec is None else env.spec.max_episode_steps
+
+
+def stacked_frames(env: gymnasium.Env) -> int | None:
+    """Return how many frames an environment stacks in the last axis of its observations, or None.
+
+    That is the attribute `stacked_frames` of the environment, or of one within wrappers that leave observations alone.
+    """
+    while not hasattr(env, "stacked_frames"):
+        if not isinstance(env, gymnasium.Wrapper) or env.observation_space != env.env.observation_space:
+            return None
+        env = env.env
+    return int(env.stacked_frames)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import gymnasium
 import numpy as np
 
+from operant.envs import gymnasium as adapter
 from operant.envs.checked import Checked, smaller_limit
 from operant.envs.faults import isfinite, look, nonfinite, state_label, value_faults, vdot
 from operant.envs.vector import Check, Flat, Step, VectorEnv, seed_of
@@ -42,7 +43,8 @@ class GymnasiumCell:
     def __init__(self, env: Any, limit: int | None) -> None:
         self.env = env
         self.limit = limit
-        self.spaces, self._codec = from_gymnasium(env.observation_space, env.action_space)
+        frames = adapter.stacked_frames(env)
+        self.spaces, self._codec = from_gymnasium(env.observation_space, env.action_space, frames=frames)
         self._encode = self._codec.observation.encode
         self._step = env.step
         self._composite = isinstance(env.action_space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple)

@@ -13,7 +13,7 @@ from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from operant.envs import gymnasium as adapter
 from operant.envs.checked import Checked
 from operant.envs.environment import Environment, Shaping
-from operant.errors import EnvironmentError, SpecError, UsageError
+from operant.errors import SpecError, UsageError
 from operant.spec import build, import_object
 
 
@@ -41,8 +41,10 @@ class Source:
         if self.is_object:
             return self.target
         if isinstance(self.target, EnvSpec):
-            if adapter.is_atari_frames(self.target, self.arguments):
-                return self._single()
+            from operant.envs import atari
+
+            if atari.is_asked(self.arguments):
+                return atari.make(self.target, self.arguments)
             return adapter.make(self.target, self.arguments)
         if isinstance(self.target, str):
             from operant.envs.table import native
@@ -57,7 +59,12 @@ class Source:
 
     def own_limit(self) -> int | None:
         """Return the limit that a registry tells beside the environment."""
-        return getattr(self.target, "max_episode_steps", None)
+        limit = getattr(self.target, "max_episode_steps", None)
+        if limit is None or not isinstance(self.target, EnvSpec):
+            return limit
+        from operant.envs import atari
+
+        return atari.steps_for(limit, self.arguments)
 
     @property
     def is_native(self) -> bool:
@@ -93,14 +100,6 @@ class Source:
                 f"environment here."
             )
         return Single(from_native(made, 1, self.name))
-
-    def _single(self) -> Environment:
-        from operant.envs.batched import Single, own_vector
-
-        vector = own_vector(self, 1)
-        if isinstance(vector, str):
-            raise EnvironmentError(f"{self.name!r} cannot be made: {vector}.")
-        return Single(vector)
 
     def _unchanged(self, made: Checked) -> None:
         limit = self.max_episode_timesteps

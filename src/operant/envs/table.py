@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 
 from operant.envs import gymnasium as adapter
 from operant.envs.checked import Checked
 from operant.envs.environment import Environment
 from operant.envs.source import Source, is_environment
-from operant.errors import SpecError, UsageError, suggest
+from operant.errors import SpecError, UsageError, suggest, value_error
 from operant.spec import build, import_object, read_json
 
 if TYPE_CHECKING:
@@ -110,6 +111,8 @@ def resolve(
             )
     if isinstance(environment, str):
         target, name, path = _named(environment, given)
+        if isinstance(target, EnvSpec):
+            _check_frames(name, given)
     else:
         target, name, path = environment, _name_of(environment), ""
         if not (_is_maker(environment) or is_environment(environment)):
@@ -171,6 +174,21 @@ def _named(name: str, given: dict[str, Any]) -> tuple[Any, str, str]:
     if _looks_importable(name):
         return import_object(name, "environment"), name, name
     raise _unknown(name)
+
+
+def _check_frames(name: str, given: dict[str, Any]) -> None:
+    """Leave `preprocess` and `max_frame` among the arguments only where they ask for something."""
+    preprocess = given.get("preprocess", False)
+    if not isinstance(preprocess, bool):
+        raise value_error("preprocess", "True or False", preprocess)
+    if given.get("max_frame") and not preprocess:
+        raise SpecError(
+            f"max_frame is a part of preprocessing. Received: max_frame={given['max_frame']!r} without preprocess, for "
+            f"{name!r}. Add preprocess=True."
+        )
+    if not preprocess:
+        given.pop("preprocess", None)
+        given.pop("max_frame", None)
 
 
 def _looks_importable(name: str) -> bool:

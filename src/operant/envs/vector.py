@@ -47,6 +47,15 @@ class Step(NamedTuple):
     """bool `[N]`: the episode was cut."""
 
 
+class Game(NamedTuple):
+    """What reports count of one step, where training is told something else: clipped rewards, lives as episodes."""
+
+    score: np.ndarray
+    """float32 `[N]`: rewards as the game gave them."""
+    over: np.ndarray
+    """bool `[N]`: the game ended, or was cut."""
+
+
 class VectorEnv(abc.ABC):
     """`num_envs` environments side by side. Arrays that it returned are never written to again."""
 
@@ -61,6 +70,8 @@ class VectorEnv(abc.ABC):
     max_episode_timesteps: int | None = None
     restarts: int = 0
     """Workers that died and were replaced."""
+    game: Game | None = None
+    """Of the last step, for reports; None: reward and flags say it."""
     _is_open: bool = True
     _is_reset: bool = False
 
@@ -121,6 +132,8 @@ def create(
     max_episode_timesteps: int | None = None,
     *,
     reward_shaping: Any = None,
+    clip_rewards: bool = False,
+    episodic_life: bool = False,
     check: Check = "always",
     num_workers: int | None = None,
     timeout_seconds: float = 60.0,
@@ -138,6 +151,8 @@ def create(
             where there is one, else by the measured time of a step. What was chosen is in `mode`, the reason in `why`.
         max_episode_timesteps: steps after which episodes are cut; at most the environment's own limit.
         reward_shaping: see `Environment.create`; runs in this process.
+        clip_rewards: replace rewards by their sign; `VectorEnv.game` keeps the others.
+        episodic_life: let an episode end with each lost life of an Atari game; see `operant.envs.games.Games`.
         check: how often observations are looked at for NaN and infinity: at the `first` reset and step (then in full,
             with shapes and ranges), `always`, or `never`. Rewards are always looked at.
         num_workers: worker processes (default: one per processor, at most one per environment).
@@ -172,15 +187,37 @@ def create(
         source = resolve(environment, **options)
         num_envs = _count(num_envs, *_there(source))
         sources, whole = [source] * num_envs, _whole(source, num_envs, mode, check)
+    workers = (num_workers, timeout_seconds, max_restarts)
+    vector = _made(sources, whole, mode, check, reward_shaping is not None, workers)
+    if not (clip_rewards or episodic_life):
+        return vector
+    from operant.envs.atari import has_lives
+    from operant.envs.games import Games
+
+    if episodic_life and vector.mode == "processes" and any(map(has_lives, sources)):
+        raise SpecError(
+            "The lives of games in worker processes are not known. Leave mode at 'auto', or give episodic_life=False."
+        )
+    return Games(vector, clip_rewards=clip_rewards, episodic_life=episodic_life)
+
+
+def _made(
+    sources: Sequence[Source],
+    whole: VectorEnv | str,
+    mode: Mode,
+    check: Check,
+    shaped: bool,
+    workers: tuple[int | None, float, int],
+) -> VectorEnv:
+    """Return what is a vector by itself, or make one in the given mode."""
     if isinstance(whole, VectorEnv):
         return whole
     if mode == "native-vector":
         raise SpecError(f"mode='native-vector' is not to be had: {whole}. Leave mode at 'auto'.")
-    settings = (num_workers, timeout_seconds, max_restarts)
     if mode == "processes":
-        return _processes(sources, check, "it was asked for", settings)
-    if mode == "auto" and reward_shaping is None:
-        return _measured(sources, check, whole, settings)
+        return _processes(sources, check, "it was asked for", workers)
+    if mode == "auto" and not shaped:
+        return _measured(sources, check, whole, workers)
     vector = _in_process(sources, check)
     vector.why = "it was asked for" if mode == "in-process" else "reward_shaping runs in this process"
     return vector

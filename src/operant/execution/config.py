@@ -18,6 +18,22 @@ class RunConfig(Config):
     max_episode_timesteps: int | None = option(
         None, "Time limit of an episode, if shorter than the environment's own", low=1
     )
+    preprocess: bool = option(
+        False,
+        "If specified, states will be treated as atari frames\nand preprocessed accordingly:\n"
+        "grey, 84 x 84, every 4th frame, stacks of 4",
+    )
+    max_frame: bool = option(
+        False,
+        "If specified, max & skip will be applied during preprocessing:\nmaximum of the last two frames",
+        search="categorical",
+    )
+    clip_rewards: bool = option(
+        True, "With --preprocess: learn from the sign of rewards; scores are reported as they are"
+    )
+    episodic_life: bool = option(
+        True, "With --preprocess: learn that a lost life ends an episode; whole games are reported"
+    )
     vector: Literal["auto", "native-vector", "in-process", "processes"] = option(
         "auto",
         "How several environments run: auto (by measured step time), native-vector, in-process, processes",
@@ -49,6 +65,9 @@ class RunConfig(Config):
     history_checkpoint: str | None = option(
         None, "Path to .parquet file to save training history (default: in the run's folder)"
     )
+    monitor_session: str | None = option(
+        None, "Wandb session name (offline if wandb knows no key, or WANDB_MODE=offline)"
+    )
     run_dir: str | None = option(None, "Folder of the run (default: a fresh one under runs/)")
     resume: str | None = option(None, "Folder of a run to continue")
     save_seconds: float = option(
@@ -78,3 +97,8 @@ class RunConfig(Config):
             yield "env must be given: an environment id such as CartPole-v1. See `operant list` for ids."
         if self.max_steps is None and self.target_reward is None:
             yield "train requires --target-reward or --max-steps (max_steps or target_reward)."
+        if self.max_frame and not self.preprocess:
+            yield (
+                "max_frame is a part of preprocessing. Received: max_frame=True, preprocess=False. "
+                "Add --preprocess (preprocess=True)."
+            )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,7 +9,7 @@ import numpy as np
 
 from operant.agents.learner import Learner, Train
 from operant.engine import Ahead
-from operant.envs.vector import Step, VectorEnv
+from operant.envs.vector import VectorEnv
 from operant.errors import value_error
 from operant.execution.episodes import Accounts, Finished
 
@@ -23,7 +22,7 @@ def evaluate(
     *,
     seed: int = 0,
     explore: bool = False,
-    on_step: Callable[[dict[str, np.ndarray], Step], None] | None = None,
+    max_steps: int | None = None,
 ) -> list[Finished]:
     """Run episodes and return them in the order in which they ended.
 
@@ -37,7 +36,7 @@ def evaluate(
         episodes: how many.
         seed: root of the environments' seeds and of exploration.
         explore: draw actions as in training; otherwise take the best.
-        on_step: called with the actions of all environments and what followed, after each step.
+        max_steps: environment steps after which no more are taken; episodes that are open then do not count.
 
     Raises:
         SpecError: `episodes` is below 1.
@@ -58,8 +57,6 @@ def evaluate(
         chosen = act(acting, observation, carry, first, noise.at(key, row), explore=explore)
         action = {name: np.asarray(value) for name, value in chosen.action.items()}
         after = env.step(action)
-        if on_step is not None:
-            on_step(action, after)
         valid = ~ended
         first, ended = ended, after.terminated | after.truncated
         steps += int(np.count_nonzero(valid & (left > 0)))
@@ -69,5 +66,7 @@ def evaluate(
             if left[episode.actor] > 0:
                 left[episode.actor] -= 1
                 finished.append(episode)
+        if max_steps is not None and steps >= max_steps:
+            break
         observation, carry, row = after.observation, chosen.carry, row + 1
     return finished

@@ -88,7 +88,8 @@ class HostDriver:
             buffer.terminated[t], buffer.truncated[t] = after.terminated, after.truncated
             first, ended = ended, after.terminated | after.truncated
             self.step += int(np.count_nonzero(valid))
-            self.accounts.row(finished, self.step, after.reward, valid, ended)
+            score, over = (after.reward, ended) if env.game is None else env.game
+            self.accounts.row(finished, self.step, score, valid, over)
             observation, carry, action = after.observation, action.carry, None
             self._row += 1
         for name, value in observation.items():

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from operant.errors import SpaceError, SpecError
 from operant.nn.backend import keras, numpy_promotion
+from operant.nn.convolutions import as_products
 from operant.nn.graph import Carries
 from operant.nn.weights import Weight, collect, named_variables
 from operant.ops import statistics
@@ -180,7 +181,7 @@ class Model:
             arguments |= {name: x.reshape(-1, self._carries[name]) for name, x in carry.items()}
         params = [variables["params"][name] for name in self._params]
         state = [variables["state"][name] for name in self._state]
-        with numpy_promotion():
+        with numpy_promotion(), as_products():
             outputs, after = self._network.stateless_call(params, state, arguments, training=training)
 
         def unflatten(x: Array) -> Array:

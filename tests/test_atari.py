@@ -1,0 +1,384 @@
+"""Atari and image preprocessing: pixels against a plain reference, the stream of rows, what training is told and what reports count."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from operant.envs import check_env, vector
+from operant.envs import gymnasium as adapter
+from operant.envs.atari import Preprocessed, Preprocessing, preprocessed
+from operant.envs.games import Games
+from operant.envs.vector import Step, VectorEnv
+from operant.errors import SpecError
+from operant.execution.config import RunConfig
+from operant.execution.episodes import Accounts
+from operant.spaces import Spaces
+
+needs_ale = pytest.mark.skipif(
+    adapter.find_package("ale_py") is None, reason="ALE is not installed (extra 'atari')"
+)
+PONG = "PongNoFrameskip-v4"
+
+
+class Film(gymnasium.Env):
+    """Shows image `t` of a film at frame `t`, and rewards with `t`."""
+
+    observation_space = spaces.Box(0, 255, (6, 4, 3), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, images, length=1000):
+        self.images, self.length, self.t = images, length, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.images[0], {}
+
+    def step(self, action):
+        self.t += 1
+        return self.images[self.t % len(self.images)], float(self.t), self.t >= self.length, False, {}
+
+
+def flat_images(levels):
+    return [np.full((6, 4, 3), level, np.uint8) for level in levels]
+
+
+def slow_resize(image, size):
+    """Average over areas, pixel by pixel and stretch by stretch."""
+    height, width = image.shape
+    out = np.zeros((size, size))
+    for i in range(size):
+        for j in range(size):
+            top, bottom = i * height / size, (i + 1) * height / size
+            left, right = j * width / size, (j + 1) * width / size
+            for y in range(height):
+                for x in range(width):
+                    h = max(0.0, min(bottom, y + 1) - max(top, y))
+                    w = max(0.0, min(right, x + 1) - max(left, x))
+                    out[i, j] += image[y, x] * h * w
+    return out * size * size / (height * width)
+
+
+# One environment
+
+
+def test_grey_levels_and_areas_against_a_slow_reference():
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 256, (6, 4, 3), np.uint8)
+    env = Preprocessed(Film([image]), Preprocessing(size=3))
+    seen = env.reset()[0][..., -1]
+    grey = np.rint(0.299 * image[..., 0] + 0.587 * image[..., 1] + 0.114 * image[..., 2])
+    np.testing.assert_allclose(seen, slow_resize(grey, 3), atol=0.51)
+    swapped = np.rint(0.114 * image[..., 0] + 0.587 * image[..., 1] + 0.299 * image[..., 2])
+    assert np.abs(seen - slow_resize(swapped, 3)).max() > 5  # the order of colours matters
+
+
+def test_frames_of_a_stack():
+    env = Preprocessed(Film(flat_images(range(100))), Preprocessing(size=2, frame_skip=3))
+    assert env.reset()[0][0, 0].tolist() == [0, 0, 0, 0]
+    observation, reward, *_ = env.step(0)
+    assert observation[0, 0].tolist() == [0, 0, 0, 3]  # black, black, the first frame, the third one after it
+    assert reward == 1 + 2 + 3
+    assert env.step(0)[0][0, 0].tolist() == [0, 0, 3, 6]
+    assert env.step(0)[0][0, 0].tolist() == [0, 3, 6, 9]
+    env.reset()
+    assert env.step(0)[0][0, 0].tolist() == [0, 0, 0, 3]  # nothing of the episode before
+
+
+def test_maximum_of_the_last_two_frames():
+    images = flat_images([0, 0, 9, 50, 20])  # frames 3 and 4 hold 50 and 20
+    last = Preprocessed(Film(images), Preprocessing(size=2))
+    both = Preprocessed(Film(images), Preprocessing(size=2, max_frame=True))
+    for env, level in ((last, 20), (both, 50)):
+        env.reset()
+        assert env.step(0)[0][0, 0, -1] == level
+
+
+def test_the_end_of_an_episode_ends_the_repetition():
+    env = Preprocessed(Film(flat_images(range(100)), length=6), Preprocessing(size=2))
+    env.reset()
+    assert env.step(0)[1:4] == (1 + 2 + 3 + 4, False, False)
+    observation, reward, terminated, _, _ = env.step(0)
+    assert (reward, terminated, observation[0, 0, -1]) == (5 + 6, True, 6)
+
+
+def test_returned_observations_are_not_written_again():
+    env = Preprocessed(Film(flat_images(range(100))), Preprocessing(size=2))
+    first = env.reset()[0]
+    copy = first.copy()
+    env.step(0)
+    np.testing.assert_array_equal(first, copy)
+
+
+def test_the_space_holds_what_comes_and_frames_are_stored_once():
+    env = Preprocessed(Film(flat_images(range(100)), length=50), Preprocessing())
+    assert env.observation_space.contains(env.reset()[0])
+    (finding,) = check_env(env)
+    assert "right if nothing is random" in finding
+    within = gymnasium.wrappers.RecordEpisodeStatistics(env)
+    (leaf,) = vector.create([within]).spaces.states.components.values()
+    assert (leaf.shape, leaf.dtype, leaf.frames) == ((84, 84, 4), "uint8", 4)
+
+
+def test_a_time_limit_counts_steps_of_several_frames():
+    gymnasium.register("Film-v0", lambda: Film(flat_images(range(9))), max_episode_steps=10)
+    try:
+        env = vector.create("Film-v0", 2, preprocess=True, mode="in-process")
+    finally:
+        del gymnasium.registry["Film-v0"]
+    assert env.max_episode_timesteps == 3  # of 4 frames each
+    env.reset(0)
+    cut = [env.step({"action": np.zeros(2, np.int32)}).truncated[0] for _ in range(3)]
+    assert cut == [False, False, True]
+
+
+# Games: what training is told, what reports count
+
+
+class Script(VectorEnv):
+    """Plays given rewards, ends and lives, and notes the actions."""
+
+    num_envs, name, mode = 1, "script", "in-process"
+    spaces = Spaces.read({"type": "float", "shape": 1}, {"type": "int", "num_values": 3})
+
+    def __init__(self, rows):
+        self.rows, self.t, self.actions = rows, 0, []
+        self.cells = [type("Cell", (), {"env": ScriptedLives(self)})()]
+
+    def reset(self, seed=None):
+        return {"state": np.zeros((1, 1), np.float32)}
+
+    def step(self, actions):
+        self.t += 1
+        self.actions.append(int(actions["action"][0]))
+        reward, over, _ = self.rows[self.t]
+        return Step(
+            {"state": np.full((1, 1), self.t, np.float32)},
+            np.array([reward], np.float32),
+            np.array([over]),
+            np.array([False]),
+        )
+
+    def close(self):
+        pass
+
+
+class ScriptedLives(Preprocessed):
+    """Stands where the lives are read."""
+
+    def __init__(self, script):
+        self.script, self.resume = script, 2
+
+    @property
+    def lives(self):
+        return self.script.rows[self.script.t][2]
+
+
+# reward, game over, lives after the row; row 0 is the reset
+ROWS = [
+    (0, False, 2),
+    (5, False, 2),
+    (-3, False, 1),
+    (7, False, 1),
+    (2, True, 0),
+    (0, False, 2),
+    (1, False, 2),
+]
+
+
+def played(clip_rewards, episodic_life):
+    script = Script(ROWS)
+    games = Games(script, clip_rewards=clip_rewards, episodic_life=episodic_life)
+    games.reset(0)
+    accounts, finished, ended, rows = Accounts(1), [], np.zeros(1, bool), []
+    for t in range(1, len(ROWS)):
+        step = games.step({"action": np.zeros(1, np.int32)})
+        valid = ~ended
+        ended = step.terminated | step.truncated
+        accounts.row(finished, t, games.game.score, valid, games.game.over)
+        rows.append((float(step.reward[0]), bool(step.terminated[0]), bool(valid[0])))
+    return rows, finished, script.actions
+
+
+def test_a_lost_life_ends_an_episode_and_the_score_is_of_the_whole_game():
+    rows, finished, actions = played(clip_rewards=True, episodic_life=True)
+    assert rows == [
+        (1.0, False, True),
+        (-1.0, True, True),  # the life was lost
+        (0.0, False, False),  # the row of the last observation: FIRE, its reward counts for the score only
+        (1.0, True, True),
+        (0.0, False, False),  # the reset
+        (1.0, False, True),
+    ]
+    assert actions == [0, 0, 2, 0, 0, 0]
+    assert [(f.reward, f.length) for f in finished] == [(5 - 3 + 7 + 2, 3)]
+
+
+def test_without_clipping_and_lives():
+    rows, finished, actions = played(clip_rewards=False, episodic_life=False)
+    assert [row[0] for row in rows] == [5, -3, 7, 2, 0, 1]
+    assert [row[1] for row in rows] == [False, False, False, True, False, False]
+    assert actions == [0] * 6
+    assert [(f.reward, f.length) for f in finished] == [(11, 4)]
+
+
+# ALE's games
+
+
+@needs_ale
+@pytest.mark.parametrize("max_frame", [False, True])
+@pytest.mark.parametrize("game", [PONG, "SpaceInvadersNoFrameskip-v4"])
+def test_one_game_and_ales_vector_show_the_same(game, max_frame):
+    options = {"max_frame": max_frame, "noop_max": 0}
+    many, one = vector.create(game, 1, preprocess=True, **options), preprocessed(game, **options)
+    assert many.mode == "native-vector"
+    seen, own = many.reset(0)["state"][0], one.reset(seed=0)[0]
+    assert not seen[..., :3].any() and seen[..., 3].any()  # black before the first frame
+    different = 0
+    for action in np.random.default_rng(0).integers(0, 6, 60):
+        assert np.abs(seen.astype(int) - own.astype(int)).max() <= 1  # rounding of averages
+        different += np.count_nonzero(seen != own)
+        step = many.step({"action": np.array([action], np.int32)})
+        own, reward, terminated, _, _ = one.step(action)
+        seen = step.observation["state"][0]
+        assert (reward, terminated) == (step.reward[0], step.terminated[0])
+    assert different < 0.001 * 60 * seen.size
+    many.close()
+
+
+@needs_ale
+def test_the_maximum_makes_a_difference():
+    def frames(max_frame):
+        env = vector.create("SpaceInvadersNoFrameskip-v4", 1, preprocess=True, max_frame=max_frame)
+        env.reset(0)
+        stop = {"action": np.zeros(1, np.int32)}
+        return np.stack([env.step(stop).observation["state"] for _ in range(20)])
+
+    assert (frames(True) >= frames(False)).all() and (frames(True) != frames(False)).any()
+
+
+@needs_ale
+@pytest.mark.parametrize("name", [PONG, "Pong-v4", "ALE/Pong-v5"])
+def test_frame_skips_do_not_multiply(name):
+    one = preprocessed(name, noop_max=0)
+    start = one.reset(seed=0)[1]["episode_frame_number"]
+    assert one.step(0)[4]["episode_frame_number"] - start == 4
+    many = vector.create(name, 1, preprocess=True, noop_max=0)
+    _, before = many._vector.env.reset(seed=0)
+    *_, after = many._vector.env.step(np.zeros(1, np.int64))
+    assert after["episode_frame_number"] - before["episode_frame_number"] == 4
+    sticky = "probability 0.25" if name.startswith("ALE/") else "no sticky actions"
+    assert sticky in many.why
+    with pytest.raises(SpecError, match=r"'ALE/Pong-v5' skips frames itself.*frameskip=1"):
+        preprocessed(gymnasium.make("ALE/Pong-v5"), max_frame=True)
+    own = preprocessed(gymnasium.make("ALE/Pong-v5"), noop_max=0)
+    start = own.reset(seed=0)[1]["episode_frame_number"]
+    assert own.step(0)[4]["episode_frame_number"] - start == 4
+
+
+@needs_ale
+def test_no_ops_at_the_start_differ_with_the_seed():
+    env = preprocessed(PONG)
+    starts = [env.reset(seed=seed)[1]["episode_frame_number"] for seed in range(8)]
+    assert len(set(starts)) > 3 and max(starts) < 30
+    assert [env.reset(seed=seed)[1]["episode_frame_number"] for seed in range(8)] == starts
+
+
+@needs_ale
+def test_lives_of_a_real_game_and_equal_seeds():
+    def run(seed, **options):
+        env = vector.create("BreakoutNoFrameskip-v4", 3, preprocess=True, **options)
+        env.reset(seed)
+        rng = np.random.default_rng(1)
+        steps = []
+        for _ in range(320):
+            steps.append((env.step({"action": rng.integers(0, 4, 3).astype(np.int32)}), env.game))
+        env.close()
+        return steps
+
+    training = run(0, clip_rewards=True, episodic_life=True)
+    ended = np.stack([step.terminated for step, _ in training])
+    over = np.stack([game.over for _, game in training])
+    rewards = np.stack([step.reward for step, _ in training])
+    assert (over <= ended).all() and ended.sum() > 3 * over.sum() > 0  # five lives to a game
+    assert not (ended[:-1] & ended[1:]).any()
+    assert not rewards[1:][ended[:-1]].any()  # the row of the last observation earns nothing
+    again = run(0, clip_rewards=True, episodic_life=True)
+    other = run(1, clip_rewards=True, episodic_life=True)
+    screens = [np.stack([step.observation["state"] for step, _ in of]) for of in (training, again, other)]
+    np.testing.assert_array_equal(screens[0], screens[1])
+    assert (screens[0] != screens[2]).any()
+    whole = run(0)
+    assert whole[0][1] is None
+    assert sum(step.terminated.sum() for step, _ in whole) < ended.sum()
+
+
+@needs_ale
+def test_the_row_after_the_last_observation_begins_a_game():
+    env = vector.create(PONG, 1, preprocess=True, max_episode_timesteps=5)
+    env.reset(0)
+    stop = {"action": np.zeros(1, np.int32)}
+    rows = [env.step(stop) for _ in range(7)]
+    assert [bool(row.truncated[0]) for row in rows] == [False] * 4 + [True] + [False] * 2
+    assert rows[4].observation["state"].any(axis=(1, 2)).all()  # the last observation has four frames
+    assert rows[5].observation["state"].any(axis=(1, 2)).tolist() == [[False] * 3 + [True]]
+
+
+@needs_ale
+def test_a_million_transitions_in_the_memory_of_dqn():
+    from operant.agents.learner import Learner
+    from operant.agents.making import define
+
+    env = vector.create(PONG, 8, preprocess=True)
+    definition = define("dqn", buffer_max_size=1_000_000)
+    algorithm = definition.cls.create(definition.config, env.spaces, 8)
+    env.close()
+    assert algorithm.memory.nbytes(Learner(algorithm).example()) < 7.3e9
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"preprocess": True},
+            r"Cannot use --preprocess for non-atari environment CartPole-v1, with input shape \(4,\)",
+        ),
+        ({"max_frame": True}, r"max_frame is a part of preprocessing.*Add preprocess=True"),
+        ({"preprocess": 1}, r"preprocess must be True or False. Received: preprocess=1"),
+        ({"preprocess": True, "stack": 0}, r"stack must be a whole number of at least 1. Received: stack=0"),
+    ],
+)
+def test_mistakes(arguments, message):
+    with pytest.raises(SpecError, match=message):
+        vector.create("CartPole-v1", 2, **arguments)
+
+
+def test_saying_no_to_preprocessing_is_no_mistake():
+    vector.create("CartPole-v1", 2, preprocess=False, max_frame=False).close()
+
+
+@needs_ale
+def test_arguments_that_would_break_the_stream():
+    with pytest.raises(SpecError, match=r"takes no argument 'frameskip'. Did you mean 'frame_skip'"):
+        vector.create(PONG, 2, preprocess=True, frameskip=2)
+    with pytest.raises(SpecError, match=r"takes no argument 'life_loss_info'"):
+        vector.create(PONG, 2, preprocess=True, life_loss_info=True)
+
+
+def test_max_frame_of_a_run_needs_preprocess():
+    with pytest.raises(SpecError, match=r"max_frame is a part of preprocessing.*Add --preprocess"):
+        RunConfig.from_dict({"env": PONG, "max_steps": 1, "max_frame": True})
+
+
+def test_preprocessing_a_jax_environment_is_refused():
+    from operant.train import Plan, train
+
+    run = RunConfig.from_dict({"env": "jax:CartPole-v1", "max_steps": 1, "preprocess": True})
+    with pytest.raises(SpecError, match=r"Cannot use --preprocess for non-atari environment jax:CartPole-v1"):
+        train(Plan("ppo", {}, run))
