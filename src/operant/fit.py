@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import gymnasium
+
 from operant.agents import AGENTS, config_class
 from operant.agents.making import define
 from operant.envs import table, vector
@@ -20,15 +22,20 @@ from operant.execution.config import RunConfig
 from operant.execution.episodes import Score
 from operant.execution.monitor import Monitor
 from operant.execution.training import Outcome, Training
+from operant.play import PlayConfig, Played, environment
+from operant.play import run as run_episodes
 from operant.session import Environments, Session
 from operant.spec import options
 from operant.tracking import Console, History, Tracker
+from operant.train import monitored
 
 MODELS = {"model": "model", "actor_model": "actor", "critic_model": "critic"}
 """Options that take a network, and what the algorithm calls it."""
 CLASSES = {entry.cls: agent for agent, entry in reversed(AGENTS.items())}
 """Classes by name, and the agent of the table that each stands for."""
-NOT_OPTIONS = frozenset({"env", "n_envs", "max_steps", "target_reward", "resume", "weights"})
+NOT_OPTIONS = frozenset(
+    {"env", "n_envs", "max_steps", "target_reward", "monitor_session", "resume", "weights"}
+)
 """Options of a run that are no keyword arguments here: others say the same."""
 
 
@@ -140,6 +147,7 @@ class Trainer:
         **settings: Any,
     ) -> None:
         self.trial = trial
+        self._envs = envs
         given = self._named(parts, settings)
         run, own = _split(self.agent, given)
         self.models = {name: own[name] for name in MODELS if name in own}
@@ -188,12 +196,18 @@ class Trainer:
                 raise UsageError(f"{type(self).__name__} got {name!r} twice, by place and by name.")
         return {name: value for name, value in {**named, **settings}.items() if value is not None}
 
-    def fit(self, target_reward: float | None = None, max_steps: int | None = None) -> Outcome:
+    def fit(
+        self,
+        target_reward: float | None = None,
+        max_steps: int | None = None,
+        monitor_session: str | None = None,
+    ) -> Outcome:
         """Train until the mean of the last episodes reaches a reward, or for a number of steps.
 
         Args:
             target_reward: mean reward of the last `reward_buffer_size` episodes at which training ends.
             max_steps: environment steps of all environments, over all calls, at which training ends.
+            monitor_session: name of a Weights & Biases run to write metrics to.
 
         Raises:
             UsageError: neither was given.
@@ -201,7 +215,7 @@ class Trainer:
         """
         if target_reward is None and max_steps is None:
             raise UsageError("`target_reward` or `max_steps` should be specified when fit() is called.")
-        changes = {"target_reward": target_reward, "max_steps": max_steps}
+        changes = {"target_reward": target_reward, "max_steps": max_steps, "monitor_session": monitor_session}
         run = RunConfig.from_dict({**self.run.to_dict(), **changes})
         directory = Path(run.run_dir) / "checkpoints" if run.run_dir else None
         training = self.session.training(run, Tracker(), directory, self._report)
@@ -216,6 +230,63 @@ class Trainer:
             self._put_back()
         return outcome
 
+    def play(
+        self,
+        video_dir: str | None = None,
+        render: bool = False,
+        frame_dir: str | None = None,
+        frame_delay: float = 0.0,
+        max_steps: int | None = None,
+        action_idx: int = 0,
+        frame_frequency: int = 1,
+        episodes: int = 1,
+    ) -> Played:
+        """Play with the policy as it is, in an environment of its own; training is not touched.
+
+        Args:
+            video_dir: folder for a video (mp4) of each episode.
+            render: show a window.
+            frame_dir: folder for pictures (jpg).
+            frame_delay: seconds between rendered frames.
+            max_steps: environment steps after which it ends.
+            action_idx: 0: the best action, 1: one drawn from the policy.
+            frame_frequency: write every n-th frame to `frame_dir`.
+            episodes: how many.
+
+        Raises:
+            SpecError: the environment cannot be rendered, or made once more.
+        """
+        config = PlayConfig.from_dict(
+            {
+                "env": self.run.env,
+                "video_dir": video_dir,
+                "render": render,
+                "frame_dir": frame_dir,
+                "frame_delay": float(frame_delay),
+                "max_steps": max_steps,
+                "action_idx": action_idx,
+                "frame_frequency": frame_frequency,
+                "episodes": episodes,
+                "seed": self.run.seed,
+            }
+        )
+        env = self._another(config)
+        played = run_episodes(self.session.learner, self.session.driver.train, env, config)
+        if not self.run.quiet:
+            print(played)
+        return played
+
+    def _another(self, config: PlayConfig) -> vector.VectorEnv:
+        """Make one more environment like those that train."""
+        first = self._envs[0] if isinstance(self._envs, list | tuple) else self._envs
+        if isinstance(first, str):
+            return environment(config)
+        if not isinstance(first, gymnasium.Env):
+            raise SpecError(
+                f"play makes an environment like the first one, and cannot make another {first!r}."
+            )
+        return vector.create(_made_again(first), mode="in-process")
+
     def _sinks(self, run: RunConfig) -> list[Any]:
         console = Console(
             max_steps=run.max_steps,
@@ -227,7 +298,11 @@ class Trainer:
             start_time=self.elapsed,
             start_games=self.games,
         )
-        return [*([History(run.history_checkpoint)] if run.history_checkpoint else []), console]
+        sinks: list[Any] = [History(run.history_checkpoint)] if run.history_checkpoint else []
+        if run.monitor_session is not None:
+            place = Path(run.run_dir or ".")
+            sinks.append(monitored(place, run, self.session.specification["agent"]))
+        return [*sinks, console]
 
     def _report(self, training: Training) -> None:
         if self.trial is None or not training.score.episodes:
@@ -243,10 +318,9 @@ class Trainer:
         algorithm = self.session.learner.algorithm
         weights = algorithm.weights(self.session.driver.train.state)
         for option, given in self.models.items():
-            inner = getattr(algorithm, MODELS[option])
-            variables = next(v for name, v in weights.items() if name.startswith(MODELS[option]))
+            name = next(name for name in weights if name.startswith(MODELS[option]))
             if hasattr(given, "stateless_call"):
-                inner.assign(variables)
+                _model(algorithm, name).assign(weights[name])
 
     @property
     def steps(self) -> int:
@@ -300,6 +374,12 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def _model(algorithm: Any, name: str) -> Any:
+    """Return the model that an algorithm's `weights` calls so: an attribute, or one of several that stand in a dict."""
+    places = [vars(algorithm), *(value for value in vars(algorithm).values() if isinstance(value, dict))]
+    return next(place[name] for place in places if name in place)
+
+
 def _split(agent: str, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Tell options of the run from the algorithm's own."""
     known = set(options(RunConfig)) - NOT_OPTIONS
@@ -341,13 +421,36 @@ def _buffers(buffers: Any) -> dict[str, Any]:
     }
 
 
+def _made_again(env: Any) -> Any:
+    """Make an environment once more, one that gives pictures."""
+    from operant.envs.atari import Preprocessed
+
+    if isinstance(env, Preprocessed):
+        return Preprocessed(_made_again(env.env), env.settings)
+    if env.spec is None:
+        raise SpecError(
+            f"{env!r} was not made by gymnasium.make, so play cannot make another. Register it, or evaluate by hand."
+        )
+    return gymnasium.make(env.spec, render_mode="rgb_array")
+
+
 def _environments(envs: Any, n_envs: int | None, run: Mapping[str, Any]) -> Environments:
     """Make environments of what the user gave."""
     if isinstance(envs, list | tuple) and not envs:
         raise value_error("envs", "at least one environment", envs)
     if isinstance(envs, str) and table.is_native(envs):
         return Environments(table.native(envs), None)
-    known = {"vector": "mode", "max_episode_timesteps": "max_episode_timesteps"}
+    from operant.envs.atari import Preprocessed
+
+    frames = isinstance(envs, list | tuple) and all(isinstance(env, Preprocessed) for env in envs)
     return Environments(
-        None, vector.create(envs, n_envs, **{known[name]: run[name] for name in known if name in run})
+        None,
+        vector.create(
+            envs,
+            n_envs,
+            mode=run.get("vector", "auto"),
+            max_episode_timesteps=run.get("max_episode_timesteps"),
+            clip_rewards=frames and run.get("clip_rewards", True),
+            episodic_life=frames and run.get("episodic_life", True),
+        ),
     )

@@ -13,6 +13,7 @@ from operant.errors import OperantError
 
 COMMANDS = {
     "train": "Train given an agent and environment",
+    "play": "Play a game given a trained agent and environment",
     "list": "List agents, environments or presets",
 }
 
@@ -52,6 +53,10 @@ def _dispatch(arguments: list[str]) -> int:
         from operant.cli import listing
 
         return listing.run(rest)
+    if command == "play":
+        from operant.cli import playing
+
+        return playing.run(rest)
     from operant.cli import training
 
     return training.run(rest)

@@ -1,0 +1,55 @@
+"""`operant play`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from operant.agents import AGENTS, ALIASES, config_class, entry
+from operant.cli import parse, tables
+from operant.cli.training import HEADER
+from operant.play import PlayConfig
+from operant.spec import Config, options
+
+
+def run(arguments: list[str]) -> int:
+    """Play, or print help when there is nothing to play."""
+    first = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    flags = arguments[1:] if first is not None else arguments
+    directory = (
+        first if first is not None and first not in {*AGENTS, *ALIASES} and Path(first).is_dir() else None
+    )
+    agent = first if directory is None else None
+    if agent is not None:
+        entry(agent)
+    if "--help" in flags or "-h" in flags or (not flags and directory is None):
+        print(help_text(agent))
+        return 0
+    own = [config_class(agent)] if agent is not None else []
+    given = parse.parse([PlayConfig, *own], flags, f"play {agent}" if agent else "play")
+    if directory is not None:
+        given.setdefault("run_dir", directory)
+    known = options(PlayConfig)
+    config = PlayConfig.from_dict({name: value for name, value in given.items() if name in known})
+    hyper = {name: value for name, value in given.items() if name not in known}
+    from operant.play import play
+
+    played = play(config, agent if config.run_dir is None or hyper else None, **hyper)
+    if not config.quiet:
+        print(played)
+        for path in played.files[:3]:
+            print(f"Wrote {path}")
+        if len(played.files) > 3:
+            print(f"and {len(played.files) - 3} more files")
+    return 0
+
+
+def help_text(agent: str | None) -> str:
+    """Return usage and the table of flags: of the command, and of the agent if one is named."""
+    usage = [
+        f"operant play {agent or '<agent>'} --env <environment> --weights <file> ... [options]",
+        "operant play <run directory> [options]",
+    ]
+    configs: list[type[Config]] = [PlayConfig, *([config_class(agent)] if agent is not None else [])]
+    rows = tables.option_rows(configs, entry(agent).options if agent is not None else {})
+    title = f"play {agent}" if agent else "play"
+    return "Usage:\n    " + "\n    ".join(usage) + "\n\n" + tables.table(title, HEADER, rows)

@@ -1,0 +1,199 @@
+"""Watching a policy: statistics, videos, pictures, a window."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+
+import operant
+from operant.cli import main
+from operant.errors import SpecError
+from operant.fit import create_envs
+from operant.play import Pictures, PlayConfig, Video, Window, play
+from operant.tracking import read_history
+
+NET = ["--model", '[{"type": "dense", "size": 8}]']
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Folder of a short run, and its file of weights."""
+    folder = tmp_path_factory.mktemp("play")
+    command = [
+        "train",
+        "ppo",
+        "--env",
+        "CartPole-v1",
+        "--n-envs",
+        "2",
+        "--max-steps",
+        "1200",
+        "--seed",
+        "1",
+        "--quiet",
+    ]
+    files = ["--run-dir", str(folder / "run"), "--checkpoints", str(folder / "ppo.tf")]
+    assert main([*command, *NET, *files]) == 0
+    return folder
+
+
+def test_a_run_plays(trained, capsys):
+    assert main(["play", str(trained / "run"), "--episodes", "3"]) == 0
+    assert "3 episodes: mean reward" in capsys.readouterr().out
+    one = play(PlayConfig.from_dict({"run_dir": str(trained / "run"), "episodes": 3}))
+    assert len(one.rewards) == 3 and one.rewards == [float(n) for n in one.lengths] and one.files == []
+    assert one == play(PlayConfig.from_dict({"run_dir": str(trained / "run"), "episodes": 3}))
+    other = play(PlayConfig.from_dict({"run_dir": str(trained / "run"), "episodes": 3, "action_idx": 1}))
+    assert other.rewards != one.rewards
+
+
+def test_weights_play_as_the_run_does(trained):
+    """The best weights are those of the last log point here or of an earlier one; loaded twice they play alike."""
+    given = {"env": "CartPole-v1", "weights": [str(trained / "ppo.tf")], "episodes": 2}
+    model = [{"type": "dense", "size": 8}]
+    first = play(PlayConfig.from_dict(given), "ppo", model=model)
+    assert first == play(PlayConfig.from_dict(given), "ppo", model=model)
+    untrained = play(PlayConfig.from_dict({**given, "weights": (), "seed": 5}), "ppo", model=model)
+    assert first.rewards != untrained.rewards
+
+
+def test_videos_and_pictures_show_the_episode(trained, tmp_path):
+    pytest.importorskip("imageio_ffmpeg", reason="needs the extra 'video'")
+    import imageio_ffmpeg
+    from PIL import Image
+
+    config = PlayConfig.from_dict(
+        {
+            "run_dir": str(trained / "run"),
+            "episodes": 2,
+            "video_dir": str(tmp_path / "v"),
+            "frame_dir": str(tmp_path / "f"),
+            "frame_frequency": 4,
+        }
+    )
+    played = play(config)
+    videos = [path for path in played.files if path.suffix == ".mp4"]
+    assert [path.name for path in videos] == ["episode-000.mp4", "episode-001.mp4"]
+    for path, length in zip(videos, played.lengths, strict=True):
+        frames, seconds = imageio_ffmpeg.count_frames_and_secs(str(path))
+        assert frames == length + 1 and seconds == pytest.approx((length + 1) / 50, abs=0.05)
+    first = sorted((tmp_path / "f").glob("*.jpg"))
+    assert [int(path.stem) for path in first] == list(range(0, played.lengths[0] + 1, 4))
+    picture = np.asarray(Image.open(first[0]))
+    assert picture.shape == (400, 600, 3) and 0 < (picture < 50).mean() < 0.2  # a black cart on white
+    assert (tmp_path / "f" / "episode-001" / "00000.jpg").exists()
+    again = play(config.replace(frame_dir=None, episodes=1))
+    assert [path.name for path in again.files] == ["episode-002.mp4"]  # earlier ones are kept
+
+
+def test_odd_sizes_become_videos_too(tmp_path):
+    pytest.importorskip("imageio_ffmpeg", reason="needs the extra 'video'")
+    import imageio_ffmpeg
+
+    video = Video(tmp_path, 10.0)
+    for i in range(5):
+        video.frame(np.full((33, 35, 3), 50 * i, np.uint8), i)
+    video.end()
+    assert imageio_ffmpeg.count_frames_and_secs(str(video.files[0]))[0] == 5
+
+
+def test_a_window_without_a_display(monkeypatch):
+    pytest.importorskip("pygame", reason="needs the extra 'classic'")
+    import pygame
+
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    window = Window("test", 0.0)
+    window.frame(np.full((10, 20, 3), 200, np.uint8), 0)
+    assert pygame.surfarray.array3d(pygame.display.get_surface()).shape == (20, 10, 3)
+    assert (pygame.surfarray.array3d(pygame.display.get_surface()) == 200).all()
+    pygame.display.quit()
+
+
+def test_native_environments_borrow_pictures(tmp_path):
+    config = PlayConfig.from_dict({"env": "jax:CartPole-v1", "frame_dir": str(tmp_path), "max_steps": 3})
+    pytest.importorskip("PIL", reason="needs the extra 'video'")
+    played = play(config, "ppo", model=[{"type": "dense", "size": 4}])
+    assert played.rewards == [] and str(played) == "No episode ended."
+    assert len(played.files) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "play needs an agent or run_dir"),
+        (["ppo", "--episodes", "1"], "env must be given"),
+        (["ppo", "--env", "CartPole-v1", "--weights", "a", "b"], r"weights must be 1 path\(s\)"),
+        (["--run-dir", "nowhere"], "There is no checkpoint in run_dir='nowhere'"),
+        (["ppo", "--env", "jax:GridWorld", "--render"], "GridWorld"),
+        (["ppo", "--env", "CartPole-v1", "--episods", "2"], "--episodes"),
+        (["ppoo", "--env", "CartPole-v1"], "ppo"),
+    ],
+)
+def test_mistakes_exit_with_2(arguments, message, capsys):
+    import re
+
+    if not arguments:
+        with pytest.raises(SpecError, match=message):
+            play(PlayConfig())
+        return
+    assert main(["play", *arguments]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_help_names_every_flag(capsys):
+    assert main(["play"]) == 0
+    text = capsys.readouterr().out
+    for flag in (
+        "--render",
+        "--video-dir",
+        "--frame-dir",
+        "--frame-delay",
+        "--action-idx",
+        "--frame-frequency",
+    ):
+        assert flag in text
+    assert main(["play", "ppo", "--help"]) == 0
+    assert "--clip-norm" in capsys.readouterr().out
+
+
+def test_a_class_plays_and_trains_on(tmp_path, capsys):
+    envs = create_envs("CartPole-v1", 2, preprocess=False)
+    history = tmp_path / "h.parquet"
+    agent = operant.PPO(
+        envs,
+        [{"type": "dense", "size": 8}],
+        n_steps=16,
+        mini_batches=1,
+        seed=1,
+        history_checkpoint=str(history),
+        quiet=True,
+    )
+    agent.fit(max_steps=200)
+    pytest.importorskip("PIL", reason="needs the extra 'video'")
+    played = agent.play(frame_dir=str(tmp_path / "f"), episodes=2)
+    assert len(played.rewards) == 2 and capsys.readouterr().out == ""
+    assert len(list((tmp_path / "f").rglob("*.jpg"))) == sum(played.lengths) + 2
+    agent.fit(max_steps=400)
+    assert (np.diff(read_history(history)["step"]) >= 0).all()
+    agent.close()
+
+
+class Plain(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 0.0, True, False, {}
+
+
+def test_environments_that_cannot_be_made_again_or_shown(tmp_path):
+    agent = operant.PPO([Plain()], [{"type": "dense", "size": 4}], n_steps=8, mini_batches=1, quiet=True)
+    with pytest.raises(SpecError, match="not made by gymnasium.make"):
+        agent.play()
+    assert Pictures(tmp_path, 1).files == []
+    agent.close()
