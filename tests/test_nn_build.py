@@ -276,7 +276,7 @@ def test_json_files(tmp_path):
     ("network", "message"),
     [
         ("auot", "Unknown network 'auot'. Did you mean 'auto'?"),
-        ("model.cfg", "type '.cfg' are not read.*Give 'auto', a list of layers"),
+        ("model.cfg", "The network file 'model.cfg' cannot be read"),
         (3, "The network 3 is not understood. Give 'auto'"),
         ([], "at least one entry"),
         ({"type": "auto", "sise": 3}, "takes no argument 'sise'. Did you mean 'size'"),

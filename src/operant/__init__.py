@@ -9,23 +9,30 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from operant import legacy
+
 __version__ = "0.1.0"
 
 # Keras fixes its backend when it is first imported; whoever imports operant before Keras need not know.
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
 if TYPE_CHECKING:
+    from operant import agents as agents
     from operant.agent import Agent as Agent
     from operant.envs import Environment as Environment
     from operant.errors import OperantError as OperantError
+    from operant.fit import create_envs as create_envs
+    from operant.nn.cfg import ModelReader as ModelReader
 
 _PUBLIC = {
     "Agent": "operant.agent",
     "Environment": "operant.envs",
+    "ModelReader": "operant.nn.cfg",
     "OperantError": "operant.errors",
+    "create_envs": "operant.fit",
 }
 
-__all__ = ["Agent", "Environment", "OperantError", "__version__"]
+__all__ = ["Agent", "Environment", "ModelReader", "OperantError", "__version__", "agents", "create_envs"]
 
 
 def __getattr__(name: str) -> Any:
@@ -34,6 +41,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_PUBLIC[name]), name)
         globals()[name] = value
         return value
+    if name == "agents":  # operant.agents['ppo'] is what operant knows of an agent
+        return importlib.import_module("operant.agents")
     if name[:1].isupper():  # the classes of the algorithms: PPO, DQN, ...
         fit = importlib.import_module("operant.fit")
         if name in fit.CLASSES:
@@ -46,3 +55,6 @@ def __dir__() -> list[str]:
     from operant.agents import AGENTS
 
     return sorted({*__all__, *(entry.cls for entry in AGENTS.values())})
+
+
+legacy.register()

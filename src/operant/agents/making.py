@@ -7,9 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import optax
+
 from operant.agents import AGENTS, ALIASES, algorithm_class, entry
 from operant.agents.protocol import Algorithm, config_type
-from operant.errors import SpecError, suggest
+from operant.errors import SpecError, suggest, value_error
+from operant.nn import keras_optimizers
+from operant.ops import optimise
 from operant.spec import Config, build, canonical, import_object, read_json
 
 
@@ -52,7 +56,7 @@ def define(agent: Any, **options: Any) -> Definition:
     layers: list[Mapping[str, Any]] = [options]  # the strongest first
     while not isinstance(agent, type):
         if isinstance(agent, Definition):
-            return _defined(agent.name, agent.cls, [*layers, agent.config.to_dict()])
+            return _defined(agent.name, agent.cls, [*layers, vars(agent.config)])
         elif isinstance(agent, Mapping):
             inner = dict(agent)
             kind = inner.pop("agent", None) or inner.pop("type", None)
@@ -90,6 +94,33 @@ def _defined(name: str, cls: type[Algorithm], layers: list[Mapping[str, Any]]) -
     """Lay options over one another, the first on top; an alias covers the option's own name."""
     config = config_type(cls)
     given: dict[str, Any] = {}
+    lost = None
     for layer in reversed(layers):
-        given |= canonical(config, layer, name)
+        own = canonical(config, layer, name)
+        if own.get("optimizer") == {
+            "type": optimise.GIVEN
+        }:  # whoever reads it must give the object anew, in any layer
+            lost = own.pop("optimizer")
+        elif "optimizer" in own:
+            own = {**_optimizer(own.pop("optimizer")), **own}
+        given |= own
+    if lost is not None and "optimizer" not in given:
+        optimise.Recipe.read(lost)
     return Definition(name, cls, build(config, given, name))
+
+
+def _optimizer(value: Any) -> dict[str, Any]:
+    """Return the options that an optimizer stands for: its name, and the numbers that come with it."""
+    if isinstance(value, str):
+        return {"optimizer": optimise.Recipe.read(value).type}
+    if isinstance(value, Mapping):
+        return optimise.options_of(value)
+    if isinstance(value, optimise.Given):
+        return {"optimizer": value}
+    if isinstance(value, optax.GradientTransformation):
+        return {"optimizer": optimise.Given(value)}
+    if keras_optimizers.is_keras(value):
+        found = keras_optimizers.options_of(value)
+        return {**found, **_optimizer(found["optimizer"])}
+    must = "a name, a dict with 'type', a Keras optimizer or an optax transformation"
+    raise value_error("optimizer", must, value)

@@ -9,6 +9,7 @@ from typing import Any
 
 from operant.errors import SpecError, suggest
 from operant.nn.backend import keras, numpy_promotion
+from operant.nn.cfg import Cfg
 from operant.nn.graph import Carries, Graph, activation, safe_name
 from operant.nn.model import Model, Port
 from operant.nn.network import Auto, KerasModel, Layered, parse
@@ -49,8 +50,9 @@ def build(
 
     Args:
         network: 'auto'; a list of layers (`operant.nn.structure.LAYERS`) or of lists of layers; a dict with `type`
-            'auto', 'layered' or 'keras'; a Keras model or a function (class) that makes one, whose outputs are then the heads'
-            values themselves, in the order of `heads`; the path of a .json or .keras file.
+            'auto', 'layered', 'keras' or 'cfg'; a Keras model or a function (class) that makes one, whose outputs are then the
+            heads' values themselves, in the order of `heads`, as are those of a .cfg file; the path of a .json, .keras or .cfg
+            file.
         inputs: the components that the model reads, in order; a critic's may include actions.
         heads: the outputs by name.
         towers: groups of heads. Each group gets a network of its own, built alike; heads that no group names share one
@@ -73,7 +75,9 @@ def build(
     with numpy_promotion(), k.StatelessScope() as scope:
         parsed = parse(network)
         entries = {n: k.Input(leaf.shape, dtype=leaf.dtype, name=safe_name(n)) for n, leaf in fed.items()}
-        if isinstance(parsed, KerasModel):
+        if isinstance(parsed, Cfg):
+            outputs = _from_cfg(parsed, entries, fed, heads, normalized)
+        elif isinstance(parsed, KerasModel):
             if reinitialize:
                 parsed = KerasModel(from_config(config(parsed.model)))
             outputs = _complete(parsed.model, entries, fed, heads, normalized)
@@ -193,7 +197,50 @@ def _complete(
     k = keras()
     scaled = not any(isinstance(layer, k.layers.Rescaling) for layer in model.layers)
     tensors = {n: _prepared(entries[n], n, leaf, normalized, scaled) for n, leaf in fed.items()}
-    found = k.tree.flatten(_called(model, tensors, fed))
+    return _headed(model.name, _called(model, tensors, fed), heads, entries)
+
+
+def _from_cfg(
+    cfg: Cfg,
+    entries: Mapping[str, Any],
+    fed: Mapping[str, Leaf],
+    heads: Mapping[str, Head],
+    normalized: Sequence[str],
+) -> dict[str, Any]:
+    """Make the model of a .cfg file for these inputs and heads: it reads one input, or all vectors as one."""
+    tensors = {n: _prepared(entries[n], n, leaf, normalized) for n, leaf in fed.items()}
+    graph = _graph(tensors, fed)
+    if len(tensors) == 1 and cfg.first == "embedding":
+        x = next(iter(tensors.values()))
+    elif len(tensors) == 1:
+        x = graph.encode(next(iter(tensors.values())))
+        x = graph.vector(x) if len(x.shape) == 1 else x
+        if cfg.first == "convolutional" and len(x.shape) == 3:  # a grey image
+            x = keras().layers.Reshape((*x.shape[1:], 1))(x)
+    elif all(len(leaf.shape) < 2 for leaf in fed.values()):
+        x = graph.concatenate([graph.vector(x) for x in tensors.values()])
+    else:
+        listed = ", ".join(f"{n} {leaf.shape}" for n, leaf in fed.items())
+        raise SpecError(
+            f"{cfg.source} describes a network with one input, an image or any number of vectors. Received: {listed}. "
+            "Give a list of layers, whose retrieve reads inputs by name."
+        )
+    dense = {n: math.prod(head.shape) for n, head in heads.items() if head.constant is None}
+    model = cfg.model(tuple(x.shape[1:]), cfg.units(dense))
+    return _headed(model.name, model(x), heads, entries)
+
+
+def _graph(tensors: Mapping[str, Any], fed: Mapping[str, Leaf]) -> Graph:
+    """Return a graph that encodes choices, for a network that is no graph of ours."""
+    return Graph(
+        "body", tensors, {n: leaf.num_values for n, leaf in fed.items() if leaf.num_values}, Carries()
+    )
+
+
+def _headed(name: str, called: Any, heads: Mapping[str, Head], entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Check a whole model's outputs against the heads, in order, and add the heads that are learned constants."""
+    k = keras()
+    found = k.tree.flatten(called)
     dense = {n: head for n, head in heads.items() if head.constant is None}
     sizes = [math.prod(head.shape) for head in dense.values()]
     shapes = [tuple(x.shape[1:]) for x in found]
@@ -201,7 +248,7 @@ def _complete(
     if not fits:
         wanted = ", ".join(f"{n} {head.shape}" for n, head in dense.items())
         raise SpecError(
-            f"The Keras model {model.name!r} must have one output per head, in this order: {wanted}. "
+            f"The Keras model {name!r} must have one output per head, in this order: {wanted}. "
             f"Received: {len(shapes)} output(s) of shape {', '.join(map(str, shapes))}."
         )
     outputs = {
@@ -215,9 +262,7 @@ def _complete(
 def _called(model: Any, tensors: Mapping[str, Any], fed: Mapping[str, Leaf]) -> Any:
     """Call a Keras model on the inputs, by name where it takes them so, else in order."""
     k = keras()
-    graph = Graph(
-        "body", tensors, {n: leaf.num_values for n, leaf in fed.items() if leaf.num_values}, Carries()
-    )
+    graph = _graph(tensors, fed)
     declared = list(getattr(model, "inputs", None) or [])
     if not declared:
         arguments = [graph.encode(x) for x in tensors.values()]
@@ -230,6 +275,9 @@ def _called(model: Any, tensors: Mapping[str, Any], fed: Mapping[str, Leaf]) -> 
     message = (
         f"The Keras model {model.name!r} must take the inputs, in this order: {wanted}. It takes: {received}."
     )
+    if len(declared) == 1 < len(tensors) and all(len(leaf.shape) < 2 for leaf in fed.values()):
+        # One vector in place of several, which a critic written for states and actions takes joined.
+        tensors = {"all": graph.concatenate([graph.vector(x) for x in tensors.values()])}
     if len(declared) != len(tensors):
         raise SpecError(message)
     arguments = []

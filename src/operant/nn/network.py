@@ -6,11 +6,12 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from operant.errors import SpecError, value_error
 from operant.nn import layers
 from operant.nn.backend import keras
+from operant.nn.cfg import Cfg
 from operant.nn.graph import Graph, activation
 from operant.nn.layers import whole
 from operant.nn.recurrent import Lstm
@@ -18,8 +19,8 @@ from operant.nn.structure import add_all, config, from_config, read
 from operant.spec import Registry, build
 
 FORMS = (
-    "Give 'auto', a list of layers, a dict with 'type' ('auto', 'layered' or 'keras'), a Keras model, a function that "
-    "returns one, or the path of a .json or .keras file."
+    "Give 'auto', a list of layers, a dict with 'type' ('auto', 'layered', 'keras' or 'cfg'), a Keras model, a function "
+    "that returns one, or the path of a .json, .keras or .cfg file."
 )
 FILES = (".json", ".keras", ".cfg")
 ONE_HOT_LIMIT = 64
@@ -55,9 +56,11 @@ class Auto:
     depth: int = 2
     """Dense layers, where there is no image."""
     activation: str | None = None
-    """None: tanh, with images relu."""
+    """None: tanh, with images or `norm` relu."""
     rnn: bool | int = False
     """Whether an LSTM follows; a number is its horizon."""
+    norm: str | None = None
+    """'layer': layer normalisation (Ba et al. 2016) before every activation."""
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -68,6 +71,8 @@ class Auto:
             activation(self.activation)
         if not isinstance(self.rnn, bool):
             whole("rnn", self.rnn)
+        if self.norm not in (None, "layer"):
+            raise value_error("norm", "None or 'layer'", self.norm)
 
     def __call__(self, graph: Graph) -> Any:
         """Add the network."""
@@ -90,7 +95,16 @@ class Auto:
         return x
 
     def _dense(self, graph: Graph, x: Any, size: int, usual: str) -> Any:
-        return layers.Dense(size=size, activation=self.activation or usual)(graph, x)
+        usual = "relu" if self.norm else usual
+        return self._activated(graph, x, layers.Dense(size=size, activation=self.activation or usual))
+
+    def _activated(self, graph: Graph, x: Any, layer: layers.Weighted) -> Any:
+        """Add a layer; with `norm` its activation comes behind the normalisation."""
+        if self.norm is None:
+            return layer(graph, x)
+        x = dataclasses.replace(layer, activation="none")(graph, x)
+        x = layers.LayerNormalization()(graph, x)
+        return layers.Activation(nonlinearity=layer.activation or "none")(graph, x)
 
     def _vector(self, graph: Graph, x: Any) -> Any:
         count = graph.num_values(x)
@@ -109,7 +123,7 @@ class Auto:
             convolution = layers.Conv2d(
                 size=size, window=window, stride=stride, padding="valid", activation=relu
             )
-            x = convolution(graph, x)
+            x = self._activated(graph, x, convolution)
         return self._dense(graph, graph.vector(x), self.size or (512 if large else 128), "relu")
 
     def to_spec(self) -> Any:
@@ -209,11 +223,15 @@ class KerasModel:
 
 def load(path: str | Path) -> Any:
     """Load a .keras file, in safe mode."""
+    from operant.nn import keras_layers, keras_model  # noqa: F401 - registers the classes that it may name
+
     try:
-        return keras().saving.load_model(path, safe_mode=True)
+        return keras().saving.load_model(path, compile=False, safe_mode=True)
     except (ValueError, TypeError, OSError) as error:
         raise SpecError(f"The network file {str(path)!r} cannot be loaded: {error}") from None
 
+
+Parsed: TypeAlias = Auto | Layered | KerasModel | Cfg
 
 NETWORKS: Registry[Any] = Registry(
     "network",
@@ -223,17 +241,18 @@ NETWORKS: Registry[Any] = Registry(
         "custom": Layered.parse,
         "default": Layered.parse,
         "keras": KerasModel.parse,
+        "cfg": Cfg.parse,
     },
 )
 
 
-def parse(network: Any) -> Auto | Layered | KerasModel:
+def parse(network: Any) -> Parsed:
     """Read a network in any of its forms.
 
     Raises:
         SpecError: it has none of them; the message lists them.
     """
-    if isinstance(network, Auto | Layered | KerasModel):
+    if isinstance(network, Parsed):
         return network
     if isinstance(network, str | Path) and Path(network).suffix in FILES:
         return _from_file(Path(network))
@@ -242,19 +261,17 @@ def parse(network: Any) -> Auto | Layered | KerasModel:
     if isinstance(network, str | Mapping):
         target, arguments, label = NETWORKS.parse(network)
         found = build(target, arguments, f"The network {label!r}")
-        return found if isinstance(found, Auto | Layered | KerasModel) else KerasModel.parse(found)
+        return found if isinstance(found, Parsed) else KerasModel.parse(found)
     if callable(network):
         return KerasModel.parse(network)
     raise SpecError(f"The network {network!r} is not understood. {FORMS}")
 
 
-def _from_file(path: Path) -> Auto | Layered | KerasModel:
+def _from_file(path: Path) -> Parsed:
     if path.suffix == ".keras":
         return KerasModel.parse(path)
-    if path.suffix != ".json":
-        raise SpecError(
-            f"Network files of type {path.suffix!r} are not read. Received: {str(path)!r}. {FORMS}"
-        )
+    if path.suffix == ".cfg":
+        return Cfg.read(path)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

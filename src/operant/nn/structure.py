@@ -181,12 +181,20 @@ def config(layer: Any) -> dict[str, Any]:
         SpecError: its class cannot say how it was made.
     """
     try:
-        data: dict[str, Any] = json.loads(json.dumps(keras().saving.serialize_keras_object(layer)))
+        text = json.dumps(keras().saving.serialize_keras_object(layer))
     except (TypeError, ValueError, RuntimeError) as error:
         raise SpecError(
             f"{type(layer).__name__} cannot be written as plain data: {_first_line(error)} Give the class a `get_config`, "
             "or use a functional or Sequential model."
         ) from None
+    return _uncompiled(text)
+
+
+def _uncompiled(text: str) -> dict[str, Any]:
+    """Read a configuration from JSON without what models were compiled with: an optimizer is no part of a network."""
+    data: dict[str, Any] = json.loads(
+        text, object_hook=lambda d: {key: value for key, value in d.items() if key != "compile_config"}
+    )
     return data
 
 
@@ -196,8 +204,10 @@ def from_config(data: Mapping[str, Any]) -> Any:
     Raises:
         SpecError: the configuration is not understood, or holds code.
     """
+    from operant.nn import keras_layers, keras_model  # noqa: F401 - registers the classes that it may name
+
     try:
-        return keras().saving.deserialize_keras_object(dict(data), safe_mode=True)
+        return keras().saving.deserialize_keras_object(_uncompiled(json.dumps(data)), safe_mode=True)
     except (TypeError, ValueError, KeyError) as error:
         raise SpecError(f"Keras cannot read the configuration: {_first_line(error)}") from None
 

@@ -2,55 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.flatten_util
 import jax.numpy as jnp
 import optax
-from jaxtyping import Float
 
-from operant.errors import SpecError, suggest
+from operant.errors import SpecError, suggest, value_error
+from operant.ops import scalings, schedules
+from operant.ops.scalings import Scalar as Scalar
+from operant.spec import Schedule, build
 from operant.types import Array, Metrics, Tree
-
-Scalar: TypeAlias = float | Float[Array, ""]
-_Make: TypeAlias = Callable[[Scalar, Scalar, Scalar], optax.GradientTransformation]
 
 WEIGHT_DECAY = 1e-4
 """Decoupled weight decay of the optimisers whose name ends in `w` and of `lamb`, per step and learning rate."""
 
-
-def _decayed(scale: optax.GradientTransformation) -> optax.GradientTransformation:
-    return optax.chain(scale, optax.add_decayed_weights(WEIGHT_DECAY))
-
-
-_OPTIMIZERS: dict[str, _Make] = {
-    "adabelief": lambda b1, b2, eps: optax.scale_by_belief(b1=b1, b2=b2, eps=eps),
-    "adadelta": lambda b1, b2, eps: optax.scale_by_adadelta(rho=b2, eps=eps),
-    "adagrad": lambda b1, b2, eps: optax.scale_by_rss(initial_accumulator_value=0.1, eps=eps),
-    "adam": lambda b1, b2, eps: optax.scale_by_adam(b1=b1, b2=b2, eps=eps),
-    "adamax": lambda b1, b2, eps: optax.scale_by_adamax(b1=b1, b2=b2, eps=eps),
-    "adamw": lambda b1, b2, eps: _decayed(optax.scale_by_adam(b1=b1, b2=b2, eps=eps)),
-    "amsgrad": lambda b1, b2, eps: optax.scale_by_amsgrad(b1=b1, b2=b2, eps=eps),
-    "lamb": lambda b1, b2, eps: optax.chain(
-        _decayed(optax.scale_by_adam(b1=b1, b2=b2, eps=eps)), optax.scale_by_trust_ratio()
-    ),
-    "lion": lambda b1, b2, eps: optax.scale_by_lion(b1=b1, b2=b2),
-    "momentum": lambda b1, b2, eps: optax.trace(decay=b1),
-    "nadam": lambda b1, b2, eps: optax.scale_by_adam(b1=b1, b2=b2, eps=eps, nesterov=True),
-    "nadamw": lambda b1, b2, eps: _decayed(optax.scale_by_adam(b1=b1, b2=b2, eps=eps, nesterov=True)),
-    "nesterov": lambda b1, b2, eps: optax.trace(decay=b1, nesterov=True),
-    "radam": lambda b1, b2, eps: optax.scale_by_radam(b1=b1, b2=b2, eps=eps),
-    "rmsprop": lambda b1, b2, eps: optax.scale_by_rms(decay=b2, eps=eps, eps_in_sqrt=False),
-    "sgd": lambda b1, b2, eps: optax.identity(),
-    "sgdw": lambda b1, b2, eps: _decayed(optax.identity()),
-    "yogi": lambda b1, b2, eps: optax.scale_by_yogi(b1=b1, b2=b2, eps=eps),
-}
-
-
 _LAYERWISE = frozenset({"lamb"})
 """Optimisers that treat each leaf by itself."""
+
+_DECAYING = frozenset({"adamw", "nadamw", "sgdw"})
+"""Optimisers with weight decay of their own."""
+
+GIVEN = "optax"
+"""Name that stands in files for an optimizer that no file can hold."""
 
 FLAT_SIZE = 2**18
 """Parameters up to which a step works on one long vector. It saves a dozen small kernels per leaf, which is most of the time
@@ -81,13 +59,179 @@ class Optimizer(NamedTuple):
         return self.elementwise and same and sum(leaf.size for leaf in leaves) <= FLAT_SIZE
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """An optimizer given as a dict: its name and what its four numbers (`optimizer`'s arguments) do not say.
+
+    A step clips the gradient, scales it by the named optimizer and the learning rate (times `decay`), then adds momentum.
+    """
+
+    type: str
+    weight_decay: float | int | None = None
+    """Share of each parameter, times the learning rate, that a step takes off (Loshchilov and Hutter 2019); None: the name's
+    own, 1e-4 where it ends in `w` and for `lamb`."""
+    clipnorm: float | int | None = None
+    """Bound of the norm of each array of the gradient by itself."""
+    clipvalue: float | int | None = None
+    """Bound of each number of the gradient."""
+    momentum: float | int = 0.0
+    """Share of the last step that is taken again."""
+    nesterov: bool = False
+    """Whether momentum looks ahead."""
+    centered: bool = False
+    """`rmsprop`: divide by the deviation, not by the root of the mean square."""
+    eps_in_sqrt: bool = False
+    """`rmsprop`: add epsilon under the root."""
+    initial_accumulator_value: float | int = 0.1
+    """`adagrad`: the sum of squares to begin with."""
+    decay: Any = None
+    """A schedule of factors of the learning rate, by gradient steps."""
+
+    OWN: ClassVar[dict[str, str]] = {
+        "centered": "rmsprop",
+        "eps_in_sqrt": "rmsprop",
+        "initial_accumulator_value": "adagrad",
+    }
+
+    @classmethod
+    def read(cls, value: str | Mapping[str, Any]) -> Recipe:
+        """Make one of a name or a dict with `type`.
+
+        Raises:
+            SpecError: an unknown name or argument, with the close match, or a value that is not legal.
+        """
+        if isinstance(value, str):
+            return cls(type=value)
+        if not isinstance(value, Mapping) or "type" not in value:
+            raise value_error("optimizer", "a name or a dict with 'type'", value)
+        return build(cls, dict(value), "optimizer")
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        if self.type == GIVEN:
+            raise SpecError(
+                "The optimizer was an object of optax, which no file holds. Give it again, as optimizer= of the agent: "
+                "Agent.load(..., agent={'type': ..., 'optimizer': ...})."
+            )
+        if self.type not in scalings.SCALINGS:
+            raise SpecError(f"Unknown optimizer {self.type!r}.{suggest(self.type, scalings.SCALINGS)}")
+        for name in ("clipnorm", "clipvalue", "weight_decay", "momentum", "initial_accumulator_value"):
+            value = getattr(self, name)
+            low = "above 0" if name.startswith("clip") else "of at least 0"
+            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            legal = number and (value > 0 or (value == 0 and not name.startswith("clip")))
+            if value is not None and not legal:
+                raise value_error(f"optimizer's {name}", f"a number {low}", value)
+        for name, only in self.OWN.items():
+            if self.type != only and getattr(self, name) != getattr(Recipe, name):
+                raise SpecError(
+                    f"The optimizer {self.type!r} takes no {name!r}, only {only!r} does. Leave it out."
+                )
+        if self.decay is not None:
+            if isinstance(self.decay, Mapping) and "unit" in self.decay:
+                raise SpecError("The optimizer's decay counts gradient steps. Leave 'unit' out.")
+            object.__setattr__(self, "decay", Schedule.read(self.decay))
+
+    def scale(self, b1: Scalar, b2: Scalar, eps: Scalar) -> optax.GradientTransformation:
+        """Return the transformation that the name stands for."""
+        if self.centered:
+            return optax.scale_by_stddev(decay=b2, eps=eps, eps_in_sqrt=self.eps_in_sqrt)
+        if self.eps_in_sqrt:
+            return optax.scale_by_rms(decay=b2, eps=eps)
+        if self.type == "adagrad":
+            return optax.scale_by_rss(initial_accumulator_value=self.initial_accumulator_value, eps=eps)
+        scale = scalings.SCALINGS[self.type](b1, b2, eps)
+        if self.type == "lamb":
+            decayed = optax.add_decayed_weights(
+                WEIGHT_DECAY if self.weight_decay is None else self.weight_decay
+            )
+            return optax.chain(scale, decayed, optax.scale_by_trust_ratio())
+        return scale
+
+    def clip(self) -> list[optax.GradientTransformation]:
+        """Return the bounds of the gradient's parts."""
+        clips = []
+        if self.clipnorm is not None:
+            clips.append(scalings.clip_each(self.clipnorm))
+        if self.clipvalue is not None:
+            clips.append(optax.clip(self.clipvalue))
+        return clips
+
+    def descend(self, lr: Scalar) -> list[optax.GradientTransformation]:
+        """Return what follows scaling: the learning rate, momentum, weight decay."""
+        steps = [optax.scale_by_learning_rate(lr)]
+        if self.decay is not None:
+            steps.append(optax.scale_by_schedule(lambda count: schedules.value(self.decay, count)))
+        if self.momentum:
+            steps.append(optax.trace(self.momentum, nesterov=self.nesterov))
+        share = self.weight_decay
+        if share is None and self.type in _DECAYING:
+            share = WEIGHT_DECAY
+        if share and self.type != "lamb":
+            whole = -lr * share
+            taken = whole if self.decay is None else lambda n: whole * schedules.value(self.decay, n)
+            steps.append(optax.add_decayed_weights(taken))
+        return steps
+
+
+class Given:
+    """An optax transformation that the user made; it is used as it is, and no file can hold it."""
+
+    def __init__(self, transformation: optax.GradientTransformation) -> None:
+        self.transformation = transformation
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what stands for it in a file; reading that says to give the object again."""
+        return {"type": GIVEN}
+
+
+NUMBERS = {
+    **dict.fromkeys(("lr", "learning_rate"), "lr"),
+    **dict.fromkeys(("beta1", "beta_1"), "beta1"),
+    **dict.fromkeys(("beta2", "beta_2", "rho"), "beta2"),
+    **dict.fromkeys(("epsilon", "opt_epsilon"), "opt_epsilon"),
+    **dict.fromkeys(("grad_norm", "global_clipnorm"), "grad_norm"),
+}
+"""Keys of an optimizer's dict that are options of every agent."""
+
+
+def options_of(optimizer: Mapping[str, Any]) -> dict[str, Any]:
+    """Split an optimizer's dict into the options of an agent that it stands for, so that each number has one place.
+
+    >>> options_of({"type": "adam", "learning_rate": 0.01})
+    {'lr': 0.01, 'optimizer': 'adam'}
+
+    Raises:
+        SpecError: see `Recipe.read`; or a number is given twice.
+    """
+    if "type" not in optimizer:
+        raise value_error("optimizer", "a name or a dict with 'type'", dict(optimizer))
+    known = {field.name for field in dataclasses.fields(Recipe)}
+    found: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    for key, value in optimizer.items():
+        if key not in known and key not in NUMBERS:
+            raise SpecError(f"optimizer takes no argument {key!r}.{suggest(key, [*known, *NUMBERS])}")
+        name = NUMBERS.get(key)
+        if name in found:
+            raise SpecError(f"optimizer got {name!r} twice, once as {key!r}. Give one of them.")
+        if name is None:
+            own[key] = value
+        else:
+            found[name] = value
+    recipe = Recipe.read(own)
+    if recipe.decay is not None:
+        own["decay"] = {k: v for k, v in dataclasses.asdict(recipe.decay).items() if k != "unit"}
+    return {**found, "optimizer": own if len(own) > 1 else recipe.type}
+
+
 def names() -> tuple[str, ...]:
     """Return the names that `optimizer` knows, in order."""
-    return tuple(_OPTIMIZERS)
+    return tuple(scalings.SCALINGS)
 
 
 def optimizer(
-    name: str,
+    name: str | Mapping[str, Any] | Given,
     lr: Scalar,
     beta1: Scalar = 0.9,
     beta2: Scalar = 0.999,
@@ -97,7 +241,8 @@ def optimizer(
     """Build an optimiser. Its numbers may be traced: its state has no place for them.
 
     Args:
-        name: one of `names()`.
+        name: one of `names()`, or a dict with it as `type` and arguments of `Recipe`; or a transformation of the user's
+            (`Given`), which takes the place of all but `max_norm`.
         lr: learning rate.
         beta1: decay of the mean of gradients; the momentum of `momentum` and `nesterov`.
         beta2: decay of the mean of squared gradients; that of `rmsprop` and `adadelta` too. `sgd`, `momentum`,
@@ -107,13 +252,16 @@ def optimizer(
             applied before anything else; None: no bound. Pascanu et al. 2013, algorithm 1.
 
     Raises:
-        SpecError: the name is unknown.
+        SpecError: the name or an argument is unknown.
     """
-    if name not in _OPTIMIZERS:
-        raise SpecError(f"Unknown optimizer {name!r}.{suggest(name, _OPTIMIZERS)}")
     bound = optax.identity() if max_norm is None else optax.clip_by_global_norm(max_norm)
-    scale = _OPTIMIZERS[name](beta1, beta2, epsilon)
-    return Optimizer(optax.chain(bound, scale, optax.scale_by_learning_rate(lr)), name not in _LAYERWISE)
+    if isinstance(name, Given):
+        return Optimizer(optax.chain(bound, name.transformation), elementwise=False)
+    recipe = Recipe.read(name)
+    clips = recipe.clip()
+    steps = [optax.chain(bound, *clips) if clips else bound, recipe.scale(beta1, beta2, epsilon)]
+    elementwise = recipe.type not in _LAYERWISE and recipe.clipnorm is None
+    return Optimizer(optax.chain(*steps, *recipe.descend(lr)), elementwise)
 
 
 def apply(optimizer: Optimizer, params: Tree, opt_state: Tree, grads: Tree) -> tuple[Tree, Tree, Metrics]:

@@ -1,0 +1,74 @@
+"""What `operant.agents['<name>']` gives: an agent's class, its module and its default model files."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from operant.agents import Entry, config_class, entry
+from operant.errors import SpecError, suggest
+from operant.spec import options
+
+FOLDER = Path(__file__).parent / "models"
+"""Where the `.cfg` files are; `models.json` says which are whose."""
+SLOTS = ("model", "actor_model", "critic_model")
+"""Options that take a network."""
+
+
+class Card(Mapping[str, Any]):
+    """A read-only mapping: `module`, `agent` (the class that trains it), and for each network of the agent its files.
+
+    Files are lists of paths by kind of observation, `ann` for vectors and `cnn` for images; empty where there are none.
+
+    >>> Card("ppo")["model"]["cnn"][0].endswith(".cfg")
+    True
+
+    Raises:
+        SpecError: an unknown agent, or a key that it has not, with the close match.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._entry: Entry = entry(name)
+        taken = options(config_class(name))
+        self._files = {slot: _files(self._entry.module, slot) for slot in SLOTS if slot in taken}
+
+    def __getitem__(self, key: str) -> Any:
+        if key == "module":
+            return importlib.import_module(f"{__package__}.{self._entry.module}")
+        if key == "agent":
+            return getattr(importlib.import_module("operant"), self._entry.cls)
+        if key not in self._files:
+            raise SpecError(f"The agent {self._name!r} has no {key!r}.{suggest(key, self)}")
+        return self._files[key]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from ("module", "agent", *self._files)
+
+    def __len__(self) -> int:
+        return 2 + len(self._files)
+
+    def __contains__(self, key: object) -> bool:
+        return key in tuple(self)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return what stands under a key, or the default."""
+        return self[key] if key in tuple(self) else default
+
+    def __repr__(self) -> str:
+        return f"Card({self._name!r})"
+
+
+def _files(module: str, slot: str) -> dict[str, list[str]]:
+    named = _table().get(module, {}).get(slot, {})
+    return {kind: [str(FOLDER / file) for file in named.get(kind, ())] for kind in ("ann", "cnn")}
+
+
+@functools.cache
+def _table() -> dict[str, Any]:
+    table: dict[str, Any] = json.loads((FOLDER / "models.json").read_text(encoding="utf-8"))
+    return table

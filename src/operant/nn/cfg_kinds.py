@@ -1,0 +1,177 @@
+"""The kinds of sections of a `.cfg` file: their keys, and the Keras layer that each makes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from operant.errors import value_error
+from operant.nn.backend import keras
+from operant.nn.graph import activation
+from operant.nn.layers import FLOAT, choice, whole
+
+Values = Mapping[str, Any]
+VARIANCES = {
+    "glorot_normal": (1.0, "fan_avg", "truncated_normal"),
+    "glorot_uniform": (1.0, "fan_avg", "uniform"),
+    "he_normal": (2.0, "fan_in", "truncated_normal"),
+    "he_uniform": (2.0, "fan_in", "uniform"),
+    "lecun_normal": (1.0, "fan_in", "truncated_normal"),
+    "lecun_uniform": (1.0, "fan_in", "uniform"),
+}
+"""Initialisers that draw around 0: variance times fan, which fan, distribution (those of Keras's `VarianceScaling`)."""
+CONSTANTS = ("ones", "zeros")
+INITIALIZERS = (*VARIANCES, "orthogonal", *CONSTANTS)
+
+
+def _flag(name: str, text: str) -> bool:
+    known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+    if text.lower() not in known:
+        raise value_error(name, "1, 0, true, false, yes or no", text)
+    return known[text.lower()]
+
+
+def _count(name: str, text: str) -> int:
+    return whole(name, int(text) if re.fullmatch(r"\d{1,9}", text) else text)
+
+
+def _number(name: str, text: str) -> float:
+    value = _float(text)
+    if not 0.0 < value < math.inf:
+        raise value_error(name, "a number above 0", text)
+    return value
+
+
+def _rate(name: str, text: str) -> float:
+    value = _float(text)
+    if not 0.0 <= value < 1.0:
+        raise value_error(name, "a number of at least 0 and below 1", text)
+    return value
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _activation(name: str, text: str) -> str:
+    return activation(text)
+
+
+def _one_of(*known: str) -> Callable[[str, str], str]:
+    def read(name: str, text: str) -> str:
+        choice(name, text, known)
+        return text
+
+    return read
+
+
+def _kernel(values: Values, seed: int | None) -> Any:
+    """Return the initialiser of a kernel."""
+    from operant.nn.keras_layers import Orthogonal
+
+    k = keras()
+    name, gain = values.get("initializer", "glorot_uniform"), values.get("gain", 1.0)
+    if name in CONSTANTS:
+        return k.initializers.get(name)
+    if name == "orthogonal":
+        return Orthogonal(gain=gain, seed=seed)
+    scale, mode, distribution = VARIANCES[name]
+    return k.initializers.VarianceScaling(scale * gain**2, mode, distribution, seed=seed)
+
+
+def _convolutional(values: Values, seed: int | None) -> Any:
+    return keras().layers.Conv2D(
+        values["filters"],
+        values["size"],
+        strides=values.get("stride", 1),
+        padding=values.get("padding", "valid"),
+        data_format="channels_last",
+        activation=values.get("activation"),
+        kernel_initializer=_kernel(values, seed),
+        **FLOAT,
+    )
+
+
+def _dense(values: Values, seed: int | None) -> Any:
+    return keras().layers.Dense(
+        values["units"],
+        activation=values.get("activation"),
+        kernel_initializer=_kernel(values, seed),
+        **FLOAT,
+    )
+
+
+def _pooling(values: Values, seed: int | None) -> Any:
+    k = keras()
+    largest = values.get("reduction", "max") == "max"
+    if "size" not in values:
+        cls = k.layers.GlobalMaxPooling2D if largest else k.layers.GlobalAveragePooling2D
+        return cls(data_format="channels_last", **FLOAT)
+    cls = k.layers.MaxPooling2D if largest else k.layers.AveragePooling2D
+    return cls(
+        values["size"],
+        strides=values.get("stride"),
+        padding=values.get("padding", "valid"),
+        data_format="channels_last",
+        **FLOAT,
+    )
+
+
+def _normalization(values: Values, seed: int | None) -> Any:
+    k = keras()
+    layer = values.get("type", "layer") == "layer"
+    return (k.layers.LayerNormalization if layer else k.layers.BatchNormalization)(**FLOAT)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A kind of section."""
+
+    make: Callable[[Values, int | None], Any]
+    """Makes the Keras layer of a section's values and a seed."""
+    keys: Mapping[str, Callable[[str, str], Any]]
+    """Its keys beside `common` and `output`, and what reads each."""
+    required: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    """Ranks of input that it takes, without the batch axis; empty: any."""
+
+
+_KERNEL = {"activation": _activation, "initializer": _one_of(*INITIALIZERS), "gain": _number}
+_WINDOW = {"size": _count, "stride": _count, "padding": _one_of("valid", "same")}
+ROLES = {"common": _flag, "output": _flag}
+KINDS: dict[str, Kind] = {
+    "activation": Kind(
+        lambda v, seed: keras().layers.Activation(v["activation"], **FLOAT),
+        {"activation": _activation},
+        required=("activation",),
+    ),
+    "convolutional": Kind(
+        _convolutional,
+        {"filters": _count, **_WINDOW, **_KERNEL},
+        required=("filters", "size"),
+        ranks=(3,),
+    ),
+    "dense": Kind(_dense, {"units": _count, **_KERNEL}, ranks=(1,)),
+    "dropout": Kind(
+        lambda v, seed: keras().layers.Dropout(v["rate"], seed=seed, **FLOAT),
+        {"rate": _rate},
+        required=("rate",),
+    ),
+    "embedding": Kind(
+        lambda v, seed: keras().layers.Embedding(
+            v["values"], v["units"], embeddings_initializer=_kernel(v, seed), **FLOAT
+        ),
+        {"values": _count, "units": _count, "initializer": _one_of(*INITIALIZERS), "gain": _number},
+        required=("values", "units"),
+        ranks=(0, 1),
+    ),
+    "flatten": Kind(lambda v, seed: keras().layers.Flatten(data_format="channels_last", **FLOAT), {}),
+    "normalization": Kind(_normalization, {"type": _one_of("layer", "batch")}),
+    "pooling": Kind(_pooling, {"reduction": _one_of("max", "average"), **_WINDOW}, ranks=(3,)),
+}

@@ -1,0 +1,56 @@
+"""The class of the Keras models that `operant.nn.cfg` makes. Importing this module loads Keras."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from operant import checkpoint
+from operant.errors import CheckpointError
+from operant.nn.backend import keras, numpy_promotion
+from operant.nn.weights import named_variables
+
+_keras = keras()
+
+
+class Loaded:
+    """What `WeightsModel.load_weights` returns."""
+
+    def expect_partial(self) -> Loaded:
+        """Do nothing: a file is either read in full or refused. For programs written for TensorFlow."""
+        return self
+
+
+@_keras.saving.register_keras_serializable("operant")
+class WeightsModel(_keras.Model):
+    """A functional Keras model that also loads the files of a run's `checkpoints`, which are folders."""
+
+    def load_weights(self, filepath: str | Path, **kwargs: Any) -> Loaded:
+        """Load weights: of a run's `checkpoints`, or a file of Keras's own (`.weights.h5`).
+
+        Raises:
+            CheckpointError: the file is damaged, or its network is another.
+        """
+        if not checkpoint.is_checkpoint(filepath):
+            super().load_weights(filepath, **kwargs)
+            return Loaded()
+        found, _ = checkpoint.load(filepath)
+        own = {f"model/{name}": variable for name, variable in named_variables(self)}
+        values = {path.split("'")[-2]: np.asarray(x) for path, x in found.items()}
+        wanted = {name: tuple(variable.shape) for name, variable in own.items()}
+        shapes = {name: x.shape for name, x in values.items()}
+        if shapes != wanted:
+            raise CheckpointError(
+                f"The weights {str(filepath)!r} are of another network. Here: {_listed(wanted)}. There: {_listed(shapes)}. "
+                "Train with the same .cfg file: --model, or the class of the algorithm with this model."
+            )
+        with numpy_promotion():
+            for name, variable in own.items():
+                variable.assign(values[name])
+        return Loaded()
+
+
+def _listed(shapes: dict[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {shape}" for name, shape in shapes.items())

@@ -1,0 +1,190 @@
+"""Keras optimizers as operant's options, and back.
+
+An optimizer of Keras is read, not run: its class and numbers say which of `operant.ops.optimise` to use. What a number means
+stays the same, down to where ε stands in the denominator.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from operant.errors import SpecError, suggest, value_error
+from operant.nn.backend import keras
+
+ADAM = {"beta_1": "beta1", "beta_2": "beta2", "epsilon": "opt_epsilon"}
+CLASSES: dict[str, tuple[str, dict[str, str]]] = {
+    "Adadelta": ("adadelta", {"rho": "beta2", "epsilon": "opt_epsilon"}),
+    "Adagrad": ("adagrad", {"epsilon": "opt_epsilon"}),
+    "Adam": ("adam", ADAM),
+    "AdamW": ("adam", ADAM),
+    "Adamax": ("adamax", ADAM),
+    "Lamb": ("lamb", ADAM),
+    "Lion": ("lion", {"beta_1": "beta1", "beta_2": "beta2"}),
+    "Nadam": ("nadam", ADAM),
+    "RMSprop": ("rmsprop", {"rho": "beta2", "epsilon": "opt_epsilon"}),
+    "SGD": ("sgd", {}),
+}
+"""Keras's classes: operant's name, and which of its numbers are options of their own."""
+KEPT = (
+    "weight_decay",
+    "clipnorm",
+    "clipvalue",
+    "momentum",
+    "nesterov",
+    "centered",
+    "initial_accumulator_value",
+)
+"""Arguments that a dict with `type` takes under the same name."""
+REFUSED = {
+    "use_ema": "Leave it out: average weights outside of the optimizer",
+    "loss_scale_factor": "Leave it out: training is in float32",
+    "gradient_accumulation_steps": "Leave it out and use larger batches, or give optax.MultiSteps(...)",
+}
+"""Arguments without counterpart, and what to do instead."""
+VANISHED = 1e-30
+"""Share of the first learning rate at which an exponential decay, endless in Keras, may end."""
+
+
+def is_keras(value: Any) -> bool:
+    """Tell whether it is an optimizer of Keras, without loading Keras."""
+    return "keras" in sys.modules and isinstance(value, keras().optimizers.Optimizer)
+
+
+def options_of(optimizer: Any) -> dict[str, Any]:
+    """Return a Keras optimizer as options of an agent.
+
+    Every number becomes an option: `lr`, `beta1`, `beta2`, `opt_epsilon`, `grad_norm` (from `global_clipnorm`); what is no
+    option stays with the name in `optimizer`.
+
+    Args:
+        optimizer: an optimizer of `keras.optimizers`, or anything that `keras.optimizers.get` reads.
+
+    Raises:
+        SpecError: its class, its schedule or an argument has no counterpart; the message says what to give instead.
+    """
+    k = keras()
+    if not isinstance(optimizer, k.optimizers.Optimizer):
+        optimizer = keras_optimizer(optimizer)
+    kind = type(optimizer).__name__
+    if kind not in CLASSES or type(optimizer) is not getattr(k.optimizers, kind):
+        raise SpecError(
+            f"The Keras optimizer {kind} has no counterpart here. Known: {', '.join(CLASSES)}. "
+            "Give an optax transformation instead: optimizer=optax.chain(...)."
+        )
+    name, numbers = CLASSES[kind]
+    config = optimizer.get_config()
+    for argument, remedy in REFUSED.items():
+        if config.get(argument):
+            raise SpecError(f"{kind}({argument}={config[argument]!r}) has no counterpart here. {remedy}.")
+    if getattr(optimizer, "_exclude_from_weight_decay_pattern", None):
+        raise SpecError(
+            f"{kind}.exclude_from_weight_decay has no counterpart here. Give optax.add_decayed_weights with a mask."
+        )
+    extra = {key: config[key] for key in KEPT if config.get(key)}
+    if name == "rmsprop":
+        extra["eps_in_sqrt"] = True
+    if name == "lamb":
+        if "weight_decay" in extra:
+            raise SpecError(
+                "Lamb(weight_decay=...) has no counterpart here. Leave it out, or give optax.lamb(...)."
+            )
+        extra["weight_decay"] = 0.0  # operant's lamb decays by itself
+    if extra.get("initial_accumulator_value") == 0.1:
+        del extra["initial_accumulator_value"]
+    lr, decay = _learning_rate(config["learning_rate"])
+    if decay is not None:
+        extra["decay"] = decay
+    if config.get("amsgrad"):
+        name = "amsgrad"
+    found = {"optimizer": {"type": name, **extra} if extra else name, "lr": lr}
+    found |= {option: float(config[argument]) for argument, option in numbers.items()}
+    if config.get("global_clipnorm"):
+        found["grad_norm"] = float(config["global_clipnorm"])
+    return found
+
+
+def _learning_rate(given: Any) -> tuple[float, dict[str, Any] | None]:
+    """Return the first learning rate, and the factors that follow by gradient steps, if it changes."""
+    if not isinstance(given, Mapping):
+        # Keras keeps it as float32; the shortest decimal that means the same is what the user wrote.
+        return float(str(np.float32(given))), None
+    kind, c = given.get("class_name"), given.get("config", {})
+    if given.get("module") != "keras.optimizers.schedules" or kind not in SCHEDULES:
+        raise SpecError(
+            f"The learning rate schedule {kind!r} has no counterpart here. Known: {', '.join(SCHEDULES)}. Give a number, or "
+            "lr='linear:START:END:STEPS' beside the optimizer."
+        )
+    for flag in ("staircase", "cycle"):
+        if c.get(flag):
+            raise SpecError(f"{kind}({flag}=True) has no counterpart here. Use PiecewiseConstantDecay.")
+    first = float(c["values"][0] if kind == "PiecewiseConstantDecay" else c["initial_learning_rate"])
+    if first <= 0.0:
+        raise value_error(f"{kind}'s first learning rate", "above 0", first)
+    return first, SCHEDULES[kind](c, first)
+
+
+def _polynomial(c: Mapping[str, Any], first: float) -> dict[str, Any]:
+    end = float(c["end_learning_rate"]) / first
+    return {
+        "type": "polynomial",
+        "start": 1.0,
+        "end": end,
+        "steps": int(c["decay_steps"]),
+        "power": float(c["power"]),
+    }
+
+
+def _exponential(c: Mapping[str, Any], first: float) -> dict[str, Any]:
+    rate, steps = float(c["decay_rate"]), int(c["decay_steps"])
+    if not 0.0 < rate < 1.0:
+        raise value_error("ExponentialDecay's decay_rate", "above 0 and below 1", rate)
+    times = math.ceil(math.log(VANISHED) / math.log(rate))
+    return {"type": "exponential", "start": 1.0, "end": rate**times, "steps": steps * times}
+
+
+def _piecewise(c: Mapping[str, Any], first: float) -> dict[str, Any]:
+    # Keras changes after the step at a boundary, operant with it.
+    boundaries = [int(step) + 1 for step in c["boundaries"]]
+    values = [float(value) / first for value in c["values"][1:]]
+    return {"type": "piecewise", "start": 1.0, "boundaries": boundaries, "values": values}
+
+
+SCHEDULES = {
+    "ExponentialDecay": _exponential,
+    "PiecewiseConstantDecay": _piecewise,
+    "PolynomialDecay": _polynomial,
+}
+
+
+def keras_optimizer(value: Any) -> Any:
+    """Return an optimizer of Keras: the object itself, or made of a name or a dict with `type`.
+
+    Raises:
+        SpecError: the name or an argument is unknown.
+    """
+    k = keras()
+    if isinstance(value, k.optimizers.Optimizer):
+        return value
+    arguments = dict(value) if isinstance(value, Mapping) else {}
+    if "class_name" in arguments:
+        return k.optimizers.deserialize(arguments)
+    name = arguments.pop("type", None) if isinstance(value, Mapping) else value
+    if not isinstance(name, str):
+        raise value_error("optimizer", "a Keras optimizer, its name, or a dict with 'type'", value)
+    known = {cls.lower(): cls for cls in dir(k.optimizers) if cls[0].isupper()}
+    if name.lower() not in known:
+        raise SpecError(f"Keras has no optimizer {name!r}.{suggest(name.lower(), known)}")
+    ours = {"lr": "learning_rate", "beta1": "beta_1", "beta2": "beta_2", "opt_epsilon": "epsilon"}
+    arguments = {ours.get(key, key): number for key, number in arguments.items()}
+    try:
+        return getattr(k.optimizers, known[name.lower()])(**arguments)
+    except (TypeError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise SpecError(
+            f"The Keras optimizer {known[name.lower()]} refuses its arguments: {reason}"
+        ) from None

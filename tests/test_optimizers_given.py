@@ -1,0 +1,294 @@
+"""Optimizers given as objects of Keras or optax, or as dicts: the same steps, and one place for each number."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from operant import Agent
+from operant.agents import stability
+from operant.agents.making import define
+from operant.errors import SpecError
+from operant.nn.backend import keras, numpy_promotion
+from operant.nn.keras_optimizers import keras_optimizer, options_of
+from operant.ops import optimise
+
+k = keras()
+o = k.optimizers
+START = {"b": np.asarray([4.0, -1.0], np.float32), "w": np.asarray([[1.0, -2.0], [0.5, 3.0]], np.float32)}
+STEPS = 12
+
+
+def gradients(step):
+    """Gradients of the size that networks have, tiny ones included, where ε counts."""
+    scale = (1.0, 0.3, 1e-3)[step % 3]
+    return {name: scale * np.cos(x * (step + 1)).astype(np.float32) for name, x in START.items()}
+
+
+def steps_of_keras(optimizer):
+    with numpy_promotion():
+        variables = [k.Variable(x, name=name) for name, x in START.items()]
+        found = []
+        for step in range(STEPS):
+            optimizer.apply([jnp.asarray(g) for g in gradients(step).values()], variables)
+            found.append({name: np.asarray(v) for name, v in zip(START, variables, strict=True)})
+    return found
+
+
+def steps_of_ours(options):
+    config = define(
+        "ppo", grad_norm=options.get("grad_norm"), **{n: v for n, v in options.items() if n != "grad_norm"}
+    ).config
+    optimizer = optimise.optimizer(
+        config.optimizer, config.lr, config.beta1, config.beta2, config.opt_epsilon, config.grad_norm
+    )
+    params, found = jax.tree.map(jnp.asarray, START), []
+    state = optimizer.init(params)
+    apply = jax.jit(lambda *x: optimise.apply(optimizer, *x))
+    for step in range(STEPS):
+        params, state, info = apply(params, state, gradients(step))
+        assert info["skipped"] == 0
+        found.append(params)
+    return found
+
+
+def assert_same_steps(ours, theirs, **tolerance):
+    for mine, other in zip(ours, theirs, strict=True):
+        for name in START:
+            np.testing.assert_allclose(mine[name], other[name], **tolerance)
+
+
+schedules = o.schedules
+GIVEN = {
+    "Adam": lambda: o.Adam(0.01, beta_1=0.8, beta_2=0.95),
+    "Adam-amsgrad": lambda: o.Adam(0.01, amsgrad=True),
+    "Adam-decay": lambda: o.Adam(0.01, weight_decay=0.1),
+    "Adam-clipnorm": lambda: o.Adam(0.01, clipnorm=0.2),
+    "Adam-clipvalue": lambda: o.Adam(0.01, clipvalue=0.05),
+    "Adam-global": lambda: o.Adam(0.01, global_clipnorm=0.2),
+    "AdamW": lambda: o.AdamW(0.01, weight_decay=0.02),
+    "Adamax": lambda: o.Adamax(0.01),
+    "Adadelta": lambda: o.Adadelta(1.0, rho=0.9, epsilon=1e-3),
+    "Adagrad": lambda: o.Adagrad(0.1),
+    "Adagrad-start": lambda: o.Adagrad(0.1, initial_accumulator_value=2.0, epsilon=0.1),
+    "Lamb": lambda: o.Lamb(0.01),
+    "Lion": lambda: o.Lion(0.01, beta_1=0.8),
+    "Nadam": lambda: o.Nadam(0.01, beta_1=0.8, beta_2=0.95),
+    "RMSprop": lambda: o.RMSprop(0.01, rho=0.8, epsilon=1e-4),
+    "RMSprop-all": lambda: o.RMSprop(0.01, momentum=0.5, centered=True, epsilon=1e-3, weight_decay=0.1),
+    "SGD": lambda: o.SGD(0.1),
+    "SGD-momentum": lambda: o.SGD(schedules.ExponentialDecay(0.1, 4, 0.5), momentum=0.9),
+    "SGD-nesterov": lambda: o.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.3),
+    "polynomial": lambda: o.Adam(schedules.PolynomialDecay(0.1, 8, 0.01, power=2.0), weight_decay=0.1),
+    "exponential": lambda: o.SGD(schedules.ExponentialDecay(0.1, 3, 0.8)),
+    "piecewise": lambda: o.SGD(schedules.PiecewiseConstantDecay([2, 5], [0.1, 0.02, 0.5])),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_steps_are_those_of_keras(name):
+    optimizer = GIVEN[name]()
+    options = options_of(optimizer)
+    assert json.loads(json.dumps(options)) == options
+    assert_same_steps(steps_of_ours(options), steps_of_keras(optimizer), rtol=2e-5, atol=2e-6)
+
+
+def test_control_another_number_gives_other_steps():
+    theirs = steps_of_keras(o.RMSprop(0.01, epsilon=1e-4))
+    for other in (o.RMSprop(0.01, epsilon=1e-5), o.RMSprop(0.01, epsilon=1e-4, rho=0.95), o.Adam(0.01)):
+        with pytest.raises(AssertionError):
+            assert_same_steps(steps_of_ours(options_of(other)), theirs, rtol=2e-5, atol=2e-6)
+
+
+def test_numbers_of_a_keras_optimizer_become_options():
+    numbers = {"lr": 7e-4, "beta1": 0.8, "beta2": 0.999, "opt_epsilon": 1e-5}
+    given = o.Adam(learning_rate=7e-4, beta_1=0.8, epsilon=1e-5, global_clipnorm=3.0)
+    assert options_of(given) == {"optimizer": "adam", **numbers, "grad_norm": 3.0}
+    assert options_of("adam") == options_of(o.Adam())
+    assert options_of(o.Adam())["lr"] == 1e-3 and "grad_norm" not in options_of(o.Adam())
+    config = define("ppo", optimizer=o.SGD(0.25, momentum=0.5), lr=0.5).config
+    assert config.optimizer == {"type": "sgd", "momentum": 0.5}
+    assert config.lr == 0.5  # given beside it
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"type": "adam", "lr": 0.1}, {"optimizer": "adam", "lr": 0.1}),
+        (
+            {"type": "adam", "learning_rate": 0.1, "beta_1": 0.5, "epsilon": 1e-3},
+            {"lr": 0.1, "beta1": 0.5, "opt_epsilon": 1e-3},
+        ),
+        (
+            {"type": "rmsprop", "rho": 0.5, "centered": True},
+            {"optimizer": {"type": "rmsprop", "centered": True}, "beta2": 0.5},
+        ),
+        ({"type": "sgd", "global_clipnorm": 2.0}, {"optimizer": "sgd", "grad_norm": 2.0}),
+        ("lion", {"optimizer": "lion", "lr": 7e-4}),
+    ],
+)
+def test_dicts_and_names(given, expected):
+    definition = define("ppo", optimizer=given)
+    config = vars(definition.config)
+    assert {name: config[name] for name in expected} == expected
+    assert define(json.loads(json.dumps(definition.to_dict()))) == definition
+
+
+def test_a_decay_survives_as_data():
+    definition = define("ppo", optimizer=o.SGD(schedules.PiecewiseConstantDecay([2, 5], [0.5, 0.25, 1.0])))
+    # Keras changes after the step at a boundary, operant with it
+    assert definition.config.optimizer["decay"]["boundaries"] == (3, 6)
+    assert definition.config.optimizer["decay"]["values"] == (0.5, 2.0)
+    assert definition.config.lr == 0.5
+    assert define(json.loads(json.dumps(definition.to_dict()))) == definition
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            3,
+            r"optimizer must be a name, a dict with 'type', a Keras optimizer or an optax transformation. Received: optimizer=3",
+        ),
+        ("adm", r"Unknown optimizer 'adm'\. Did you mean 'adam'\?"),
+        ({"lr": 0.1}, r"optimizer must be a name or a dict with 'type'. Received: optimizer=\{'lr': 0.1\}"),
+        (
+            {"type": "adam", "learning_rat": 1.0},
+            r"takes no argument 'learning_rat'\. Did you mean 'learning_rate'\?",
+        ),
+        (
+            {"type": "adam", "lr": 1.0, "learning_rate": 1.0},
+            r"optimizer got 'lr' twice, once as 'learning_rate'",
+        ),
+        ({"type": "adam", "lr": -1.0}, r"lr must be at least 0. Received: lr=-1.0"),
+        ({"type": "adam", "clipnorm": 0}, r"optimizer's clipnorm must be a number above 0. Received: .*=0\."),
+        ({"type": "adam", "weight_decay": -1}, r"optimizer's weight_decay must be a number of at least 0"),
+        ({"type": "sgd", "centered": True}, r"'sgd' takes no 'centered', only 'rmsprop' does. Leave it out"),
+        (
+            {"type": "sgd", "decay": {"type": "linear", "start": 1, "unit": "updates"}},
+            r"decay counts gradient steps. Leave 'unit'",
+        ),
+        (o.Ftrl(0.1), r"Keras optimizer Ftrl has no counterpart here. Known: .*Adam.*optimizer=optax"),
+        (type("Adam", (o.Adam,), {})(0.1), r"Keras optimizer Adam has no counterpart"),
+        (o.Adam(0.1, use_ema=True), r"Adam\(use_ema=True\) has no counterpart here. Leave it out"),
+        (
+            o.Adam(0.1, gradient_accumulation_steps=4),
+            r"gradient_accumulation_steps=4\) has no .*optax.MultiSteps",
+        ),
+        (o.Lamb(0.1, weight_decay=0.1), r"Lamb\(weight_decay=...\) has no counterpart here.*optax.lamb"),
+        (
+            o.SGD(schedules.CosineDecay(0.1, 5)),
+            r"schedule 'CosineDecay' has no counterpart here. Known: Exp.*Give a number",
+        ),
+        (
+            o.SGD(schedules.ExponentialDecay(0.1, 5, 0.5, staircase=True)),
+            r"staircase=True\) has no .* Use PiecewiseConstantDecay",
+        ),
+        (
+            o.SGD(schedules.PolynomialDecay(0.1, 5, cycle=True)),
+            r"PolynomialDecay\(cycle=True\) has no counterpart",
+        ),
+        (
+            o.SGD(schedules.ExponentialDecay(0.1, 5, 1.5)),
+            r"decay_rate must be above 0 and below 1. Received: .*=1.5",
+        ),
+        (o.SGD(schedules.PolynomialDecay(0.0, 5)), r"PolynomialDecay's first learning rate must be above 0"),
+    ],
+)
+def test_optimizers_that_are_refused(given, message):
+    with pytest.raises(SpecError, match=message):
+        define("ppo", optimizer=given)
+
+
+def test_weight_decay_may_not_leave_variables_out():
+    optimizer = o.AdamW(0.1)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    with pytest.raises(
+        SpecError, match="exclude_from_weight_decay has no counterpart here. Give optax.add_decayed"
+    ):
+        options_of(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("given", "cls", "number"),
+    [
+        ("adam", o.Adam, 1e-3),
+        ({"type": "rmsprop", "lr": 0.5}, o.RMSprop, 0.5),
+        ({"type": "SGD", "learning_rate": 0.25, "momentum": 0.5}, o.SGD, 0.25),
+        ({"class_name": "Adam", "config": {"learning_rate": 0.5}}, o.Adam, 0.5),
+    ],
+)
+def test_keras_optimizers_by_name_or_dict(given, cls, number):
+    made = keras_optimizer(given)
+    assert type(made) is cls
+    np.testing.assert_allclose(made.learning_rate, number)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("adm", r"Keras has no optimizer 'adm'\. Did you mean 'adam'"),
+        ({"lr": 1.0}, r"optimizer must be a Keras optimizer, its name, or a dict with 'type'"),
+        (
+            {"type": "adam", "lrr": 1.0},
+            r"Keras optimizer Adam refuses its arguments: Argument\(s\) not recognized",
+        ),
+    ],
+)
+def test_keras_optimizers_that_are_none(given, message):
+    with pytest.raises(SpecError, match=message):
+        keras_optimizer(given)
+
+
+# Transformations of optax
+
+
+def steps(given, **options):
+    """Steps of an agent's optimizer, made of its options."""
+    optimizer = stability.optimizer(define("ppo", optimizer=given, grad_norm=None, **options).config)
+    params, found = jax.tree.map(jnp.asarray, START), []
+    state = optimizer.init(params)
+    for step in range(3):
+        params, state, _ = optimise.apply(optimizer, params, state, gradients(step))
+        found.append(params)
+    return found
+
+
+def test_an_optax_transformation_is_used_as_it_is():
+    assert_same_steps(steps(optax.sgd(0.1), lr=5.0), steps("sgd", lr=0.1), rtol=1e-6)
+    with pytest.raises(AssertionError):
+        assert_same_steps(steps(optax.sgd(0.2), lr=5.0), steps("sgd", lr=0.1), rtol=1e-6)
+
+
+def test_gradients_are_clipped_before_an_optax_transformation():
+    # the norm of (3, 4) is 5, the bound 0.5: a tenth is left
+    config = define("ppo", optimizer=optax.sgd(1.0), grad_norm=0.5).config
+    optimizer = stability.optimizer(config)
+    params = {"x": jnp.zeros(2)}
+    new, _, _ = optimise.apply(optimizer, params, optimizer.init(params), {"x": jnp.asarray([3.0, 4.0])})
+    np.testing.assert_allclose(new["x"], [-0.3, -0.4], rtol=1e-6)
+
+
+def test_an_optax_transformation_is_given_again_on_loading(tmp_path):
+    agent = Agent.create(
+        agent="ppo",
+        states={"type": "float", "shape": (3,)},
+        actions={"type": "int", "num_values": 2},
+        optimizer=optax.trace(0.5),
+        model=[{"type": "dense", "size": 4}],
+    )
+    agent.save(directory=tmp_path / "agent")
+    with pytest.raises(SpecError, match=r"an object of optax, which no file holds. Give it again"):
+        Agent.load(directory=tmp_path / "agent")
+    again = Agent.load(directory=tmp_path / "agent", agent={"type": "ppo", "optimizer": optax.trace(0.5)})
+    assert isinstance(again.definition.config.optimizer, optimise.Given)
+
+
+def test_a_definition_keeps_the_object():
+    definition = define("ppo", optimizer=optax.adam(0.1))
+    assert define(definition) == definition
+    assert define(definition, gamma=0.5).config.optimizer is definition.config.optimizer
+    assert define(definition, optimizer="sgd").config.optimizer == "sgd"
