@@ -27,6 +27,7 @@ from operant.envs.native import HostVector, NativeEnv, Step
 from operant.envs.probe import PROBES
 from operant.execution.device import DeviceRun, World
 from operant.spaces import Spaces
+from operant.spec import options
 from operant.types import Array, Block, Key, Metrics
 
 MODEL = [{"type": "dense", "size": 16}]
@@ -42,6 +43,8 @@ class Small(NamedTuple):
     """Gradient steps of one update."""
     recurrent: bool = False
     """Whether it takes recurrent networks."""
+    rateless: tuple[str, ...] = ()
+    """Networks whose steps have no learning rate."""
 
 
 _DQN = Small(
@@ -56,13 +59,68 @@ _DQN = Small(
         "lr": 0.01,
     }
 )
+_CONTINUOUS = Small(
+    {
+        "actor_model": MODEL,
+        "critic_model": MODEL,
+        "train_every": 2,
+        "gradient_steps": 2,
+        "buffer_max_size": 96,
+        "buffer_initial_size": 12,
+        "buffer_batch_size": 8,
+        "lr": 0.01,
+    },
+    steps=2,
+)
 SMALL: dict[str, Small] = {
+    "a2c": Small({"model": MODEL, "n_steps": 6, "lr": 0.01}, recurrent=True),
+    "acer": Small(
+        {
+            "model": MODEL,
+            "n_steps": 6,
+            "buffer_max_size": 96,
+            "buffer_initial_size": 12,
+            "replay_ratio": 2,
+            "lr": 0.01,
+        },
+        recurrent=True,
+    ),
+    "ddpg": _CONTINUOUS,
     "dqn": _DQN,
     "ddqn": _DQN,
+    "pqn": Small(
+        {
+            "model": MODEL,
+            "n_steps": 6,
+            "mini_batches": 2,
+            "epochs": 2,
+            "epsilon_decay_steps": 60,
+            "lr": 0.01,
+        },
+        steps=4,
+    ),
     "ppo": Small(
         {"model": MODEL, "n_steps": 6, "mini_batches": 2, "ppo_epochs": 2, "lr": 0.01},
         steps=4,
         recurrent=True,
+    ),
+    "sac": _CONTINUOUS,
+    "td3": _CONTINUOUS,
+    "trpo": Small(
+        {
+            "actor_model": MODEL,
+            "critic_model": MODEL,
+            "n_steps": 6,
+            "fvp_n_steps": 2,
+            "cg_damping": 1.0,  # few rows make a singular matrix, whose inverse would magnify rounding
+            "mini_batches": 2,
+            "ppo_epochs": 2,
+            "critic_iterations": 2,
+            "lr": 0.01,
+        },
+        steps=9,
+        recurrent=True,
+        rateless=("actor",),
     ),
 }
 
@@ -81,6 +139,11 @@ def small(name: str, **options: Any) -> dict[str, Any]:
     if name not in SMALL:
         raise LookupError(f"tests/small_agents.py has no line for the agent {name!r}. Add one to SMALL.")
     return {**SMALL[name].options, **options}
+
+
+def networks(name: str, network: Any) -> dict[str, Any]:
+    """Return the options that give all networks of an agent."""
+    return {option: network for option in options(type(define(name).config)) if option.endswith("model")}
 
 
 def learner(name: str, env: NativeEnv, n: int, **options: Any) -> Learner:
@@ -162,6 +225,12 @@ class Countdown:
             forbidden = jax.random.randint(key_mask, (), 0, 3)
             observation["action_mask"] = jnp.arange(3) != forbidden
         return observation
+
+
+def countdown(name: str, kind: str = "int") -> Countdown:
+    """Return the environment with actions of a kind; with float ones if the agent does not serve that kind."""
+    env = Countdown(kind=kind)
+    return env if serves(name, env.spaces) else Countdown(kind="float")
 
 
 class Compiled(NamedTuple):

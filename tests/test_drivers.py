@@ -18,9 +18,11 @@ from tests.small_agents import (
     Stream,
     assert_close,
     compiled,
+    countdown,
     differing,
     equal,
     interact,
+    networks,
     parameters,
     serves,
     small,
@@ -134,7 +136,10 @@ def cases(*everyday: str):
         name = agent if isinstance(agent, str) else agent.values[0]
         for label, case in CASES.items():
             if serves(name, case.env.spaces):
-                often = isinstance(agent, str) and label in everyday
+                plain = "countdown" if serves(name, Countdown().spaces) else "float"
+                often = isinstance(agent, str) and label in (
+                    plain if e == "countdown" else e for e in everyday
+                )
                 marks = () if often else pytest.mark.exhaustive
                 found.append(pytest.param(name, case, id=f"{name}-{label}", marks=marks))
     return found
@@ -146,7 +151,13 @@ def test_drivers_agree(name, case):
     assert_agree(agent, batched=case.n > 1)
 
 
-SINGLE_ROW = {"dqn": {"train_every": 1}, "ddqn": {"train_every": 1}, "ppo": {"n_steps": 1}}
+SINGLE_ROW: dict[str, dict[str, Any]] = {
+    **{name: {"train_every": 1} for name in ("ddpg", "sac", "td3")},
+    "dqn": {"train_every": 1},
+    "ddqn": {"train_every": 1},
+    "pqn": {"n_steps": 1},
+    "ppo": {"n_steps": 1},
+}
 """What makes each agent learn after every row."""
 
 
@@ -155,7 +166,7 @@ SINGLE_ROW = {"dqn": {"train_every": 1}, "ddqn": {"train_every": 1}, "ppo": {"n_
 @pytest.mark.parametrize("name", ONCE)
 def test_drivers_agree_when_every_row_is_a_block(name, n):
     options = SINGLE_ROW[name] | ({"mini_batches": 1} if "n_steps" in SINGLE_ROW[name] else {})
-    assert_agree(compiled(name, Countdown(), n, **options), blocks=40, batched=n > 1)
+    assert_agree(compiled(name, countdown(name), n, **options), blocks=40, batched=n > 1)
 
 
 class Hashable(list):
@@ -169,7 +180,7 @@ class Hashable(list):
 @pytest.mark.parametrize("kind", ["int", "hybrid"])
 @pytest.mark.parametrize("name", RECURRENT_NAMES)
 def test_drivers_agree_with_a_recurrent_network(name, kind):
-    agent = compiled(name, Countdown(kind=kind), 3, model=Hashable(RECURRENT))
+    agent = compiled(name, Countdown(kind=kind), 3, **networks(name, Hashable(RECURRENT)))
     assert_agree(agent)
     assert agent.learner.algorithm.model.recurrent
 
@@ -188,7 +199,7 @@ def test_drivers_agree_with_normalisation_and_schedules(name):
             "gradient_steps": 2,
             "n_steps": 3,
         }
-    agent = compiled(name, Countdown(), 3, **options)
+    agent = compiled(name, countdown(name), 3, **options)
     assert_agree(agent)
 
 
@@ -197,7 +208,7 @@ def test_drivers_agree_with_normalisation_and_schedules(name):
 
 @pytest.mark.parametrize("name", ONCE)
 def test_how_many_blocks_one_call_runs_does_not_matter(name):
-    agent = compiled(name, Countdown())
+    agent = compiled(name, countdown(name))
     once = on_device(agent, 1, (BLOCKS,))
     train, world, metrics = (
         jax.tree.map(jnp.copy, once.train),
@@ -212,7 +223,7 @@ def test_how_many_blocks_one_call_runs_does_not_matter(name):
 @pytest.mark.parametrize("name", ONCE)
 def test_finished_episodes_are_what_happened(name):
     """Return, length, actor and step of every episode, against the blocks themselves."""
-    agent = compiled(name, Countdown())
+    agent = compiled(name, countdown(name))
     driver = on_device(agent, 2, ())
     finished = driver.advance(3) + driver.advance(BLOCKS - 3)
     _, blocks, _ = agent.run(2, BLOCKS)
@@ -236,7 +247,7 @@ def test_finished_episodes_are_what_happened(name):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ONCE)
 def test_population_of_three_seeds_equals_three_runs(name):
-    agent = compiled(name, Countdown())
+    agent = compiled(name, countdown(name))
     population = Population(agent.learner, agent.env, agent.n, jax.vmap(jax.random.key)(jnp.arange(3)))
     population.advance(4)
     population.advance(BLOCKS - 4)
@@ -271,10 +282,10 @@ def restored(path: Any, driver: Any) -> None:
 def test_device_driver_resumes_bit_for_bit_in_fresh_objects(name, recurrent, tmp_path):
     if recurrent and name not in RECURRENT_NAMES:
         return
-    options = small(name, normalize_observations=True, **({"model": RECURRENT} if recurrent else {}))
+    options = small(name, normalize_observations=True, **(networks(name, RECURRENT) if recurrent else {}))
 
     def fresh(seed: int) -> DeviceDriver:
-        definition, env = define(name, **options), Countdown()
+        definition, env = define(name, **options), countdown(name)
         from operant.agents.learner import Learner
 
         made = Learner(definition.cls.create(definition.config, env.spaces, 3))
@@ -294,7 +305,7 @@ def test_device_driver_resumes_bit_for_bit_in_fresh_objects(name, recurrent, tmp
 
 @pytest.mark.parametrize("name", ONCE)
 def test_device_driver_resumes_bit_for_bit(name, tmp_path):
-    agent = compiled(name, Countdown())
+    agent = compiled(name, countdown(name))
     driver = on_device(agent, SEED, (7,))
     path = saved(tmp_path, driver)
     finished = driver.advance(5)
@@ -309,7 +320,7 @@ def test_device_driver_resumes_bit_for_bit(name, tmp_path):
 @pytest.mark.parametrize("name", ONCE)
 def test_host_driver_resumes_with_the_train_it_saved_and_cuts_open_episodes(name, tmp_path):
     """The first row after restoring is the last one of each episode: its true last observation, no action."""
-    agent = compiled(name, Countdown())
+    agent = compiled(name, countdown(name))
     driver = on_host(agent, SEED, 7)
     path = saved(tmp_path, driver)
     before = jax.tree.map(jnp.copy, driver.train)
@@ -353,7 +364,7 @@ def test_host_driver_resumes_with_the_train_it_saved_and_cuts_open_episodes(name
 
 @pytest.mark.parametrize("name", ONCE)
 def test_host_driver_may_be_saved_before_its_first_block(name, tmp_path):
-    agent = compiled(name, Countdown())
+    agent = compiled(name, countdown(name))
     path = saved(tmp_path, on_host(agent, SEED, 0))
     other = HostDriver(agent.engine(SEED + 1), Stream(agent.env, agent.n, jax.random.key(7)), SEED)
     restored(path, other)
@@ -369,7 +380,7 @@ def test_nothing_bootstraps_across_a_restart(name):
     Changing everything that was observed before the restart changes nothing that the rows after it teach, but for
     the row that the restart itself brought.
     """
-    agent = compiled(name, Countdown())
+    agent = compiled(name, countdown(name))
     train, blocks, _ = agent.run(SEED, BLOCKS)
     block = blocks[-1]._replace(valid=blocks[-1].valid.at[0].set(False))
     other = block._replace(
@@ -439,7 +450,7 @@ def columns_of(blocks: list[tuple[Any, list[int] | None]], n: int) -> list[dict[
 @pytest.mark.parametrize("name", ONCE)
 def test_actors_out_of_step_learn_exactly_what_each_of_them_lived(name):
     """Random actors act in random order and number; every row reaches the agent once, in its actor's order."""
-    agent = compiled(name, Countdown())
+    agent = compiled(name, countdown(name))
     made = interactive(agent, SEED)
     blocks: list[tuple[Any, list[int] | None]] = []
     engine = made.engine

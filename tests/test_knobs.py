@@ -15,10 +15,10 @@ from tests.small_agents import (
     MODEL,
     ONCE,
     Compiled,
-    Countdown,
     assert_close,
     compile_agent,
     compiled,
+    countdown,
     differing,
     learner,
     small,
@@ -71,16 +71,38 @@ KNOBS: dict[str, dict[str, Knob]] = {
         "distribution": Knob("beta", "shapes", kind="float"),
         "std": Knob("predicted", "shapes", kind="float"),
     },
+    "EpsilonConfig": {
+        "epsilon_start": Knob(0.5),
+        "epsilon_end": Knob(0.5),
+        "epsilon_decay_steps": Knob(10.0),
+    },
     "ReplayConfig": {
         "buffer_max_size": Knob(64, "shapes"),
         "buffer_initial_size": Knob(24),
         "buffer_batch_size": Knob(4),
     },
+    "ContinuousConfig": {
+        "critic_lr": Knob(0.002, context={"critic_lr": 0.02}),
+        "gradient_steps": Knob(3),
+        "tau": Knob(0.5),
+        "train_every": Knob(3, "shapes"),
+    },
+    "DeterministicConfig": {"step_noise_coef": Knob(0.5)},
+    "a2c": {"normalize_advantage": Knob(True), "separate": Knob(True, "shapes")},
+    "acer": {
+        "delta": Knob(0.01),
+        "ema_alpha": Knob(0.5),
+        "entropy_coef": Knob(0.5),
+        "epsilon": Knob(0.1),
+        "importance_c": Knob(0.5),
+        "n_steps": Knob(4, "shapes"),
+        "replay_ratio": Knob(5.0),
+        "trust_region": Knob(False),
+        "value_loss_coef": Knob(2.0),
+    },
+    "ddpg": {},
     "dqn": {
         "double": Knob(True),
-        "epsilon_start": Knob(0.5),
-        "epsilon_end": Knob(0.5),
-        "epsilon_decay_steps": Knob(10.0),
         "target_sync_steps": Knob(7),
         "tau": Knob(0.5),
         "train_every": Knob(3, "shapes"),
@@ -91,6 +113,18 @@ KNOBS: dict[str, dict[str, Knob]] = {
         "prioritized": Knob(True, "shapes"),
         "priority_alpha": Knob(0.0, context={"prioritized": True}),
         "priority_beta": Knob(1.0, context={"prioritized": True}),
+        "distributional": Knob("c51", "shapes"),
+        "atoms": Knob(11, "shapes", context={"distributional": "quantile"}),
+        "value_min": Knob(-2.0, context={"distributional": "c51"}),
+        "value_max": Knob(3.0, context={"distributional": "c51"}),
+        "noisy": Knob(True, "shapes"),
+        "noisy_std": Knob(0.1, context={"noisy": True}),
+    },
+    "pqn": {
+        "lam": Knob(0.2),
+        "n_steps": Knob(4, "shapes"),
+        "mini_batches": Knob(3),
+        "epochs": Knob(3),
     },
     "ppo": {
         "advantage_epsilon": Knob(1.0),
@@ -100,6 +134,27 @@ KNOBS: dict[str, dict[str, Knob]] = {
         "clip_value": Knob(False),
         "normalize_advantage": Knob(False),
         "separate": Knob(True, "shapes"),
+    },
+    "sac": {
+        "learn_temperature": Knob(False),
+        "target_entropy": Knob(1.0),
+        "temperature": Knob(0.1),
+        "temperature_lr": Knob(0.1, context={"temperature_lr": 0.01}),
+    },
+    "td3": {"noise_clip": Knob(0.01), "policy_delay": Knob(1), "policy_noise_coef": Knob(1.0)},
+    "trpo": {
+        "max_kl": Knob(0.1),
+        "cg_iterations": Knob(2),
+        "cg_residual_tolerance": Knob(1.0),
+        "cg_damping": Knob(0.5),
+        "fvp_n_steps": Knob(3),
+        "actor_iterations": Knob(1, context={"max_kl": 2.0}),
+        "critic_iterations": Knob(3),
+        "ppo_epochs": Knob(3),
+        "mini_batches": Knob(3),
+        "advantage_epsilon": Knob(1.0),
+        "clip_value": Knob(True),
+        "clip_norm": Knob(0.001, context={"clip_value": True}),
     },
 }
 """The options by the class or the module that declares them."""
@@ -186,7 +241,7 @@ def outcome(agent: Compiled, hyper: Any = None) -> Any:
 @pytest.mark.parametrize(("name", "option"), cases(traced=True))
 def test_traced_option_makes_a_difference_without_compilation(name, option):
     knob = knobs(name)[option]
-    agent = compiled(name, Countdown(kind=knob.kind), **knob.context)
+    agent = compiled(name, countdown(name, knob.kind), **knob.context)
     config = agent.learner.algorithm.config
     value = other(name, option, knob)
     assert getattr(config, option) != value
@@ -197,7 +252,7 @@ def test_traced_option_makes_a_difference_without_compilation(name, option):
 @pytest.mark.parametrize(("name", "option"), cases(traced=False))
 def test_option_makes_a_difference(name, option):
     knob = knobs(name)[option]
-    env = Countdown(kind=knob.kind)
+    env = countdown(name, knob.kind)
     value = other(name, option, knob)
     assert getattr(define(name, **small(name, **knob.context)).config, option) != value
     changed = {**knob.context, option: value}
@@ -219,9 +274,9 @@ def shape_of(made: Any) -> Any:
 def test_control_a_value_that_is_the_same_makes_no_difference():
     """The comparison itself: the same settings give the same run, bit for bit."""
     name = next(entry for entry in ONCE if isinstance(entry, str))
-    agent = compiled(name, Countdown())
+    agent = compiled(name, countdown(name))
     assert differing(outcome(agent), outcome(agent, agent.learner.hyper())) == []
-    one, two = learner(name, Countdown(), 3), learner(name, Countdown(), 3, model=list(MODEL))
+    one, two = learner(name, countdown(name), 3), learner(name, countdown(name), 3, model=list(MODEL))
     assert shape_of(one) == shape_of(two)
 
 
@@ -230,7 +285,7 @@ def test_every_traced_option_takes_a_schedule(name):
     config = type(define(name).config)
     for option, meta in options(config).items():
         if meta.traced:
-            now = float(getattr(config(), option))
+            now = float(getattr(config(), option) or 0.001)
             changed = define(
                 name, **{option: {"type": "linear", "start": now, "end": now, "steps": 10}}
             ).config
@@ -244,14 +299,14 @@ def test_every_traced_option_takes_a_schedule(name):
 @pytest.mark.parametrize("name", ONCE)
 def test_constant_schedules_are_the_numbers(name):
     """All traced options at once, as schedules that never change; halved by the vector of factors, as numbers are."""
-    plain_agent = compiled(name, Countdown())
+    plain_agent = compiled(name, countdown(name))
     config = plain_agent.learner.algorithm.config
     constant = {
         option: {"type": "constant", "start": float(getattr(config, option))}
         for option, meta in options(type(config)).items()
-        if meta.traced
+        if meta.traced and getattr(config, option) is not None
     }
-    agent = compile_agent(name, Countdown(), **constant)
+    agent = compile_agent(name, countdown(name), **constant)
     train, blocks, _ = plain_agent.run(SEED, BLOCKS)
     scheduled, scheduled_blocks, _ = agent.run(SEED, BLOCKS)
     assert_close(train._replace(hyper=()), scheduled._replace(hyper=()))

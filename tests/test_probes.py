@@ -12,7 +12,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.small_agents import MODEL, NAMES, ONCE, RECURRENT_NAMES, SMALL, Stream, interact, probes_of
+from tests.small_agents import (
+    MODEL,
+    NAMES,
+    ONCE,
+    RECURRENT_NAMES,
+    SMALL,
+    Stream,
+    interact,
+    networks,
+    probes_of,
+    serves,
+)
 
 from operant.agent import Agent
 from operant.agents.learner import ENV, Learner, Train
@@ -40,14 +51,21 @@ class Learning(NamedTuple):
     steps: int
     """Environment steps."""
     value: Callable[[Learner, Tree, Arrays, Tree], Array]
-    """Its estimate of what observations are worth."""
+    """Its estimate of what observations are worth, of what acting needs or, if `whole`, of the agent's state."""
     recurrent: dict[str, Any] | None = None
     """Options for the probe of memory."""
+    whole: bool = False
 
 
 def state_value(made: Learner, policy: Tree, observation: Arrays, carry: Tree) -> Array:
     """Return the output of the value head."""
     return made.algorithm.model.apply(policy, observation, carry)[0]["value"]
+
+
+def critic_value(made: Learner, policy: Tree, observation: Arrays, carry: Tree) -> Array:
+    """Return the output of a critic with a network of its own."""
+    own = carry["critic"] if made.algorithm.critic.recurrent else ()
+    return made.algorithm.critic.apply(policy["critic"], observation, own)[0]["value"]
 
 
 def greedy_value(made: Learner, policy: Tree, observation: Arrays, carry: Tree) -> Array:
@@ -56,6 +74,22 @@ def greedy_value(made: Learner, policy: Tree, observation: Arrays, carry: Tree) 
     return losses.max_target(q, split_masks(observation)[1].get("action"))
 
 
+def policy_value(made: Learner, policy: Tree, observation: Arrays, carry: Tree) -> Array:
+    """Return the mean of the action values under the policy."""
+    outputs = made.algorithm.model.apply(policy, observation, carry)[0]
+    probs = made.algorithm.policy(outputs, observation)["action"].probs
+    return jnp.sum(probs * outputs["action/q"].reshape(probs.shape), axis=-1)
+
+
+def acted_value(made: Learner, state: Tree, observation: Arrays, carry: Tree) -> Array:
+    """Return what the first critic says of the greedy action."""
+    algorithm = made.algorithm
+    critic = next(iter(algorithm.critics))
+    units = algorithm.greedy(state.actor, observation)
+    return algorithm.value(critic, getattr(state, critic), observation, units)
+
+
+RELU = [{"type": "dense", "size": 32, "activation": "relu"}]
 _DQN = Learning(
     {
         "model": MODEL,
@@ -71,9 +105,62 @@ _DQN = Learning(
     16_000,
     greedy_value,
 )
+_CONTINUOUS = Learning(
+    {
+        "actor_model": RELU,
+        "critic_model": RELU,
+        "lr": 0.003,
+        "gamma": GAMMA,
+        "buffer_max_size": 2000,
+        "buffer_initial_size": 400,
+        "buffer_batch_size": 64,
+        "gradient_steps": 2,
+        "tau": 0.05,
+    },
+    16_000,
+    acted_value,
+    whole=True,
+)
 LEARNING: dict[str, Learning] = {
+    "a2c": Learning(
+        {"model": MODEL, "lr": "linear:0.005:0.0005:30000", "gamma": GAMMA, "n_steps": 8},
+        32_000,
+        state_value,
+        {
+            "model": [{"type": "dense", "size": 16}, {"type": "gru", "size": 16}],
+            "lr": "linear:0.01:0.0005:30000",
+            "entropy_coef": 0.001,
+        },
+    ),
+    "acer": Learning(
+        {
+            "model": MODEL,
+            "lr": "linear:0.005:0.0005:30000",
+            "gamma": GAMMA,
+            "n_steps": 8,
+            "buffer_max_size": 2000,
+            "buffer_initial_size": 200,
+        },
+        32_000,
+        policy_value,
+        {"model": [{"type": "dense", "size": 16}, {"type": "gru", "size": 16}], "entropy_coef": 0.001},
+    ),
+    "ddpg": _CONTINUOUS,
     "dqn": _DQN,
     "ddqn": _DQN,
+    "pqn": Learning(
+        {
+            "model": MODEL,
+            "lr": "linear:0.005:0.0005:30000",
+            "gamma": GAMMA,
+            "n_steps": 16,
+            "epochs": 4,
+            "epsilon_decay_steps": 8000,
+            "epsilon_end": 0.1,
+        },
+        32_000,
+        greedy_value,
+    ),
     "ppo": Learning(
         {
             "model": MODEL,
@@ -92,6 +179,25 @@ LEARNING: dict[str, Learning] = {
             "entropy_coef": 0.001,
         },
     ),
+    "trpo": Learning(
+        {
+            "actor_model": MODEL,
+            "critic_model": MODEL,
+            "lr": "linear:0.005:0.0005:30000",
+            "gamma": GAMMA,
+            "n_steps": 16,
+            "max_kl": 0.01,
+            "fvp_n_steps": 1,
+            "critic_iterations": 1,
+        },
+        32_000,
+        critic_value,
+        networks("trpo", [{"type": "dense", "size": 16}, {"type": "gru", "size": 16}]) | {"mini_batches": 1},
+    ),
+    "sac": _CONTINUOUS._replace(
+        options={**_CONTINUOUS.options, "temperature": 0.01, "learn_temperature": False}
+    ),
+    "td3": _CONTINUOUS,
 }
 
 
@@ -132,7 +238,8 @@ def look(name: str, made: Learner, env: NativeEnv, train: Train, rows: int = 12)
             )
             memory = jax.tree.map(lambda x: jnp.where(first[:, None], 0.0, x), memory)
             action = made.act(acting, seen, memory, first, noise, explore=False)
-            value = LEARNING[name].value(made, acting.policy, seen, memory)
+            asked = train.state if LEARNING[name].whole else acting.policy
+            value = LEARNING[name].value(made, asked, seen, memory)
             after, _ = native.step(env, actors, made.emit(action.action), key)
             expected = env.expected_value(seen, GAMMA)
             best, pays = env.best_action(seen, started), jnp.full(ACTORS, not isinstance(env, INDIFFERENT))
@@ -181,7 +288,8 @@ def pairs():
     for entry in ONCE:
         name = entry if isinstance(entry, str) else entry.values[0]
         for probe in probes_of(name):
-            slow = not isinstance(entry, str) or probe not in EVERYDAY
+            usual = probe if serves(name, PROBES[EVERYDAY[0]]().spaces) else probe.removesuffix("-continuous")
+            slow = not isinstance(entry, str) or usual not in EVERYDAY
             found.append(pytest.param(name, probe, marks=pytest.mark.exhaustive if slow else ()))
     return found
 
@@ -277,6 +385,6 @@ def test_values_of_forbidden_actions_are_seen_on_the_mask_probe(name, monkeypatc
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", RECURRENT_NAMES)
 def test_a_network_without_memory_fails_the_memory_probe(name):
-    found = on_device(name, "probe/memory", model=MODEL)
+    found = on_device(name, "probe/memory", **networks(name, MODEL))
     with pytest.raises(AssertionError, match="is right"):
         check(name, "probe/memory", found)

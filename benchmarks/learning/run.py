@@ -48,7 +48,15 @@ GATES = {
     "ppo:cartpole": Gate(475.0, "solved"),
     "dqn:cartpole-500k": Gate(470.0, "CleanRL's settings: 488.69 ± 16.11"),
     "ddqn:cartpole-500k": Gate(470.0, "as DQN"),
+    "dqn:cartpole-500k-c51": Gate(460.0, "CleanRL's settings: 481.20 ± 20.53"),
+    "pqn:cartpole-500k": Gate(470.0, "CleanRL's settings: 495.13 ± 6.89"),
+    "a2c:cartpole-500k": Gate(480.0, "rl-zoo3: 500.0 ± 0.0 (500k steps, one run)"),
+    "acer:cartpole-500k": Gate(470.0, "SB2 zoo: 498.62 ± 23.86 (500k steps, one run)"),
     "ppo:pendulum": Gate(-250.0, "rl-zoo3: -172.2 ± 104.2 (100k steps, one run)"),
+    "ddpg:pendulum-20k": Gate(-190.0, "rl-zoo3: -152.1 ± 94.3 (one run)", greedy=True),
+    "td3:pendulum-20k": Gate(-190.0, "rl-zoo3: -151.9 ± 90.2 (one run)", greedy=True),
+    "sac:pendulum-20k": Gate(-190.0, "rl-zoo3: -157.0 ± 88.7 (one run)", greedy=True),
+    "trpo:cartpole": Gate(480.0, "rl-zoo3: 500 ± 0 (100k steps, one run, greedy)"),
     "ppo:mountaincar-default": Gate(-200.5, "CleanRL: -200 ± 0 (must fail: a negative control)"),
 }
 

@@ -11,6 +11,7 @@ import functools
 import importlib
 import sys
 import types
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,10 +38,38 @@ class Entry(NamedTuple):
 
 
 AGENTS: dict[str, Entry] = {
+    "a2c": Entry(
+        "a2c",
+        "A2C",
+        "Advantage actor-critic: one step per short block; any actions",
+        ("float", "int", "bool"),
+    ),
+    "acer": Entry(
+        "acer",
+        "ACER",
+        "Actor-critic with experience replay: sample-efficient; discrete actions",
+        ("int", "bool"),
+    ),
+    "ddpg": Entry(
+        "ddpg", "DDPG", "Deep deterministic policy gradient: replay; float actions with bounds", ("float",)
+    ),
     "dqn": Entry("dqn", "DQN", "Deep Q-network: replay, target network; discrete actions", ("int", "bool")),
     "ddqn": Entry("dqn", "DQN", "Double DQN: dqn with --double", ("int", "bool"), {"double": True}),
+    "pqn": Entry(
+        "pqn", "PQN", "Parallel Q-learning: no replay, no target; discrete actions", ("int", "bool")
+    ),
     "ppo": Entry(
         "ppo", "PPO", "Proximal policy optimization: clipped surrogate; any actions", ("float", "int", "bool")
+    ),
+    "sac": Entry("sac", "SAC", "Soft actor-critic: replay, entropy; float actions with bounds", ("float",)),
+    "td3": Entry(
+        "td3", "TD3", "Twin delayed DDPG: replay, two critics; float actions with bounds", ("float",)
+    ),
+    "trpo": Entry(
+        "trpo",
+        "TRPO",
+        "Trust region policy optimization: natural gradient; any actions",
+        ("float", "int", "bool"),
     ),
 }
 
@@ -97,3 +126,28 @@ def config_class(name: str) -> type[Config]:
     cls: type[Config] = light.__dict__["Config"]
     cls.label = name  # type: ignore[attr-defined]
     return cls
+
+
+class _Agents(types.ModuleType):
+    """This module as a mapping: `operant.agents['ppo']['model']['cnn'][0]` is the path of a model file."""
+
+    def __getitem__(self, name: str) -> Any:
+        from operant.agents.card import Card
+
+        return Card(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(AGENTS)
+
+    def __len__(self) -> int:
+        return len(AGENTS)
+
+    def __contains__(self, name: object) -> bool:
+        return name in AGENTS or name in ALIASES
+
+    def keys(self) -> Iterable[str]:
+        """Return the names of the agents."""
+        return AGENTS.keys()
+
+
+sys.modules[__name__].__class__ = _Agents

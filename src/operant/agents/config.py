@@ -50,7 +50,11 @@ class AgentConfig(Config):
     opt_epsilon: Scalar = option(
         1e-07, "Epsilon of the optimizer's denominator", low=0.0, search="log_uniform", traced=True
     )
-    optimizer: str = option("adam", "Optimizer by name: adam, adamw, nadam, rmsprop, sgd")
+    optimizer: Any = option(
+        "adam",
+        "Optimizer: a name (adam, adamw, nadam, rmsprop, sgd, ...), a dict with 'type', a Keras optimizer (its numbers become "
+        "lr, beta1, ... where these are not given) or an optax transformation (lr, beta1, beta2, opt_epsilon then do nothing)",
+    )
     grad_norm: float | None = option(
         None,
         "Global norm to which gradients are clipped (None: not)",
@@ -130,6 +134,46 @@ class RolloutConfig(AgentConfig):
     )
 
 
+class EpsilonConfig(AgentConfig):
+    """Options of algorithms that explore by a share of random actions."""
+
+    epsilon_start: Scalar = option(
+        1.0,
+        "Starting epsilon value which is used to control random exploration.\n"
+        "It should be decremented and adjusted according to implementation needs",
+        low=0.0,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
+    )
+    epsilon_end: Scalar = option(
+        0.02,
+        "Epsilon end value (minimum exploration rate)",
+        low=0.0,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
+    )
+    epsilon_decay_steps: Scalar = option(
+        150000,
+        "Number of steps for `epsilon-start` to reach `epsilon-end`",
+        unit="environment steps",
+        low=1,
+        search="int",
+        traced=True,
+    )
+
+    def check(self) -> Iterator[str]:
+        """Refuse a rising ε."""
+        yield from super().check()
+        start, end = self.epsilon_start, self.epsilon_end
+        if isinstance(start, float) and isinstance(end, float) and end > start:
+            yield (
+                "epsilon_end must be at most epsilon_start. "
+                f"Received: epsilon_end={self.epsilon_end}, epsilon_start={self.epsilon_start}."
+            )
+
+
 class ReplayConfig(AgentConfig):
     """Options of algorithms that learn from a replay memory."""
 
@@ -174,3 +218,47 @@ class ReplayConfig(AgentConfig):
                 "buffer_batch_size must be at most buffer_max_size. "
                 f"Received: buffer_batch_size={self.buffer_batch_size}, buffer_max_size={self.buffer_max_size}."
             )
+
+
+class ContinuousConfig(ReplayConfig, ActorCriticConfig):
+    """Options of off-policy actor-critic algorithms for float actions."""
+
+    critic_lr: Scalar | None = option(
+        None, "Learning rate of the critic (default: lr)", low=0.0, search="log_uniform", traced=True
+    )
+    gradient_steps: int | None = option(
+        None,
+        "Number of iterations per train step: gradient steps per update "
+        "(default: as many as environment steps since the last update)",
+        low=1,
+        search="int",
+    )
+    tau: Scalar = option(
+        0.005,
+        "Value used for syncing target model weights: the share of the way that a target moves",
+        low=0.0,
+        low_open=True,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
+    )
+    train_every: int = option(
+        1,
+        "Steps of every environment between updates",
+        unit="environment steps per environment",
+        low=1,
+        search="categorical",
+    )
+
+
+class DeterministicConfig(ContinuousConfig):
+    """Options of those whose policy is deterministic and explores by noise."""
+
+    step_noise_coef: Scalar = option(
+        0.1,
+        "Coefficient multiplied by noise added to actions to step",
+        unit="half ranges of the action",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+    )

@@ -1,72 +1,58 @@
-"""Deep Q-network (DQN) and double DQN.
+"""Deep Q-network (DQN) and double DQN, with the parts of Rainbow as options.
 
 Papers: Mnih et al. 2015, "Human-level control through deep reinforcement learning"; van Hasselt et al. 2016, "Deep
 Reinforcement Learning with Double Q-learning" (https://arxiv.org/abs/1509.06461); Schaul et al. 2016, "Prioritized
 Experience Replay" (https://arxiv.org/abs/1511.05952); Wang et al. 2016, "Dueling Network Architectures"
-(https://arxiv.org/abs/1511.06581).
+(https://arxiv.org/abs/1511.06581); Bellemare et al. 2017, "A Distributional Perspective on Reinforcement Learning"
+(https://arxiv.org/abs/1707.06887); Dabney et al. 2018, "Distributional Reinforcement Learning with Quantile Regression"
+(https://arxiv.org/abs/1710.10044); Fortunato et al. 2018, "Noisy Networks for Exploration" (https://arxiv.org/abs/1706.10295).
 
     y = r + γ max_a Q_target(s', a)                          (Mnih et al., algorithm 1)
     y = r + γ Q_target(s', argmax_a Q(s', a))                (van Hasselt et al., eq. 4; `double`)
     L = mean((y - Q(s, a))²)
+
+With `distributional` the network gives a distribution Z with mean Q, the target is that of r + γ Z_target(s', a*), and the
+loss the cross-entropy after projection (`c51`; Bellemare et al., algorithm 1) or the quantile Huber loss (`quantile`;
+Dabney et al., eq. 10). With `noisy` every call while learning draws its own noise on the weights (Fortunato et al., eqs.
+13 to 18), and acting draws anew after each update.
 
 One gradient step follows every `train_every` steps of all environments. Actions of several components, or of components
 with a shape, have one Q-value each; they share the target as independent learners do, and the loss is their mean.
 
 Deviations: steps before `buffer_initial_size` act at random and count as environment steps. Terminal targets keep the
 value of the last observation when the episode was cut by a time limit. ε falls linearly from `epsilon_start` to
-`epsilon_end` over `epsilon_decay_steps` after that. The target network is a copy every `target_sync_steps` environment
-steps (also when several environments step past the multiple at once), or a moving average with `tau` < 1.
+`epsilon_end` over `epsilon_decay_steps` after that; with `noisy` it is 0 then. The target network is a copy every
+`target_sync_steps` environment steps (also when several environments step past the multiple at once), or a moving average
+with `tau` < 1. Noisy layers keep the network's own initial weights, and all environments act under the same noise.
+Priorities are the divergence from the target (`c51`) or the mean absolute difference of quantiles (`quantile`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from operant.agents import serving, stability
-from operant.agents.config import ModelConfig, ReplayConfig
-from operant.agents.protocol import Counters, split_masks
+from operant.agents import stability
+from operant.agents.config import EpsilonConfig, ModelConfig, ReplayConfig
+from operant.agents.noisy import Noise, deviations, perturbed
+from operant.agents.protocol import Counters, fold, split_masks
+from operant.agents.qvalues import Acting, QLearner
+from operant.agents.value_heads import Categorical, Expected, Quantiles, Values
 from operant.memory.replay import Replay
-from operant.nn import Head, Model, build
 from operant.ops import losses, optimise
-from operant.spaces import Spaces, require
+from operant.spaces import Spaces
 from operant.spec import Scalar, option
-from operant.types import Action, Array, Arrays, Block, Key, Metrics, Transition, Tree
+from operant.types import Array, Arrays, Block, Key, Metrics, Transition, Tree
 
 
-class Config(ReplayConfig, ModelConfig):
+class Config(EpsilonConfig, ReplayConfig, ModelConfig):
     """Options of DQN."""
 
     double: bool = option(False, "If specified, DDQN will be used")
-    epsilon_start: Scalar = option(
-        1.0,
-        "Starting epsilon value which is used to control random exploration.\n"
-        "It should be decremented and adjusted according to implementation needs",
-        low=0.0,
-        high=1.0,
-        search="log_uniform",
-        traced=True,
-    )
-    epsilon_end: Scalar = option(
-        0.02,
-        "Epsilon end value (minimum exploration rate)",
-        low=0.0,
-        high=1.0,
-        search="log_uniform",
-        traced=True,
-    )
-    epsilon_decay_steps: Scalar = option(
-        150000,
-        "Number of steps for `epsilon-start` to reach `epsilon-end`",
-        unit="environment steps",
-        low=1,
-        search="int",
-        traced=True,
-    )
     target_sync_steps: int = option(
         1000, "Sync target models every n steps", unit="environment steps", low=1, search="int"
     )
@@ -109,14 +95,38 @@ class Config(ReplayConfig, ModelConfig):
         traced=True,
     )
 
+    distributional: Literal["none", "c51", "quantile"] = option(
+        "none",
+        "Learn the distribution of the return: c51 (fixed atoms) or quantile, instead of its mean (none)",
+        choices=("none", "c51", "quantile"),
+    )
+    atoms: int = option(
+        51, "Atoms of a c51 distribution, quantiles of a quantile one", low=2, search="categorical"
+    )
+    value_min: Scalar = option(-10.0, "Return at the first atom of c51", unit="reward", traced=True)
+    value_max: Scalar = option(10.0, "Return at the last atom of c51", unit="reward", traced=True)
+    noisy: bool = option(
+        False, "Explore by noise of learned size on the weights of dense layers, instead of by epsilon"
+    )
+    noisy_std: Scalar = option(
+        0.5,
+        "First deviation of that noise",
+        unit="1 / √inputs of a layer",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+    )
+
     def check(self) -> Iterator[str]:
-        """Refuse a rising ε, beside what every replay asks."""
+        """Refuse atoms without room between them, and a loss that is not used, beside what all ask."""
         yield from super().check()
-        start, end = self.epsilon_start, self.epsilon_end
-        if isinstance(start, float) and isinstance(end, float) and end > start:
+        low, high = self.value_min, self.value_max
+        if isinstance(low, float) and isinstance(high, float) and low >= high:
+            yield f"value_min must be below value_max. Received: value_min={low}, value_max={high}."
+        if self.distributional == "c51" and self.huber is not None:
             yield (
-                "epsilon_end must be at most epsilon_start. "
-                f"Received: epsilon_end={self.epsilon_end}, epsilon_start={self.epsilon_start}."
+                "huber bounds an error, and distributional='c51' learns by cross-entropy. "
+                f"Received: huber={self.huber}. Leave it out, or use distributional='quantile'."
             )
 
 
@@ -125,61 +135,69 @@ class State(NamedTuple):
 
     variables: Tree
     target: Tree
-    """Parameters of the target network."""
+    """What is learned, as the target network has it: parameters, or with `noisy` parameters and deviations."""
     optimizer: Tree
     reward_scale: Tree
     """`RewardScale`, or `()` without reward normalisation."""
+    noise: Tree
+    """`Noise`, or `()` without `noisy`."""
 
 
 def loss(
-    params: Tree, state: State, algorithm: DQN, batch: Transition
+    learned: Tree, state: State, algorithm: DQN, batch: Transition, key: Key
 ) -> tuple[Array, tuple[Array, Metrics]]:
-    """Return the mean squared (or Huber) TD error; beside it the priorities `[B]` and what to watch."""
-    c = algorithm.config
-    variables = {**state.variables, "params": params}
-    q = algorithm.q_values(variables, batch.observation)
-    q_next = algorithm.q_values({**state.variables, "params": state.target}, batch.next_observation)
+    """Return the mean loss of a batch; beside it the priorities `[B]` and what to watch. The key is for `noisy` only."""
+    values, double = algorithm.values, algorithm.config.double
+
+    def outputs(learned: Tree, observation: Arrays, draw: int) -> Arrays:
+        params = algorithm.perturbed(learned, key, draw)
+        return algorithm.outputs({**state.variables, "params": params}, observation)
+
+    online = outputs(learned, batch.observation, 0)
+    target = outputs(state.target, batch.next_observation, 1)
+    choosing = outputs(learned, batch.next_observation, 2) if double else target
     masks = split_masks(batch.next_observation)[1]
-    online = algorithm.q_values(variables, batch.next_observation) if c.double else q_next
-    error, value = [], []
-    for name, q_all in q.items():
-        chosen = losses.pick(q_all, batch.action[name].astype(jnp.int32))
-        following = losses.double_target(q_next[name], online[name], masks.get(name))
-        flat = (chosen.shape[0], -1)
-        target = batch.reward[:, None] + batch.discount[:, None] * following.reshape(flat)
-        error.append(jax.lax.stop_gradient(target) - chosen.reshape(flat))
-        value.append(chosen.reshape(flat))
-    td = jnp.concatenate(error, axis=1)
-    each = losses.squared(td) if c.huber is None else losses.huber(td, delta=c.huber)
-    total = losses.weighted_mean(jnp.mean(each, axis=1), batch.weight)
-    metrics = {
-        "loss/td": total,
-        "value/mean": losses.weighted_mean(jnp.mean(jnp.concatenate(value, axis=1), axis=1), batch.weight),
-    }
-    return total, (jnp.mean(jnp.abs(td), axis=1), metrics)
+    taken, discount, following = [], [], []
+    for name, output in online.items():
+        mask = masks.get(name)
+        taken.append(values.taken(output, batch.action[name]))
+        following.append(values.best(target[name], values.mean(choosing[name]), mask))
+        alive = jnp.ones(taken[-1].shape[:2], bool) if mask is None else jnp.any(mask, axis=-1)
+        discount.append(jnp.where(alive.reshape(taken[-1].shape[:2]), batch.discount[:, None], 0.0))
+    chosen = jnp.concatenate(taken, axis=1)
+    fit = values.fit(
+        chosen, batch.reward[:, None], jnp.concatenate(discount, axis=1), jnp.concatenate(following, axis=1)
+    )
+    total = losses.weighted_mean(jnp.mean(fit.loss, axis=1), batch.weight)
+    value = losses.weighted_mean(jnp.mean(values.mean(chosen), axis=1), batch.weight)
+    return total, (jnp.mean(fit.error, axis=1), {"loss/td": total, "value/mean": value})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class DQN:
+class DQN(QLearner):
     """DQN for int and bool actions, masked ones included."""
 
     config: Config
-    spaces: Spaces
-    actors: int
-    model: Model
 
     @classmethod
     def create(cls, config: Config, spaces: Spaces, actors: int) -> DQN:
         """Build the network; refuse float actions."""
-        require(spaces, "dqn", {"int", "bool"}, serving("float"))
-        heads: dict[str, Head] = {}
-        for name, leaf in spaces.actions.components.items():
-            shape = (*leaf.shape, leaf.num_values or 2)
-            heads[name] = Head(shape, scale=1.0)
-            if config.dueling:
-                heads[f"{name}/value"] = Head((*leaf.shape, 1), scale=1.0)
-        model = build(config.model, spaces.states.components, heads, normalize=config.normalize_observations)
-        return cls(config, spaces, actors, model)
+        atoms = () if config.distributional == "none" else (config.atoms,)
+        return cls.build(
+            config, spaces, actors, "dqn", network=config.model, atoms=atoms, dueling=config.dueling
+        )
+
+    @property
+    def values(self) -> Values:
+        """Expected returns, or their distribution."""
+        c = self.config
+        match c.distributional:
+            case "c51":
+                return Categorical(c.atoms, c.value_min, c.value_max)
+            case "quantile":
+                return Quantiles(c.atoms, c.huber)
+            case _:
+                return Expected(c.huber)
 
     @property
     def rows(self) -> int:
@@ -193,73 +211,58 @@ class DQN:
         frames = {k: v.frames for k, v in self.spaces.states.components.items() if v.frames > 1}
         return Replay(c.buffer_max_size, self.actors, prioritised=c.prioritized, frames=frames)
 
+    @property
+    def random_steps(self) -> int:
+        """Until the memory is filled."""
+        return self.config.initial_size
+
     def init(self, key: Key) -> State:
         """Initialise the network; the target starts as its copy."""
+        c = self.config
         variables = self.model.init(key)
-        target = jax.tree.map(jnp.copy, variables["params"])
-        opt_state = stability.optimizer(self.config).init(variables["params"])
-        return State(variables, target, opt_state, stability.reward_scale(self.config, self.actors))
-
-    def weights(self, state: State) -> dict[str, Tree]:
-        """Return the variables of the one model."""
-        return {"model": state.variables}
+        noise: Tree = ()
+        if c.noisy:
+            noise = Noise(deviations(variables["params"], c.noisy_std), fold(key, 0))
+        state = State(variables, (), (), stability.reward_scale(c, self.actors), noise)
+        learned = self.learned(state)
+        target = jax.tree.map(jnp.copy, learned)
+        return state._replace(target=target, optimizer=stability.optimizer(c).init(learned))
 
     def with_weights(self, state: State, weights: dict[str, Tree]) -> State:
         """Put other variables in; the target becomes their copy."""
-        variables = weights["model"]
-        return state._replace(variables=variables, target=jax.tree.map(jnp.copy, variables["params"]))
+        state = state._replace(variables=weights["model"])
+        return state._replace(target=jax.tree.map(jnp.copy, self.learned(state)))
+
+    def learned(self, state: State) -> Tree:
+        """Return what gradients change: the parameters, with `noisy` the deviations too."""
+        params = state.variables["params"]
+        return {"params": params, "sigma": state.noise.sigma} if self.config.noisy else params
+
+    def _put(self, state: State, learned: Tree) -> State:
+        """Undo `learned`."""
+        params = learned["params"] if self.config.noisy else learned
+        noise = state.noise._replace(sigma=learned["sigma"]) if self.config.noisy else state.noise
+        return state._replace(variables={**state.variables, "params": params}, noise=noise)
+
+    def perturbed(self, learned: Tree, key: Key, *path: Any) -> Tree:
+        """Return parameters to call the network with: with `noisy` under the noise of the addressed key."""
+        if not self.config.noisy:
+            return learned
+        return perturbed(learned["params"], learned["sigma"], fold(key, *path))
 
     def epsilon(self, counters: Counters) -> Array:
-        """Return the exploration rate: 1 while the memory fills, then linear."""
-        c = self.config
-        steps = counters.timesteps.astype(jnp.float32)
-        fraction = jnp.clip((steps - c.initial_size) / c.epsilon_decay_steps, 0.0, 1.0)
-        falling = c.epsilon_start + fraction * (c.epsilon_end - c.epsilon_start)
-        return jnp.where(steps < c.initial_size, 1.0, falling)
+        """Return the exploration rate; with `noisy` 0 once the memory is filled."""
+        if not self.config.noisy:
+            return super().epsilon(counters)
+        return jnp.where(counters.timesteps < jnp.uint32(self.random_steps), 1.0, 0.0)
 
-    def acting(self, state: State, counters: Counters) -> Tree:
-        """Acting needs the network and ε."""
-        return state.variables, self.epsilon(counters)
-
-    def noise(self, key: Key, n: int) -> Tree:
-        """Return per action element a coin and what a random action is drawn by."""
-        keys = jax.random.split(key, len(self.spaces.actions.components) + 1)
-        draws = {
-            name: jax.random.uniform(k, (n, *leaf.shape, leaf.num_values or 2))
-            for k, (name, leaf) in zip(keys[1:], self.spaces.actions.components.items(), strict=True)
-        }
-        return jax.random.uniform(keys[0], (n,)), draws
-
-    def initial_carry(self, n: int) -> Tree:
-        """Feed-forward only."""
-        return ()
-
-    def q_values(self, variables: Tree, observation: Arrays) -> Arrays:
-        """Return Q-values per action, `[..., *action shape, num_values]` (dueling: Wang et al. 2016, eq. 9)."""
-        outputs = self.model.apply(variables, observation)[0]
-        if not self.config.dueling:
-            return {name: outputs[name] for name in self.spaces.actions.components}
-        return {
-            name: outputs[f"{name}/value"] + outputs[name] - jnp.mean(outputs[name], axis=-1, keepdims=True)
-            for name in self.spaces.actions.components
-        }
-
-    def act(self, acting: Tree, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
-        """Act greedily, or with probability ε at random; each actor tosses its own coin."""
-        variables, epsilon = acting
-        coin, draws = noise
-        masks = split_masks(observation)[1]
-        action: Arrays = {}
-        for name, q in self.q_values(variables, observation).items():
-            leaf = self.spaces.actions.components[name]
-            allowed = masks.get(name)
-            if explore:
-                random = coin.reshape(-1, *[1] * (q.ndim - 1)) < epsilon
-                q = jnp.where(random, draws[name], q)
-            if allowed is not None:
-                q = jnp.where(allowed, q, -jnp.inf)
-            action[name] = jnp.argmax(q, axis=-1).astype(jnp.dtype(leaf.dtype))
-        return Action(action, (), carry)
+    def acting(self, state: State, counters: Counters) -> Acting:
+        """Acting needs the network and ε; with `noisy` it explores under new noise after each update."""
+        acting = super().acting(state, counters)
+        if not self.config.noisy:
+            return acting
+        exploring = self.perturbed(self.learned(state), state.noise.key, counters.updates)
+        return acting._replace(exploring=exploring)
 
     def update(
         self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
@@ -295,15 +298,15 @@ class DQN:
                 memory, own, c.buffer_batch_size, c.gamma, n_step=c.n_steps, beta=c.priority_beta
             )
             batch = batch._replace(reward=stability.scale_replayed(c, state.reward_scale, batch.reward))
-            params = state.variables["params"]
-            (_, (error, metrics)), grads = jax.value_and_grad(loss, has_aux=True)(params, state, self, batch)
-            params, opt_state, info = optimise.apply(optimizer, params, state.optimizer, grads)
+            learned = self.learned(state)
+            gradient = jax.value_and_grad(loss, has_aux=True)
+            (_, (error, metrics)), grads = gradient(learned, state, self, batch, own)
+            learned, opt_state, info = optimise.apply(optimizer, learned, state.optimizer, grads)
             if c.prioritized:
                 memory = replay.update_priorities(memory, batch.index, error, c.priority_alpha)
             metrics |= {f"update/{k}": v for k, v in info.items()}
             total = {k: total[k] + v for k, v in metrics.items()}
-            state = state._replace(variables={**state.variables, "params": params}, optimizer=opt_state)
-            return state, memory, total
+            return self._put(state, learned)._replace(optimizer=opt_state), memory, total
 
         names = ("loss/td", "value/mean", "update/grad_norm", "update/skipped")
         start = (state, memory, dict.fromkeys(names, jnp.zeros(())))
@@ -326,4 +329,4 @@ class DQN:
             # lerp that copies exactly at tau = 1
             return jnp.where(tau == 1.0, online, target + tau.astype(target.dtype) * (online - target))
 
-        return state._replace(target=jax.tree.map(move, state.target, state.variables["params"]))
+        return state._replace(target=jax.tree.map(move, state.target, self.learned(state)))

@@ -75,11 +75,16 @@ class Learner:
         return jnp.asarray([v if isinstance(v, int | float) else 1.0 for v in values], jnp.float32)
 
     def scaled_lr(self, train: Train, factor: float) -> tuple[Train, float, float]:
-        """Multiply the learning rate in force; return the train, the old and the new rate."""
-        i = self.names.index("lr")
-        now = self._now(train.hyper, train.counters)
-        old = float(now[i])
-        return train._replace(hyper=train.hyper.at[i].multiply(factor)), old, old * factor
+        """Multiply the learning rates in force (`lr`, and those of single models); return the train, the old and the new `lr`."""
+        config = self.algorithm.config
+        rates = [
+            i
+            for i, name in enumerate(self.names)
+            if (name == "lr" or name.endswith("_lr")) and getattr(config, name) is not None
+        ]
+        old = float(self._now(train.hyper, train.counters)[self.names.index("lr")])
+        hyper = train.hyper.at[np.asarray(rates)].multiply(factor)
+        return train._replace(hyper=hyper), old, old * factor
 
     def _at(self, values: Float[Array, " H"]) -> Algorithm:
         """Return the algorithm with the given numbers as its traced options."""

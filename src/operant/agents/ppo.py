@@ -25,10 +25,10 @@ import jax.numpy as jnp
 
 from operant.agents import stability
 from operant.agents.config import ModelConfig, RolloutConfig
+from operant.agents.minibatches import divisible, passes
 from operant.agents.protocol import Counters, split_masks
 from operant.agents.rollouts import ActorCritic
-from operant.errors import value_error
-from operant.ops import losses, optimise, random
+from operant.ops import losses, optimise
 from operant.spaces import Spaces
 from operant.spec import Scalar, option
 from operant.types import Array, Arrays, Block, Key, Metrics, Tree
@@ -111,16 +111,6 @@ def loss(params: Tree, state: Tree, algorithm: PPO, batch: Batch, carry: Tree) -
     }
 
 
-def _divisible(config: Config, units: int, made_of: str) -> None:
-    if units < config.mini_batches:
-        raise value_error(
-            "mini_batches",
-            f"at most {units} ({made_of})",
-            config.mini_batches,
-            "Use fewer mini_batches, a larger n_steps or more environments.",
-        )
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class PPO(ActorCritic):
     """PPO for any mix of float, int and bool actions, masked ones included."""
@@ -130,10 +120,10 @@ class PPO(ActorCritic):
     @classmethod
     def create(cls, config: Config, spaces: Spaces, actors: int) -> PPO:
         """Build the networks; refuse blocks that cannot be divided into the minibatches asked for."""
-        _divisible(config, actors * config.n_steps, f"{actors} environments x n_steps {config.n_steps} rows")
+        divisible(config, actors * config.n_steps, f"{actors} environments x n_steps {config.n_steps} rows")
         algorithm = cls.build(config, spaces, actors, separate=config.separate)
         if algorithm.model.recurrent:
-            _divisible(
+            divisible(
                 config, actors, f"{actors} environments, whose sequences stay whole for a recurrent model"
             )
         return algorithm
@@ -174,11 +164,6 @@ class PPO(ActorCritic):
     ) -> tuple[tuple[Tree, Tree], Metrics]:
         """Run all gradient steps of one update in one scan."""
         optimizer = stability.optimizer(self.config)
-        axis = 1 if self.model.recurrent else 0
-        if not self.model.recurrent:  # rows of a feed-forward model are independent of one another
-            batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-        units = batch.valid.shape[axis]
-        size = units // self.config.mini_batches
 
         def step(learned: tuple[Tree, Tree], part: tuple[Batch, Tree]) -> tuple[tuple[Tree, Tree], Metrics]:
             params, opt_state = learned
@@ -188,16 +173,13 @@ class PPO(ActorCritic):
             params, opt_state, info = optimise.apply(optimizer, params, opt_state, grads)
             return (params, opt_state), {**metrics, **{f"update/{k}": v for k, v in info.items()}}
 
-        def epoch(learned: tuple[Tree, Tree], words: Array) -> tuple[tuple[Tree, Tree], Metrics]:
-            # One gather per epoch, then slices: cheaper than a gather per minibatch.
-            own = jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
-            order = random.permutation(own, units)[: size * self.config.mini_batches].reshape(-1, size)
-            parts = jax.tree.map(lambda x: jnp.moveaxis(jnp.take(x, order, axis=axis), axis, 0), batch)
-            starts = jax.tree.map(lambda x: jnp.take(x, order, axis=0), carry)
-            return jax.lax.scan(step, learned, (parts, starts))
-
-        # As plain numbers: under `vmap`, JAX's check of key reuse takes the keys of a scan for used.
-        words = jax.random.key_data(jax.random.split(key, self.config.ppo_epochs))
-        learned, metrics = jax.lax.scan(epoch, (variables["params"], opt_state), words)
-        skipped = jnp.sum(metrics.pop("update/skipped"))
-        return learned, {**jax.tree.map(jnp.mean, metrics), "update/skipped": skipped}
+        return passes(
+            step,
+            (variables["params"], opt_state),
+            batch,
+            key,
+            epochs=self.config.ppo_epochs,
+            parts=self.config.mini_batches,
+            carry=carry,
+            sequences=self.model.recurrent,
+        )

@@ -24,6 +24,26 @@ class Estimate(NamedTuple):
     """What the value is fitted to: advantage + value."""
 
 
+def evaluate(model: Model, variables: Tree, observation: Arrays, carry: Tree, valid: Array) -> Arrays:
+    """Run a model over successive rows; a recurrent one from `carry`, starting anew after each invalid row.
+
+    Args:
+        model: the network.
+        variables: its variables.
+        observation: leaves `[R, N, ...]`.
+        carry: recurrent state before row 0, leaves `[N, ...]`.
+        valid: `[R, N]`, or `[R - 1, N]` as in a block, whose observation has a row more.
+
+    Returns:
+        Outputs by head, `[R, N, *head.shape]`.
+    """
+    if not model.recurrent:
+        return model.apply(variables, observation)[0]
+    rows = next(iter(observation.values())).shape[0]
+    first = jnp.concatenate([jnp.zeros_like(valid[:1]), ~valid])[:rows]
+    return model.unroll(variables, observation, carry, first)[0]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class ActorCritic:
     """Base of on-policy algorithms. A subclass adds `init` and `update`; its state has the field `variables`."""
@@ -85,16 +105,16 @@ class ActorCritic:
         return Action(action, {"log_prob": policy.log_prob(action)}, carry)
 
     def evaluate(self, variables: Tree, observation: Arrays, carry: Tree, valid: Array) -> Arrays:
-        """Run the model over rows; a recurrent one from `carry`, starting anew after each invalid row."""
-        if not self.model.recurrent:
-            return self.model.apply(variables, observation)[0]
-        first = jnp.concatenate([jnp.zeros_like(valid[:1]), ~valid[:-1]])
-        return self.model.unroll(variables, observation, carry, first)[0]
+        """Run the model over rows; see the function of this name."""
+        return evaluate(self.model, variables, observation, carry, valid)
 
     def estimate(self, variables: Tree, block: Block) -> Estimate:
         """Run generalised advantage estimation with the model's values over all rows of a block."""
-        rows_valid = jnp.concatenate([block.valid, jnp.ones_like(block.valid[:1])])
-        value = self.evaluate(variables, block.observation, block.carry, rows_valid)["value"]
+        value = self.evaluate(variables, block.observation, block.carry, block.valid)["value"]
+        return self.advantages(value, block)
+
+    def advantages(self, value: Array, block: Block) -> Estimate:
+        """Run generalised advantage estimation with given values `[T + 1, N]`."""
         discount = returns.discounts(block.terminated, gamma=self.config.gamma)
         trace = returns.traces(block.truncated, block.valid, lambda_=self.config.lam)
         advantage = returns.gae(block.reward, discount, value, trace)

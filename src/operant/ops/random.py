@@ -11,6 +11,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float, Int32, UInt32
 
 from operant.types import Array, Key
@@ -18,6 +19,9 @@ from operant.types import Array, Key
 ROUNDS = 12
 SMALL = 64
 """Below this a permutation is drawn by sorting: a cipher of a few bits has too few keys, and sorting is cheap."""
+
+POISSON_TERMS = 192
+"""Numbers that `poisson` can return; with a mean of 64 larger ones have a probability below 1e-35."""
 
 
 def bits(key: Key, shape: tuple[int, ...]) -> UInt32[Array, "..."]:
@@ -39,6 +43,21 @@ def bits(key: Key, shape: tuple[int, ...]) -> UInt32[Array, "..."]:
 def uniform(key: Key, shape: tuple[int, ...]) -> Float[Array, "..."]:
     """Return uniform numbers of `[0, 1)`, multiples of 2^-24, made of `bits`."""
     return (bits(key, shape) >> jnp.uint32(8)).astype(jnp.float32) * jnp.float32(2.0**-24)
+
+
+def poisson(key: Key, mean: float | Float[Array, ""]) -> Int32[Array, ""]:
+    """Return a Poisson-distributed number: the inverse of its distribution function at a uniform number.
+
+    Args:
+        key: consumed; of any implementation, where `jax.random.poisson` takes one kind only.
+        mean: from 0 to 64.
+    """
+    k = np.arange(POISSON_TERMS, dtype=np.float32)
+    log_factorial = np.cumsum(np.log(np.maximum(k, 1.0)), dtype=np.float64).astype(np.float32)
+    mean = jnp.broadcast_to(jnp.asarray(mean, jnp.float32), k.shape)
+    reached = jnp.cumsum(jnp.exp(jax.scipy.special.xlogy(k, mean) - mean - log_factorial))
+    # Rounded sums end near 1; beyond the end there is nothing to draw.
+    return jnp.sum(reached <= uniform(key, ()) * reached[-1], dtype=jnp.int32)
 
 
 def _mixed(v: list[Array]) -> list[Array]:

@@ -1,0 +1,120 @@
+"""Advantage actor-critic (A2C): the synchronous form of A3C.
+
+Paper: Mnih et al. 2016, "Asynchronous Methods for Deep Reinforcement Learning" (https://arxiv.org/abs/1602.01783),
+algorithm S3 with one learner and all actors in step (Wu et al. 2017, section 5, name it so).
+
+    R_t = r_t + γ R_{t+1}, from R_T = V(s_T)                 (n-step returns: A_t = R_t - V(s_t))
+    L   = -mean(A log π_θ(a|s)) + c_v mean((V_θ - R)²) - c_e H(π_θ)
+
+One gradient step on every block of `n_steps` rows of all actors.
+
+Deviations: the advantage is that of generalised advantage estimation, which with `lam` 1 (the default) is the paper's.
+A time limit bootstraps from the value of the last observation. Actor and critic share a trunk and one optimizer (any, not
+just the paper's RMSprop).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from operant.agents import stability
+from operant.agents.config import ModelConfig, RolloutConfig
+from operant.agents.protocol import Counters, split_masks
+from operant.agents.rollouts import ActorCritic
+from operant.ops import losses, optimise
+from operant.spaces import Spaces
+from operant.spec import Scalar, option
+from operant.types import Array, Block, Key, Metrics, Tree
+
+
+class Config(RolloutConfig, ModelConfig):
+    """Options of A2C."""
+
+    n_steps: int = option(
+        5,
+        "Transition steps",
+        unit="environment steps per environment and update",
+        low=1,
+        search="categorical",
+    )
+    lam: Scalar = option(
+        1.0,
+        "GAE-Lambda for advantage estimation (1: n-step returns)",
+        low=0.0,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
+    )
+    normalize_advantage: bool = option(False, "Standardise advantages in each block")
+    separate: bool = option(
+        False, "Separate networks for policy and value instead of one trunk with two heads"
+    )
+
+
+class State(NamedTuple):
+    """What training A2C changes."""
+
+    variables: Tree
+    optimizer: Tree
+    reward_scale: Tree
+    """`RewardScale`, or `()` without reward normalisation."""
+
+
+def loss(params: Tree, state: Tree, algorithm: A2C, block: Block) -> tuple[Array, Metrics]:
+    """Return the loss on a block, and what to watch. One pass gives values, returns and the policy."""
+    c = algorithm.config
+    variables = {"params": params, "state": state}
+    outputs = algorithm.evaluate(variables, block.observation, block.carry, block.valid)
+    estimate = algorithm.advantages(jax.lax.stop_gradient(outputs["value"]), block)
+    # The row after the block is there for its value only.
+    outputs, observation = jax.tree.map(lambda x: x[:-1], (outputs, block.observation))
+    policy = algorithm.policy.distribution(outputs, split_masks(observation)[1])
+    weight = block.valid.astype(jnp.float32)
+    advantage = losses.normalise(estimate.advantage, weight) if c.normalize_advantage else estimate.advantage
+    policy_loss = -losses.weighted_mean(advantage * policy.log_prob(block.action), weight)
+    value_loss = losses.weighted_mean(losses.squared(outputs["value"] - estimate.target), weight)
+    entropy = losses.weighted_mean(policy.entropy(), weight)
+    total = policy_loss + c.value_loss_coef * value_loss - c.entropy_coef * entropy
+    return total, {
+        "loss/policy": policy_loss,
+        "loss/value": value_loss,
+        "policy/entropy": entropy,
+        "value/mean": losses.weighted_mean(estimate.value, weight),
+        "update/explained_variance": losses.explained_variance(estimate.value, estimate.target, weight),
+    }
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class A2C(ActorCritic):
+    """A2C for any mix of float, int and bool actions, masked ones included."""
+
+    config: Config
+
+    @classmethod
+    def create(cls, config: Config, spaces: Spaces, actors: int) -> A2C:
+        """Build the networks."""
+        return cls.build(config, spaces, actors, separate=config.separate)
+
+    def init(self, key: Key) -> State:
+        """Initialise networks and optimizer."""
+        variables = self.model.init(key)
+        opt_state = stability.optimizer(self.config).init(variables["params"])
+        return State(variables, opt_state, stability.reward_scale(self.config, self.actors))
+
+    def update(
+        self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
+    ) -> tuple[State, Tree, Metrics]:
+        """Take one gradient step on the block."""
+        c = self.config
+        scale, block = stability.scale_block(c, state.reward_scale, block)
+        variables = self.model.observe(state.variables, block.observation, block.valid)
+        params = variables["params"]
+        grads, metrics = jax.grad(loss, has_aux=True)(params, variables["state"], self, block)
+        params, opt_state, info = optimise.apply(stability.optimizer(c), params, state.optimizer, grads)
+        metrics |= {f"update/{name}": value for name, value in info.items()}
+        metrics["update/lr"] = jnp.asarray(c.lr, jnp.float32)
+        return State({**variables, "params": params}, opt_state, scale), memory, metrics

@@ -1,0 +1,399 @@
+"""Actor-critic with experience replay (ACER), for discrete actions.
+
+Papers: Wang et al. 2017, "Sample Efficient Actor-Critic with Experience Replay" (https://arxiv.org/abs/1611.01224); Munos
+et al. 2016, "Safe and Efficient Off-Policy Reinforcement Learning" (https://arxiv.org/abs/1606.02647).
+
+With V(s) = Σ_a π(a|s) Q(s, a), ratios ρ(a) = π(a|s) / μ(a|s) to the policy μ that acted, and φ = π(·|s):
+
+    Qret_t = r_t + γ [V_{t+1} + min(1, ρ_{t+1}) (Qret_{t+1} - Q(s_{t+1}, a_{t+1}))]                    (eq. 5)
+    g = min(c, ρ(a)) ∇_φ log π(a|s) (Qret - V) + Σ_b [1 - c / ρ(b)]₊ π(b|s) ∇_φ log π(b|s) (Q(s, b) - V)   (eq. 9)
+    k = ∇_φ KL(π_average || π) = -π_average / φ,     z = g - max(0, (k·g - δ) / |k|²) k                 (eqs. 11, 12)
+    L = mean(-z·φ(θ)) + c_q mean(½ (Qret - Q(s, a))²)
+
+z is a constant of the loss: its gradient in θ is the projected gradient sent back through the network. Each update takes
+one step on the fresh block, then a Poisson-distributed number of steps on sequences from the memory, drawn anew every time.
+After each step the average policy's network moves: θ_average <- α θ_average + (1 - α) θ.
+
+Deviations: the entropy's gradient, times `entropy_coef`, is part of g, so the trust region bounds it as well (as in the
+authors' code). ε keeps the quotients 1 / φ and 1 / |k|² finite. A time limit bootstraps from V of the last observation. Actions
+of several components, or of components with a shape, have a policy and action values for each element; these learn from the
+same rewards independently, and the loss is their mean. A recurrent network replays from the state stored when it acted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float
+
+from operant.agents import serving, stability
+from operant.agents.config import ModelConfig, ReplayConfig
+from operant.agents.protocol import Counters, fold, split_masks
+from operant.agents.rollouts import evaluate
+from operant.errors import value_error
+from operant.memory.replay import Replay
+from operant.nn import Head, Model, build
+from operant.ops import losses, optimise, random, returns
+from operant.ops.distributions import Categorical, Kind, Product
+from operant.spaces import Spaces, require
+from operant.spec import Scalar, option
+from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
+
+
+class Config(ReplayConfig, ModelConfig):
+    """Options of ACER."""
+
+    delta: Scalar = option(
+        1,
+        "Trust region: how fast a step may move the policy away from its average. Larger: bigger steps",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+    )
+    ema_alpha: Scalar = option(
+        0.99,
+        "Decay of the moving average of the network that the trust region is around",
+        low=0.0,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
+    )
+    entropy_coef: Scalar = option(
+        0.01,
+        "Entropy coefficient for loss calculation. Larger: more exploration",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+    )
+    epsilon: Scalar = option(
+        1e-06,
+        "Added to divisors in gradient updates: to probabilities, and to the trust region's squared norm",
+        low=0.0,
+        low_open=True,
+        search="log_uniform",
+        traced=True,
+    )
+    grad_norm: float | None = option(
+        10,
+        "Global norm to which gradients are clipped (None: not)",
+        low=0.0,
+        low_open=True,
+        search="log_uniform",
+    )
+    importance_c: Scalar = option(
+        10.0,
+        "Importance weight truncation parameter: larger weights are cut to it, and the rest is corrected by "
+        "the action values",
+        low=0.0,
+        low_open=True,
+        search="log_uniform",
+        traced=True,
+    )
+    n_steps: int = option(
+        20,
+        "Transition steps",
+        unit="environment steps per environment and update",
+        low=1,
+        search="categorical",
+    )
+    replay_ratio: Scalar = option(
+        4,
+        "Mean of the Poisson-distributed number of replay steps after each step on fresh experience",
+        unit="gradient steps",
+        low=0.0,
+        high=64.0,
+        search="categorical",
+        traced=True,
+    )
+    trust_region: bool = option(True, "Bound the policy's steps by a trust region around its average")
+    value_loss_coef: Scalar = option(
+        0.5, "Value loss coefficient for value loss calculation", low=0.0, search="log_uniform", traced=True
+    )
+    buffer_initial_size: int | None = option(
+        None,
+        "Replay buffer initial size: environment steps before replay begins; learning from fresh experience "
+        "begins at once (default: buffer-max-size)",
+        unit="environment steps",
+        low=0,
+        search="int",
+    )
+    buffer_batch_size: int = option(
+        1,
+        "Replay buffer batch size: sequences of n-steps rows that a replay step takes for each environment",
+        unit="sequences per environment",
+        low=1,
+        search="categorical",
+        aliases=("batch_size",),
+    )
+
+
+class State(NamedTuple):
+    """What training ACER changes."""
+
+    variables: Tree
+    average: Tree
+    """Parameters of the average policy's network."""
+    optimizer: Tree
+    reward_scale: Tree
+    """`RewardScale`, or `()` without reward normalisation."""
+
+
+class Row(NamedTuple):
+    """What the policy gradient of one action element reads; `taken` is one-hot."""
+
+    log_prob: Float[Array, "*B K"]
+    """log π of the present policy."""
+    log_behaviour: Float[Array, "*B K"]
+    """log μ of the policy that acted."""
+    taken: Bool[Array, "*B K"]
+    q: Float[Array, "*B K"]
+    v: Float[Array, "*B"]
+    q_ret: Float[Array, "*B"]
+
+
+def policy_gradient(row: Row, *, c: float | Array, epsilon: float | Array) -> Float[Array, "*B K"]:
+    """Return g of eq. 9: the objective's gradient in the probabilities φ, truncated and with bias correction.
+
+    Args:
+        c: bound of the importance weights.
+        epsilon: added to the probability that divides.
+    """
+    ratio = jnp.exp(row.log_prob - row.log_behaviour)
+    advantage = jnp.broadcast_to((row.q_ret - row.v)[..., None], row.q.shape)
+    truncated = jnp.minimum(ratio, c) * advantage / (jnp.exp(row.log_prob) + epsilon)
+    # A ratio of 0 divides to infinity, so to a weight of 0.
+    corrected = jnp.maximum(1.0 - c / ratio, 0.0) * (row.q - row.v[..., None])
+    return jnp.where(row.taken, truncated, 0.0) + corrected
+
+
+def project(
+    g: Float[Array, "*B K"],
+    log_prob: Float[Array, "*B K"],
+    log_average: Float[Array, "*B K"],
+    *,
+    delta: float | Array,
+    epsilon: float | Array,
+) -> Float[Array, "*B K"]:
+    """Return the z nearest to g with k·z <= δ, k the gradient of KL(π_average || π) in φ: eqs. 11 and 12.
+
+    Args:
+        g: gradient in the probabilities.
+        log_prob: log π.
+        log_average: log π_average.
+        delta: δ.
+        epsilon: added to the divisors.
+    """
+    k = -jnp.exp(log_average) / (jnp.exp(log_prob) + epsilon)
+    excess = jnp.sum(k * g, axis=-1, keepdims=True) - delta
+    return g - jnp.maximum(excess / (jnp.sum(k * k, axis=-1, keepdims=True) + epsilon), 0.0) * k
+
+
+def loss(params: Tree, algorithm: ACER, state: State, block: Block) -> tuple[Array, Metrics]:
+    """Return the loss on a block, fresh or replayed, and what to watch."""
+    variables = {**state.variables, "params": params}
+    outputs = algorithm.evaluate(variables, block)
+    policy = algorithm.policy(outputs, block.observation)
+    average = policy
+    if algorithm.config.trust_region:
+        averaged = algorithm.evaluate({**state.variables, "params": state.average}, block)
+        average = algorithm.policy(averaged, block.observation)
+    parts = [algorithm.terms(name, outputs, policy[name], average[name], block) for name in policy]
+    terms = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=-1), *parts)
+    weight = block.valid.astype(jnp.float32)
+    mean = {name: losses.weighted_mean(jnp.mean(x, axis=-1), weight) for name, x in terms.items()}
+    total = mean["policy"] + algorithm.config.value_loss_coef * mean["critic"]
+    return total, {
+        "loss/policy": mean["policy"],
+        "loss/critic": mean["critic"],
+        "policy/entropy": losses.weighted_mean(jnp.sum(terms["entropy"], axis=-1), weight),
+        "value/mean": mean["value"],
+        "memory/importance_weight": mean["importance"],
+    }
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ACER:
+    """ACER for int and bool actions, masked ones included."""
+
+    config: Config
+    spaces: Spaces
+    actors: int
+    model: Model
+
+    @classmethod
+    def create(cls, config: Config, spaces: Spaces, actors: int) -> ACER:
+        """Build the network; refuse float actions, and a memory too small for a sequence of every actor."""
+        require(spaces, "acer", {"int", "bool"}, serving("float"))
+        if config.buffer_max_size <= actors * config.n_steps:
+            raise value_error(
+                "buffer_max_size",
+                f"above {actors * config.n_steps} ({actors} environments x n_steps {config.n_steps} rows)",
+                config.buffer_max_size,
+                "Use a larger buffer_max_size, a smaller n_steps or fewer environments.",
+            )
+        heads: dict[str, Head] = {}
+        for name, leaf in spaces.actions.components.items():
+            shape = (*leaf.shape, leaf.num_values or 2)
+            heads[f"{name}/logits"] = Head(shape, scale=0.01)
+            heads[f"{name}/q"] = Head(shape, scale=1.0)
+        model = build(config.model, spaces.states.components, heads, normalize=config.normalize_observations)
+        return cls(config, spaces, actors, model)
+
+    @property
+    def rows(self) -> int:
+        """Rows per actor and update."""
+        return self.config.n_steps
+
+    @property
+    def memory(self) -> Replay:
+        """Sequences of rows, with the probabilities under which their actions were drawn."""
+        frames = {k: v.frames for k, v in self.spaces.states.components.items() if v.frames > 1}
+        return Replay(self.config.buffer_max_size, self.actors, frames=frames)
+
+    def init(self, key: Key) -> State:
+        """Initialise the network; the average policy's starts as its copy."""
+        variables = self.model.init(key)
+        average = jax.tree.map(jnp.copy, variables["params"])
+        opt_state = stability.optimizer(self.config).init(variables["params"])
+        return State(variables, average, opt_state, stability.reward_scale(self.config, self.actors))
+
+    def weights(self, state: State) -> dict[str, Tree]:
+        """Return the variables of the one model."""
+        return {"model": state.variables}
+
+    def with_weights(self, state: State, weights: dict[str, Tree]) -> State:
+        """Put other variables in; the average becomes their copy."""
+        variables = weights["model"]
+        return state._replace(variables=variables, average=jax.tree.map(jnp.copy, variables["params"]))
+
+    def acting(self, state: State, counters: Counters) -> Tree:
+        """Acting needs the network."""
+        return state.variables
+
+    def noise(self, key: Key, n: int) -> Tree:
+        """Return what actions are drawn by, for every choice of every element."""
+        components = self.spaces.actions.components.items()
+        kinds = {name: Kind(Categorical, (*leaf.shape, leaf.num_values or 2)) for name, leaf in components}
+        return Product.noise(key, kinds, (n,))
+
+    def initial_carry(self, n: int) -> Tree:
+        """Return the model's recurrent state at the start of an episode."""
+        return self.model.initial_carry(n)
+
+    def policy(self, outputs: Arrays, observation: Arrays) -> dict[str, Categorical]:
+        """Return the policy of each action; a bool is a choice of two."""
+        masks = split_masks(observation)[1]
+        names = self.spaces.actions.components
+        return {name: Categorical(outputs[f"{name}/logits"], masks.get(name)) for name in names}
+
+    def act(self, acting: Tree, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
+        """Draw from the policy (or take its mode); extras are what replay must know of how it acted."""
+        outputs, after = self.model.apply(acting, observation, carry)
+        action: Arrays = {}
+        extras: dict[str, Tree] = {"log_probs": {}}
+        for name, policy in self.policy(outputs, observation).items():
+            drawn = policy.sample(noise[name]) if explore else policy.mode()
+            action[name] = drawn.astype(jnp.dtype(self.spaces.actions.components[name].dtype))
+            extras["log_probs"][name] = policy.log_probs
+        if self.model.recurrent:
+            extras["carry"] = carry
+        return Action(action, extras, after)
+
+    def evaluate(self, variables: Tree, block: Block) -> Arrays:
+        """Run the network over all rows of a block."""
+        return evaluate(self.model, variables, block.observation, block.carry, block.valid)
+
+    def terms(
+        self, name: str, outputs: Arrays, policy: Categorical, average: Categorical, block: Block
+    ) -> Arrays:
+        """Return the parts of the loss of one action component before averaging, `[T, B, E]` for its `E` elements."""
+        c = self.config
+
+        def elements(x: Array) -> Array:
+            """Put the axes of one action into one: `[T, B, E, K]`."""
+            return x.reshape(*x.shape[:2], -1, x.shape[-1])
+
+        log_probs, probs, q = (elements(x) for x in (policy.log_probs, policy.probs, outputs[f"{name}/q"]))
+        action = block.action[name].astype(jnp.int32).reshape(*block.reward.shape, -1)
+        behaviour = elements(block.extras["log_probs"][name])
+        q_taken = losses.pick(q[:-1], action)
+        ratio = jnp.exp(losses.pick(log_probs[:-1] - behaviour, action))
+        v = jnp.sum(probs * q, axis=-1)
+
+        discount = returns.discounts(block.terminated, gamma=c.gamma)
+        trace = returns.traces(block.truncated, block.valid)
+        rows = (jnp.broadcast_to(x[..., None], ratio.shape) for x in (block.reward, discount, trace))
+        reward, discount, trace = rows
+        q_ret = returns.retrace(q_taken, v, reward, discount, ratio, trace)
+        taken = jax.nn.one_hot(action, q.shape[-1], dtype=jnp.bool_)
+        # The row after the block was there for V only. What follows is constant; gradients flow through φ and Q(s, a).
+        log_prob, prob = log_probs[:-1], probs[:-1]
+        z = policy_gradient(
+            Row(log_prob, behaviour, taken, q[:-1], v[:-1], q_ret), c=c.importance_c, epsilon=c.epsilon
+        )
+        z = z - c.entropy_coef * jnp.where(prob > 0, log_prob + 1.0, 0.0)
+        if c.trust_region:
+            log_average = elements(average.log_probs)[:-1]
+            z = project(z, log_prob, log_average, delta=c.delta, epsilon=c.epsilon)
+        z, q_ret = jax.lax.stop_gradient((z, q_ret))
+        return {
+            "policy": -jnp.sum(z * prob, axis=-1),
+            "critic": 0.5 * losses.squared(q_ret - q_taken),
+            "entropy": -jnp.sum(prob * log_prob, axis=-1),
+            "value": v[:-1],
+            "importance": jnp.minimum(ratio, c.importance_c),
+        }
+
+    def update(
+        self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
+    ) -> tuple[State, Tree, Metrics]:
+        """Take a step on the block, then a random number of steps on sequences of the memory."""
+        c = self.config
+        scale, scaled = stability.scale_block(c, state.reward_scale, block)
+        variables = self.model.observe(state.variables, block.observation, block.valid)
+        state = state._replace(variables=variables, reward_scale=scale)
+        state, metrics = self._step(state, scaled)
+        key_count, key_sample = jax.random.split(key)
+        # Enough rows for some actor's to be a sequence and one more.
+        ready = counters.timesteps >= jnp.uint32(c.initial_size)
+        ready &= self.memory.rows(memory) > self.actors * c.n_steps
+        count = jnp.where(ready, random.poisson(key_count, c.replay_ratio), 0)
+        # As plain numbers: JAX's check of key reuse takes any key that a loop reads for one used by every round.
+        impl, words = jax.random.key_impl(key_sample), jax.random.key_data(key_sample)
+
+        def replay(i: Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
+            state, total = carry
+            own = fold(jax.random.wrap_key_data(words, impl=impl), i)
+            sample = self.memory.sample_sequences(memory, own, c.buffer_batch_size * self.actors, c.n_steps)
+            reward = stability.scale_replayed(c, state.reward_scale, sample.reward)
+            state, metrics = self._step(state, sample._replace(reward=reward))
+            return state, {name: total[name] + x for name, x in metrics.items()}
+
+        fresh = {**metrics, "memory/importance_weight": jnp.zeros(())}
+        state, total = jax.lax.fori_loop(0, count, replay, (state, fresh))
+        replays = count.astype(jnp.float32)
+        skipped, weights = total.pop("update/skipped"), total.pop("memory/importance_weight")
+        metrics = {name: x / (1.0 + replays) for name, x in total.items()} | {
+            "memory/replays": replays,
+            "memory/importance_weight": weights / replays,  # NaN, so left out, without a replay
+            "update/skipped": skipped,
+            "update/lr": jnp.asarray(c.lr, jnp.float32),
+        }
+        return state, memory, metrics
+
+    def _step(self, state: State, block: Block) -> tuple[State, Metrics]:
+        """Take one gradient step and move the average."""
+        params = state.variables["params"]
+        grads, metrics = jax.grad(loss, has_aux=True)(params, self, state, block)
+        params, opt_state, info = optimise.apply(
+            stability.optimizer(self.config), params, state.optimizer, grads
+        )
+        decay = jnp.asarray(self.config.ema_alpha, jnp.float32)
+        average = jax.tree.map(lambda a, p: p + decay.astype(p.dtype) * (a - p), state.average, params)
+        state = state._replace(
+            variables={**state.variables, "params": params}, average=average, optimizer=opt_state
+        )
+        return state, {**metrics, **{f"update/{name}": x for name, x in info.items()}}

@@ -1,0 +1,398 @@
+"""What off-policy actor-critics for float actions share: models, acting with noise, the loop of gradient steps, targets.
+
+Networks speak of actions in *units*: of every element, -1 is the lower bound, 1 the upper and 0 the middle. So noise, entropies
+and what critics read do not depend on the range that an environment happens to have; environments, blocks and memories
+hold actions in the environment's own measure.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from operant.agents import AGENTS, algorithm_class, serving, stability
+from operant.agents.protocol import Counters
+from operant.errors import SpaceError, SpecError
+from operant.memory.replay import Replay
+from operant.nn import Head, Model, build
+from operant.nn.build import MASK
+from operant.ops import losses, optimise, random
+from operant.spaces import Leaf, Spaces, require
+from operant.types import Action, Array, Arrays, Block, Key, Metrics, Transition, Tree
+
+NETWORK = {"type": "auto", "size": 256, "activation": "relu"}
+"""What 'auto' stands for here: Fujimoto et al. 2018 (the authors' code), Haarnoja et al. 2018, table 1."""
+
+NO_STEP = {
+    "loss/actor": np.float32(np.nan),
+    "update/grad_norm": np.float32(0),
+    "update/skipped": np.float32(0),
+}
+"""Metrics of an actor that takes no step."""
+
+
+class Improved(NamedTuple):
+    """What a gradient step of the critics gives."""
+
+    params: Tree
+    """A tuple, one entry for each critic."""
+    optimizer: Tree
+    ok: Array
+    """Whether the step was taken; a gradient that is not finite leaves everything as it is."""
+    metrics: Metrics
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Continuous(abc.ABC):
+    """Base of the algorithms. A subclass adds `init`, the policy (`heads`, `greedy`, `exploring`), and one gradient step.
+
+    Its state has the fields `actor`, `actor_optimizer`, `critic_optimizer`, `reward_scale`, and for each model of
+    `critics` the variables under its name; that name, and `actor`, with `target_` before it are parameters of targets.
+    """
+
+    config: Any
+    spaces: Spaces
+    actors: int
+    actor: Model
+    critics: dict[str, Model]
+
+    reported: ClassVar[tuple[str, ...]] = ("loss/critic", "value/mean", "loss/actor", "update/grad_norm")
+    """Metrics of a gradient step, beside `update/skipped`."""
+
+    @classmethod
+    def build(
+        cls,
+        config: Any,
+        spaces: Spaces,
+        actors: int,
+        *,
+        name: str,
+        critics: tuple[str, ...],
+    ) -> Self:
+        """Build the actor, and as many critics as there are names.
+
+        Raises:
+            SpaceError: an action is no float, or has no bounds; the message says what to use instead.
+            SpecError: a network is recurrent, or does not fit.
+        """
+        require(spaces, name, {"float"}, serving("int"))
+        for action, leaf in spaces.actions.components.items():
+            if not leaf.bounded:
+                which = "the action has" if spaces.actions.single else f"action {action!r} has"
+                raise SpaceError(
+                    f"{name} needs finite bounds of every float action, and {which} none (min_value={leaf.min_value}, "
+                    f"max_value={leaf.max_value}). Give both, or use one of these agents instead: {_unbounded()}."
+                )
+        states = {k: leaf for k, leaf in spaces.states.components.items() if not k.endswith(MASK)}
+        normalize = [k for k, leaf in states.items() if _normalizable(leaf)]
+        seen = normalize if config.normalize_observations else False
+        actor = build(_network(config.actor_model), states, cls.heads(spaces), normalize=seen, name="actor")
+        inputs = states | {
+            critic_input(action, states): in_units(leaf) for action, leaf in spaces.actions.components.items()
+        }
+        value, network = {"value": Head(())}, _network(config.critic_model)
+        # A Keras model brings weights. A second critic draws its own, or else it would stay the first one's double.
+        made = {
+            critic: build(network, inputs, value, normalize=seen, reinitialize=i > 0, name=critic)
+            for i, critic in enumerate(critics)
+        }
+        for option, model in (("actor_model", actor), ("critic_model", made[critics[0]])):
+            if model.recurrent:
+                raise SpecError(
+                    f"{option} must be a feed-forward network: {name} replays single steps. Received a recurrent one. "
+                    "Leave its recurrent layers out, or stack observations."
+                )
+        return cls(config, spaces, actors, actor, made)
+
+    @staticmethod
+    @abc.abstractmethod
+    def heads(spaces: Spaces) -> dict[str, Head]:
+        """Return the outputs of the actor."""
+
+    @property
+    def rows(self) -> int:
+        """Rows per actor and update."""
+        return int(self.config.train_every)
+
+    @property
+    def memory(self) -> Replay:
+        """Transitions."""
+        frames = {k: v.frames for k, v in self.spaces.states.components.items() if v.frames > 1}
+        return Replay(self.config.buffer_max_size, self.actors, frames=frames)
+
+    @property
+    def actor_optimizer(self) -> optimise.Optimizer:
+        """The optimizer of the actor."""
+        return stability.optimizer(self.config)
+
+    @property
+    def critic_optimizer(self) -> optimise.Optimizer:
+        """The optimizer of all critics together."""
+        return self.optimizer_at(self.config.critic_lr)
+
+    def optimizer_at(self, lr: float | Array | None) -> optimise.Optimizer:
+        """Return the optimizer with a learning rate of its own, if any."""
+        return stability.optimizer(self.config if lr is None else self.config.with_values({"lr": lr}))
+
+    def start(self, key: Key) -> dict[str, Any]:
+        """Return the first values of the state's common fields; every model has a key of its own."""
+        keys = jax.random.split(key, 1 + len(self.critics))
+        models = {"actor": self.actor, **self.critics}
+        variables = {name: model.init(k) for (name, model), k in zip(models.items(), keys, strict=True)}
+        critics = tuple(variables[name]["params"] for name in self.critics)
+        return {
+            **variables,
+            "actor_optimizer": self.actor_optimizer.init(variables["actor"]["params"]),
+            "critic_optimizer": self.critic_optimizer.init(critics),
+            "reward_scale": stability.reward_scale(self.config, self.actors),
+        }
+
+    def weights(self, state: Any) -> dict[str, Tree]:
+        """Return the variables of the actor and of each critic."""
+        return {name: getattr(state, name) for name in ("actor", *self.critics)}
+
+    def with_weights(self, state: Any, weights: dict[str, Tree]) -> Any:
+        """Put other variables in; targets become their copies."""
+        return state._replace(**weights, **targets(weights, state._fields))
+
+    # Acting
+
+    def acting(self, state: Any, counters: Counters) -> Tree:
+        """Acting needs the actor, and whether the memory is still filling."""
+        return state.actor, counters.timesteps < jnp.uint32(self.config.initial_size)
+
+    def noise(self, key: Key, n: int) -> Tree:
+        """Return standard normal noise by action, `[n, *shape]`."""
+        return self._by_action(jax.random.normal(key, (n, self.size)))
+
+    @property
+    def size(self) -> int:
+        """Action elements, of all actions together."""
+        return sum(leaf.size for leaf in self.spaces.actions.components.values())
+
+    def smoothing(self, key: Key, n: int) -> Arrays:
+        """Return standard normal noise as `noise` does, for use inside updates: by a hash, which runs few kernels.
+
+        erf⁻¹ of uniform numbers; the smallest are 2^-24 away from the ends, so that |z| is at most 5.3.
+        """
+        centred = 2.0 * random.uniform(key, (n, self.size)) - np.float32(1.0 - 2.0**-24)
+        return self._by_action(np.float32(np.sqrt(2.0)) * jax.lax.erf_inv(centred))
+
+    def _by_action(self, flat: Array) -> Arrays:
+        """Cut `[n, size]` into `[n, *shape]` by action."""
+        found, start = {}, 0
+        for name, leaf in self.spaces.actions.components.items():
+            found[name] = flat[:, start : start + leaf.size].reshape(-1, *leaf.shape)
+            start += leaf.size
+        return found
+
+    def initial_carry(self, n: int) -> Tree:
+        """Feed-forward only."""
+        return ()
+
+    @abc.abstractmethod
+    def greedy(self, variables: Tree, observation: Arrays) -> Arrays:
+        """Return the best actions, in units."""
+
+    @abc.abstractmethod
+    def exploring(self, variables: Tree, observation: Arrays, noise: Arrays) -> Arrays:
+        """Return actions that explore, in units."""
+
+    def act(self, acting: Tree, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
+        """Act greedily; to explore by the policy's noise, and uniformly while the memory fills."""
+        variables, filling = acting
+        if not explore:
+            return Action(self.measured(self.greedy(variables, observation)), (), carry)
+        chosen = self.exploring(variables, observation, noise)
+
+        def pick(x: Array, z: Array) -> Array:
+            # erf(z / √2) is uniform over -1..1 where z is standard normal.
+            return jnp.where(filling, jax.lax.erf(z * np.float32(np.sqrt(0.5))), x)
+
+        return Action(self.measured({k: pick(x, noise[k]) for k, x in chosen.items()}), (), carry)
+
+    def measured(self, units: Arrays) -> Arrays:
+        """Return actions `[*B, *shape]` in the environment's measure."""
+        return {name: self._half(name, x) * x + self._centre(name, x) for name, x in units.items()}
+
+    def units(self, action: Arrays) -> Arrays:
+        """Return actions `[*B, *shape]` in units; an element with one value only is 0."""
+        found = {}
+        for name, x in action.items():
+            half = self._half(name, x)
+            found[name] = (x - self._centre(name, x)) / jnp.where(half > 0, half, 1.0)
+        return found
+
+    def _centre(self, name: str, like: Array) -> Array:
+        leaf = self.spaces.actions.components[name]
+        return jnp.broadcast_to(jnp.asarray(leaf.low / 2 + leaf.high / 2, jnp.float32), like.shape)
+
+    def _half(self, name: str, like: Array) -> Array:
+        leaf = self.spaces.actions.components[name]
+        return jnp.broadcast_to(jnp.asarray(leaf.high / 2 - leaf.low / 2, jnp.float32), like.shape)
+
+    # Learning
+
+    def value(self, name: str, variables: Tree, observation: Arrays, units: Arrays) -> Array:
+        """Return a critic's value `[*B]` of actions in units."""
+        states = self.spaces.states.components
+        inputs = {critic_input(action, states): x for action, x in units.items()}
+        output: Array = self.critics[name].apply(variables, {**observation, **inputs})[0]["value"]
+        return output
+
+    def target_variables(self, state: Any, name: str) -> Tree:
+        """Return a target network: parameters of its own, running moments of the network that it follows."""
+        return {**getattr(state, name), "params": getattr(state, f"target_{name}")}
+
+    def improve_critics(self, state: Any, batch: Transition, target: Array) -> Improved:
+        """Take one step on the squared error to the target `[B]`, summed over the critics."""
+        names = tuple(self.critics)
+        params = tuple(getattr(state, name)["params"] for name in names)
+        gradient = jax.value_and_grad(critic_loss, has_aux=True)
+        (loss, value), grads = gradient(params, self, state, batch, target)
+        new, optimizer, info = optimise.apply(self.critic_optimizer, params, state.critic_optimizer, grads)
+        metrics = {"loss/critic": loss, "value/mean": value, "update/grad_norm": info["grad_norm"]}
+        return Improved(new, optimizer, info["skipped"] == 0, metrics)
+
+    def improve_actor(
+        self, params: Tree, optimizer: Tree, loss: Callable[[Tree], tuple[Array, Tree]]
+    ) -> tuple[Tree, Tree, Metrics, Tree]:
+        """Take one step of the actor on its loss: parameters, optimizer, metrics, and what the loss gave beside."""
+        (value, aux), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        params, optimizer, info = optimise.apply(self.actor_optimizer, params, optimizer, grads)
+        metrics = {"loss/actor": value, **{f"update/{k}": x for k, x in info.items()}}
+        return params, optimizer, metrics, aux
+
+    def follow(self, target: Tree, online: Tree) -> Tree:
+        """Move targets by `tau` of the way: Polyak averaging; a tau of 1 copies exactly."""
+        tau = jnp.asarray(self.config.tau, jnp.float32)
+
+        def move(slow: Array, fast: Array) -> Array:
+            share = tau.astype(slow.dtype)
+            return (1.0 - share) * slow + share * fast
+
+        return jax.tree.map(move, target, online)
+
+    def learn(
+        self,
+        state: Any,
+        memory: Tree,
+        block: Block,
+        counters: Counters,
+        key: Key,
+        step: Callable[[Any, Transition, Key], tuple[Any, Metrics]],
+    ) -> tuple[Any, Metrics]:
+        """Observe a block, and take gradient steps once the memory is filled.
+
+        Args:
+            state: of the algorithm.
+            memory: holds the block already.
+            block: the newest rows.
+            counters: after the block.
+            key: consumed.
+            step: one gradient step: (state, batch, key) to state and the metrics `reported` (NaN: does not apply).
+
+        Returns:
+            The state, and the metrics' means over the steps to which they apply.
+        """
+        c = self.config
+        scale, _ = stability.scale_block(c, state.reward_scale, block)
+        models = {"actor": self.actor, **self.critics}
+        observed = {
+            name: model.observe(getattr(state, name), block.observation, block.valid)
+            for name, model in models.items()
+        }
+        state = state._replace(**observed, reward_scale=scale)
+        most = self.rows * self.actors if c.gradient_steps is None else c.gradient_steps
+        count = jnp.sum(block.valid, dtype=jnp.int32) if c.gradient_steps is None else most
+        steps = jnp.where(counters.timesteps >= jnp.uint32(c.initial_size), count, 0)
+        names = (*self.reported, "update/skipped")
+        # Two keys a step, as plain numbers: JAX's check of key reuse takes any key that a loop reads for one used by every
+        # round. Hashed: a cipher's loop for them would take as long as a small network's step.
+        impl, words = jax.random.key_impl(key), random.bits(key, (most, 2, *jax.random.key_data(key).shape))
+
+        def one(i: Array, carry: tuple[Any, Array]) -> tuple[Any, Array]:
+            state, meter = carry
+            draw, own = (jax.random.wrap_key_data(words[i, j], impl=impl) for j in range(2))
+            batch = self.memory.sample(memory, draw, c.buffer_batch_size, c.gamma)
+            batch = batch._replace(
+                action=self.units(batch.action),
+                reward=stability.scale_replayed(c, state.reward_scale, batch.reward),
+            )
+            state, metrics = step(state, batch, own)
+            values = jnp.stack([metrics[name] for name in names])
+            applies = ~jnp.isnan(values)
+            return state, meter + jnp.stack([jnp.where(applies, values, 0.0), applies.astype(jnp.float32)])
+
+        # A loop of no or some rounds, not a condition: XLA copies what a condition returns, a loop works in place.
+        state, meter = jax.lax.fori_loop(0, steps, one, (state, jnp.zeros((2, len(names)))))
+        total = dict(zip(names, meter[0], strict=True))
+        mean = dict(zip(self.reported, meter[0] / meter[1], strict=False))  # 0 / 0, NaN, where none applies
+        lr = jnp.asarray(c.lr, jnp.float32)
+        return state, {**mean, "update/skipped": total["update/skipped"], "update/lr": lr}
+
+
+def critic_loss(
+    params: Tree, algorithm: Continuous, state: Any, batch: Transition, target: Array
+) -> tuple[Array, Array]:
+    """Return the mean squared error, summed over critics, and beside it the first one's mean value."""
+    values = [
+        algorithm.value(name, {**getattr(state, name), "params": own}, batch.observation, batch.action)
+        for name, own in zip(algorithm.critics, params, strict=True)
+    ]
+    errors = [losses.weighted_mean(losses.squared(target - value), batch.weight) for value in values]
+    return sum(errors[1:], errors[0]), losses.weighted_mean(values[0], batch.weight)
+
+
+def targets(variables: Mapping[str, Tree], fields: tuple[str, ...]) -> dict[str, Tree]:
+    """Return targets that are copies of networks, those for which a state has a field."""
+    return {
+        f"target_{name}": jax.tree.map(jnp.copy, own["params"])
+        for name, own in variables.items()
+        if f"target_{name}" in fields
+    }
+
+
+def once_if(condition: Array, f: Callable[[Tree], Tree], carry: Tree) -> Tree:
+    """Return `f(carry)` or `carry`: a loop of one round or none, which works in place (see `Continuous.learn`)."""
+    return jax.lax.fori_loop(0, condition.astype(jnp.int32), lambda _, carry: f(carry), carry)
+
+
+def merged(improved: Improved, actor: Metrics) -> Metrics:
+    """Return the metrics of a gradient step of critics and actor."""
+    return {
+        **improved.metrics,
+        **actor,
+        "update/grad_norm": jnp.hypot(improved.metrics["update/grad_norm"], actor["update/grad_norm"]),
+        "update/skipped": jnp.where(improved.ok, actor["update/skipped"], 1.0),
+    }
+
+
+def critic_input(action: str, states: Mapping[str, Leaf]) -> str:
+    """Return the name under which critics read an action: its own, unless a state has it or it looks like a mask."""
+    return f"{action}/action" if action in states or action.endswith(MASK) else action
+
+
+def in_units(leaf: Leaf) -> Leaf:
+    """Return an action as networks see it."""
+    return dataclasses.replace(leaf, min_value=-1.0, max_value=1.0, dtype="float32")
+
+
+def _normalizable(leaf: Leaf) -> bool:
+    return leaf.type == "float" and leaf.dtype != "uint8" and len(leaf.shape) < 2
+
+
+def _network(given: Any) -> Any:
+    return NETWORK if isinstance(given, str) and given == "auto" else given
+
+
+def _unbounded() -> str:
+    """Name the agents that serve floats without bounds."""
+    serve = [name for name, entry in AGENTS.items() if "float" in entry.actions]
+    return ", ".join(name for name in serve if not issubclass(algorithm_class(name), Continuous))

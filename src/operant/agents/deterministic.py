@@ -1,0 +1,76 @@
+"""What off-policy algorithms with a deterministic actor share: acting by Gaussian noise, climbing a critic, delayed moves."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from operant.agents.continuous import NO_STEP, Continuous, Improved, merged, once_if
+from operant.nn import Head
+from operant.ops import losses
+from operant.spaces import Spaces
+from operant.types import Array, Arrays, Metrics, Transition, Tree
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Deterministic(Continuous):
+    """Base of those whose actor gives one action, and that explore by Gaussian noise."""
+
+    @staticmethod
+    def heads(spaces: Spaces) -> dict[str, Head]:
+        """Return one head per action. Its output is the action in units: a Keras model as actor ends in tanh itself."""
+        # Small kernels start the policy in the middle of the range, where tanh has a slope (Lillicrap et al. 2016, section 7).
+        return {
+            name: Head(leaf.shape, scale=0.01, activation="tanh")
+            for name, leaf in spaces.actions.components.items()
+        }
+
+    def greedy(self, variables: Tree, observation: Arrays) -> Arrays:
+        """Return the actor's output, in units."""
+        outputs = self.actor.apply(variables, observation)[0]
+        return {name: jnp.clip(outputs[name], -1.0, 1.0) for name in self.spaces.actions.components}
+
+    def exploring(self, variables: Tree, observation: Arrays, noise: Arrays) -> Arrays:
+        """Add noise of deviation `step_noise_coef`, and clip to the bounds."""
+        coef = self.config.step_noise_coef
+        units = self.greedy(variables, observation)
+        return {name: jnp.clip(x + coef * noise[name], -1.0, 1.0) for name, x in units.items()}
+
+    def actor_loss(self, params: Tree, state: Any, critic: Tree, batch: Transition) -> tuple[Array, Tree]:
+        """Return -mean Q₁(s, μ(s)) (Silver et al. 2014, eq. 9, written as a loss), and nothing beside."""
+        name = next(iter(self.critics))
+        units = self.greedy({**state.actor, "params": params}, batch.observation)
+        value = self.value(name, {**getattr(state, name), "params": critic}, batch.observation, units)
+        return -losses.weighted_mean(value, batch.weight), ()
+
+    def move(self, state: Any, improved: Improved, batch: Transition, due: Array) -> tuple[Any, Metrics]:
+        """Put improved critics in; if `due` step the actor, too, and let all targets follow."""
+        names = ("actor", *self.critics)
+
+        def once(carry: tuple[Tree, Tree, Tree, Metrics]) -> tuple[Tree, Tree, Tree, Metrics]:
+            params, optimizer, slow, _ = carry
+            params, optimizer, metrics, _ = self.improve_actor(
+                params, optimizer, lambda p: self.actor_loss(p, state, improved.params[0], batch)
+            )
+            return params, optimizer, self.follow(slow, (params, *improved.params)), metrics
+
+        slow = tuple(getattr(state, f"target_{name}") for name in names)
+        start = (state.actor["params"], state.actor_optimizer, slow, NO_STEP)
+        params, optimizer, slow, metrics = once_if(due, once, start)
+        online = zip(names, (params, *improved.params), strict=True)
+        state = state._replace(
+            **{name: {**getattr(state, name), "params": own} for name, own in online},
+            **{f"target_{name}": own for name, own in zip(names, slow, strict=True)},
+            actor_optimizer=optimizer,
+            critic_optimizer=improved.optimizer,
+        )
+        return state, merged(improved, metrics)
+
+    def spread(self) -> Array:
+        """Return the deviation of the acting noise in the environment's measure, the mean over action elements."""
+        leaves = self.spaces.actions.components.values()
+        half = np.concatenate([(leaf.high / 2 - leaf.low / 2).reshape(-1) for leaf in leaves])
+        return jnp.asarray(self.config.step_noise_coef, jnp.float32) * np.float32(half.mean())

@@ -1,0 +1,80 @@
+"""Passes over a block in shuffled minibatches, all gradient steps in one scan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from operant.errors import value_error
+from operant.ops import random
+from operant.types import Array, Key, Metrics, Tree
+
+L = TypeVar("L")
+
+
+def divisible(config: Any, units: int, made_of: str) -> None:
+    """Refuse more `mini_batches` than there are units to share out.
+
+    Raises:
+        SpecError: names `mini_batches`, the units and what they are made of.
+    """
+    if units < config.mini_batches:
+        raise value_error(
+            "mini_batches",
+            f"at most {units} ({made_of})",
+            config.mini_batches,
+            "Use fewer mini_batches, a larger n_steps or more environments.",
+        )
+
+
+def passes(
+    step: Callable[[L, tuple[Tree, Tree]], tuple[L, Metrics]],
+    learned: L,
+    batch: Tree,
+    key: Key,
+    *,
+    epochs: int,
+    parts: int,
+    carry: Tree = (),
+    sequences: bool = False,
+) -> tuple[L, Metrics]:
+    """Pass over a block several times, each time in minibatches of another order.
+
+    If the rows do not divide into the minibatches, each pass leaves out another random remainder.
+
+    Args:
+        step: takes what is learned and a minibatch with its part of `carry`; returns what is learned then, and metrics,
+            `update/skipped` among them.
+        learned: what the steps change.
+        batch: leaves `[T, N, ...]`.
+        key: consumed.
+        epochs: number of passes.
+        parts: minibatches of a pass.
+        carry: leaves `[N, ...]`, only with `sequences`.
+        sequences: whether minibatches are whole columns, `[T, B, ...]`, instead of rows, `[B, ...]`.
+
+    Returns:
+        What is learned in the end, and the mean of every metric over the steps, of `update/skipped` the sum.
+    """
+    axis = 1 if sequences else 0
+    if not sequences:  # rows are independent of one another
+        batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+    units = jax.tree.leaves(batch)[0].shape[axis]
+    size = units // parts
+
+    def epoch(learned: L, words: Array) -> tuple[L, Metrics]:
+        # One gather per epoch, then slices: cheaper than a gather per minibatch.
+        own = jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
+        order = random.permutation(own, units)[: size * parts].reshape(-1, size)
+        shares = jax.tree.map(lambda x: jnp.moveaxis(jnp.take(x, order, axis=axis), axis, 0), batch)
+        starts = jax.tree.map(lambda x: jnp.take(x, order, axis=0), carry)
+        return jax.lax.scan(step, learned, (shares, starts))
+
+    # As plain numbers: under `vmap`, JAX's check of key reuse takes the keys of a scan for used.
+    words = jax.random.key_data(jax.random.split(key, epochs))
+    learned, metrics = jax.lax.scan(epoch, learned, words)
+    skipped = jnp.sum(metrics.pop("update/skipped"))
+    return learned, {**jax.tree.map(jnp.mean, metrics), "update/skipped": skipped}

@@ -1,0 +1,207 @@
+"""Parallelised Q-network (PQN): Q-learning from fresh blocks of many environments, without replay and target network.
+
+Paper: Gallici et al. 2024, "Simplifying Deep Temporal Difference Learning" (https://arxiv.org/abs/2407.04811).
+
+    G_t = r_t + γ [(1 - λ) max_a Q(s_{t+1}, a) + λ G_{t+1}]           (section 4 and algorithm 1)
+    L   = mean((G - Q(s, a))²)
+
+with G computed once per block, from the network as it was when it acted, and `epochs` passes over the block in `mini_batches`
+shuffled parts. G is Peng's Q(λ) (Peng and Williams 1994): later random actions are not corrected for (Daley and Amato 2019
+compare). What stands in for the target network is layer normalisation, which an 'auto' network has here.
+
+Actions of several components, or of components with a shape, have values and returns G of their own, and the loss is their
+mean.
+
+Deviations: the square is not halved. A time limit bootstraps from the value of the last observation. The return of a
+terminal step is its reward alone. If a block does not divide into minibatches, each pass leaves out another random remainder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from operant.agents import stability
+from operant.agents.config import EpsilonConfig, ModelConfig
+from operant.agents.minibatches import divisible, passes
+from operant.agents.protocol import Counters, split_masks
+from operant.agents.qvalues import QLearner
+from operant.memory.replay import Replay
+from operant.ops import losses, optimise, returns
+from operant.spaces import Spaces
+from operant.spec import Scalar, option
+from operant.types import Array, Arrays, Block, Key, Metrics, Tree
+
+
+class Config(EpsilonConfig, ModelConfig):
+    """Options of PQN."""
+
+    lr: Scalar = option(
+        0.00025,
+        "Learning rate of the optimizer",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+        aliases=("learning_rate",),
+    )
+    optimizer: Any = option(
+        "radam",
+        "Optimizer: a name (radam, adam, adamw, rmsprop, sgd, ...), a dict with 'type', a Keras optimizer or an optax "
+        "transformation",
+    )
+    grad_norm: float | None = option(
+        10.0,
+        "Global norm to which gradients are clipped (None: not)",
+        low=0.0,
+        low_open=True,
+        search="log_uniform",
+    )
+    model: Any = option(
+        "auto",
+        "Network: 'auto' (with layer normalisation), a list of layers (normalise there too), a Keras model, "
+        "or the path to a file that holds one",
+        aliases=("network",),
+    )
+    n_steps: int = option(
+        32,
+        "Transition steps",
+        unit="environment steps per environment and update",
+        low=1,
+        search="categorical",
+    )
+    lam: Scalar = option(
+        0.65,
+        "λ of the returns: 0 one-step targets, 1 the sum of all rewards of the block",
+        low=0.0,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
+    )
+    mini_batches: int = option(4, "Number of mini-batches to use per update", low=1, search="categorical")
+    epochs: int = option(2, "Passes over each block", low=1, search="categorical")
+
+
+class State(NamedTuple):
+    """What training PQN changes."""
+
+    variables: Tree
+    optimizer: Tree
+    reward_scale: Tree
+    """`RewardScale`, or `()` without reward normalisation."""
+
+
+class Batch(NamedTuple):
+    """What a gradient step reads; leaves `[B, ...]`."""
+
+    observation: Arrays
+    action: Arrays
+    target: Array
+    """`[B, E]`, one for each element of the actions."""
+    valid: Array
+
+
+def loss(params: Tree, state: Tree, algorithm: PQN, batch: Batch) -> tuple[Array, Metrics]:
+    """Return the mean squared error of a minibatch, and what to watch."""
+    q = algorithm.q_values({"params": params, "state": state}, batch.observation)
+    values = [algorithm.values.taken(q[name], batch.action[name]) for name in q]
+    value = jnp.concatenate(values, axis=1)
+    weight = batch.valid.astype(jnp.float32)
+    total = losses.weighted_mean(jnp.mean(losses.squared(batch.target - value), axis=1), weight)
+    return total, {
+        "loss/td": total,
+        "value/mean": losses.weighted_mean(jnp.mean(value, axis=1), weight),
+    }
+
+
+def normalised(model: Any) -> Any:
+    """Return a network's specification, with layer normalisation where it is an 'auto' one that does not say otherwise."""
+    spec = {"type": model} if model == "auto" else model
+    return {"norm": "layer", **spec} if isinstance(spec, Mapping) and spec.get("type") == "auto" else spec
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PQN(QLearner):
+    """PQN for int and bool actions, masked ones included."""
+
+    config: Config
+
+    @classmethod
+    def create(cls, config: Config, spaces: Spaces, actors: int) -> PQN:
+        """Build the network; refuse float actions, and blocks that cannot be divided into the minibatches asked for."""
+        divisible(config, actors * config.n_steps, f"{actors} environments x n_steps {config.n_steps} rows")
+        return cls.build(config, spaces, actors, "pqn", network=normalised(config.model))
+
+    @property
+    def rows(self) -> int:
+        """Rows per actor and update."""
+        return self.config.n_steps
+
+    @property
+    def memory(self) -> Replay | None:
+        """None: on-policy."""
+        return None
+
+    def init(self, key: Key) -> State:
+        """Initialise network and optimizer."""
+        variables = self.model.init(key)
+        opt_state = stability.optimizer(self.config).init(variables["params"])
+        return State(variables, opt_state, stability.reward_scale(self.config, self.actors))
+
+    def with_weights(self, state: State, weights: dict[str, Tree]) -> State:
+        """Put other variables in."""
+        return state._replace(variables=weights["model"])
+
+    def targets(self, variables: Tree, block: Block) -> Array:
+        """Return the λ-returns G `[T, N, E]` of a block."""
+        following = {name: x[1:] for name, x in block.observation.items()}
+        masks = split_masks(following)[1]
+        rows = block.reward.shape
+        best = [
+            losses.max_target(q, masks.get(name)).reshape(*rows, -1)
+            for name, q in self.q_values(variables, following).items()
+        ]
+        value = jnp.concatenate(best, axis=-1)
+
+        def each(x: Array) -> Array:
+            return jnp.broadcast_to(x[..., None], value.shape)
+
+        discount = returns.discounts(block.terminated, gamma=self.config.gamma)
+        trace = returns.traces(block.truncated, block.valid, lambda_=self.config.lam)
+        return returns.lambda_returns(each(block.reward), each(discount), value, each(trace))
+
+    def update(
+        self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
+    ) -> tuple[State, Tree, Metrics]:
+        """Compute the returns, then `epochs` passes of `mini_batches` gradient steps."""
+        c = self.config
+        scale, block = stability.scale_block(c, state.reward_scale, block)
+        variables = self.model.observe(state.variables, block.observation, block.valid)
+        batch = Batch(
+            observation={name: x[:-1] for name, x in block.observation.items()},
+            action=block.action,
+            target=self.targets(variables, block),
+            valid=block.valid,
+        )
+        optimizer = stability.optimizer(c)
+        gradient = jax.value_and_grad(loss, has_aux=True)
+
+        def step(learned: tuple[Tree, Tree], part: tuple[Batch, Tree]) -> tuple[tuple[Tree, Tree], Metrics]:
+            params, opt_state = learned
+            (_, metrics), grads = gradient(params, variables["state"], self, part[0])
+            params, opt_state, info = optimise.apply(optimizer, params, opt_state, grads)
+            return (params, opt_state), metrics | {f"update/{k}": v for k, v in info.items()}
+
+        start = (variables["params"], state.optimizer)
+        (params, opt_state), metrics = passes(step, start, batch, key, epochs=c.epochs, parts=c.mini_batches)
+        metrics |= {
+            "value/target": losses.weighted_mean(
+                jnp.mean(batch.target, axis=-1), block.valid.astype(jnp.float32)
+            ),
+            "explore/epsilon": self.epsilon(counters),
+            "update/lr": jnp.asarray(c.lr, jnp.float32),
+        }
+        return State({**variables, "params": params}, opt_state, scale), memory, metrics

@@ -1,0 +1,147 @@
+"""What Q-learning algorithms share: a network with a value for every choice of every action, and acting by it.
+
+Actions of several components, or of components with a shape, have one set of values per element. Each element learns as if
+it were alone, from the shared reward (independent learners: Tan 1993).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+
+from operant.agents import serving
+from operant.agents.protocol import Counters, split_masks
+from operant.agents.value_heads import Expected, Values
+from operant.errors import SpecError
+from operant.nn import Head, Model, build
+from operant.spaces import Spaces, require
+from operant.types import Action, Array, Arrays, Key, Tree
+
+
+class Acting(NamedTuple):
+    """What acting reads."""
+
+    variables: Tree
+    """Of the network, to act greedily."""
+    epsilon: Array
+    """Probability of a random action."""
+    exploring: Tree = ()
+    """Parameters with which to explore instead; `()`: the same."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class QLearner:
+    """Base of Q-learning algorithms. A subclass adds `init`, `update` and the rest; its config has the options of ε."""
+
+    config: Any
+    spaces: Spaces
+    actors: int
+    model: Model
+
+    @classmethod
+    def build(
+        cls,
+        config: Any,
+        spaces: Spaces,
+        actors: int,
+        name: str,
+        *,
+        network: Any,
+        atoms: tuple[int, ...] = (),
+        dueling: bool = False,
+    ) -> Self:
+        """Build a head for each action, with `dueling` one more for the state; refuse what cannot be served.
+
+        Raises:
+            SpaceError: an action is of type float.
+            SpecError: the network is recurrent.
+        """
+        require(spaces, name, {"int", "bool"}, serving("float"))
+        heads: dict[str, Head] = {}
+        for component, leaf in spaces.actions.components.items():
+            heads[component] = Head((*leaf.shape, leaf.num_values or 2, *atoms), scale=1.0)
+            if dueling:
+                heads[f"{component}/value"] = Head((*leaf.shape, 1, *atoms), scale=1.0)
+        model = build(network, spaces.states.components, heads, normalize=config.normalize_observations)
+        if model.recurrent:
+            raise SpecError(f"{name} takes feed-forward networks only. Received: model={config.model!r}.")
+        return cls(config, spaces, actors, model)
+
+    @property
+    def values(self) -> Values:
+        """What the network's outputs mean."""
+        return Expected()
+
+    @property
+    def random_steps(self) -> int:
+        """Environment steps with random actions, after which ε begins to fall."""
+        return 0
+
+    def weights(self, state: Any) -> dict[str, Tree]:
+        """Return the variables of the one model."""
+        return {"model": state.variables}
+
+    def epsilon(self, counters: Counters) -> Array:
+        """Return the exploration rate: 1 for the first `random_steps`, then linear from start to end."""
+        c = self.config
+        steps = counters.timesteps.astype(jnp.float32)
+        fraction = jnp.clip((steps - self.random_steps) / c.epsilon_decay_steps, 0.0, 1.0)
+        falling = c.epsilon_start + fraction * (c.epsilon_end - c.epsilon_start)
+        return jnp.where(steps < self.random_steps, 1.0, falling)
+
+    def acting(self, state: Any, counters: Counters) -> Acting:
+        """Acting needs the network and ε."""
+        return Acting(state.variables, self.epsilon(counters))
+
+    def noise(self, key: Key, n: int) -> Tree:
+        """Return a coin, and per action element what a random action is drawn by."""
+        keys = jax.random.split(key, len(self.spaces.actions.components) + 1)
+        draws = {
+            name: jax.random.uniform(k, (n, *leaf.shape, leaf.num_values or 2))
+            for k, (name, leaf) in zip(keys[1:], self.spaces.actions.components.items(), strict=True)
+        }
+        return jax.random.uniform(keys[0], (n,)), draws
+
+    def initial_carry(self, n: int) -> Tree:
+        """Feed-forward only."""
+        return ()
+
+    def outputs(self, variables: Tree, observation: Arrays) -> Arrays:
+        """Return the outputs per action, `[..., *action shape, values, *atoms]` (dueling: Wang et al. 2016, eq. 9)."""
+        outputs = self.model.apply(variables, observation)[0]
+        axis = -1 - len(self.values.atoms)
+
+        def joined(name: str) -> Array:
+            advantage, value = outputs[name], outputs.get(f"{name}/value")
+            return (
+                advantage if value is None else value + advantage - jnp.mean(advantage, axis, keepdims=True)
+            )
+
+        return {name: joined(name) for name in self.spaces.actions.components}
+
+    def q_values(self, variables: Tree, observation: Arrays) -> Arrays:
+        """Return expected returns per action, `[..., *action shape, values]`."""
+        values = self.values
+        return {name: values.mean(x) for name, x in self.outputs(variables, observation).items()}
+
+    def act(self, acting: Acting, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
+        """Act greedily, or with probability ε at random; each actor tosses its own coin."""
+        coin, draws = noise
+        masks = split_masks(observation)[1]
+        variables = acting.variables
+        if explore and acting.exploring != ():
+            variables = {**variables, "params": acting.exploring}
+        action: Arrays = {}
+        for name, q in self.q_values(variables, observation).items():
+            leaf = self.spaces.actions.components[name]
+            allowed = masks.get(name)
+            if explore:
+                random = coin.reshape(-1, *[1] * (q.ndim - 1)) < acting.epsilon
+                q = jnp.where(random, draws[name], q)
+            if allowed is not None:
+                q = jnp.where(allowed, q, -jnp.inf)
+            action[name] = jnp.argmax(q, axis=-1).astype(jnp.dtype(leaf.dtype))
+        return Action(action, (), carry)

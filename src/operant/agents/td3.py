@@ -1,0 +1,128 @@
+"""Twin delayed deep deterministic policy gradient (TD3).
+
+Paper: Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods"
+(https://arxiv.org/abs/1802.09477), algorithm 1 and section 5.3, with actions in units of half their range:
+
+    ã = clip(μ'(s') + clip(ε, -c, c), -1, 1),  ε ~ N(0, σ²), drawn for every sample and action element
+    y = r + γ min(Q₁'(s', ã), Q₂'(s', ã))              one target for both critics
+    L_critic = mean((y - Q₁(s, a))²) + mean((y - Q₂(s, a))²)
+    L_actor  = -mean(Q₁(s, μ(s)))                      every `policy_delay` steps; only then all targets move, too:
+    θ' <- τ θ + (1 - τ) θ'
+
+σ is `policy_noise_coef`, c is `noise_clip`. The delay counts gradient steps of the whole run.
+
+Deviations: one optimizer steps both critics, so `grad_norm` bounds their gradients together (elsewhere it makes no difference).
+Steps before `buffer_initial_size` act uniformly at random, as the authors' code does, and count as environment steps.
+Terminal targets keep the value of the last observation when the episode was cut by a time limit. A step in which the critics'
+gradient is not finite changes nothing but the count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from operant.agents.config import DeterministicConfig
+from operant.agents.continuous import targets
+from operant.agents.deterministic import Deterministic
+from operant.agents.protocol import Counters
+from operant.spaces import Spaces
+from operant.spec import Scalar, option
+from operant.types import Array, Arrays, Block, Key, Metrics, Transition, Tree
+
+
+class Config(DeterministicConfig):
+    """Options of TD3."""
+
+    noise_clip: Scalar = option(
+        0.5,
+        "Target noise clipping value",
+        unit="half ranges of the action",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+    )
+    policy_delay: int = option(
+        2,
+        "Delay after which, actor weights and target models will be updated",
+        unit="gradient steps",
+        low=1,
+        search="categorical",
+    )
+    policy_noise_coef: Scalar = option(
+        0.2,
+        "Coefficient multiplied by noise added to target actions",
+        unit="half ranges of the action",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+    )
+
+
+class State(NamedTuple):
+    """What training TD3 changes."""
+
+    actor: Tree
+    critic1: Tree
+    critic2: Tree
+    target_actor: Tree
+    """Parameters of a target network."""
+    target_critic1: Tree
+    target_critic2: Tree
+    actor_optimizer: Tree
+    critic_optimizer: Tree
+    """Of both critics."""
+    steps: Array
+    """Gradient steps so far, modulo `policy_delay`."""
+    reward_scale: Tree
+    """`RewardScale`, or `()` without reward normalisation."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TD3(Deterministic):
+    """TD3 for float actions with bounds."""
+
+    config: Config
+
+    @classmethod
+    def create(cls, config: Config, spaces: Spaces, actors: int) -> TD3:
+        """Build an actor and two critics; refuse other actions than bounded floats."""
+        return cls.build(config, spaces, actors, name="td3", critics=("critic1", "critic2"))
+
+    def init(self, key: Key) -> State:
+        """Initialise the networks, each from a key of its own; targets start as their copies."""
+        start = self.start(key)
+        return State(**start, **targets(start, State._fields), steps=jnp.zeros((), jnp.int32))
+
+    def smoothed(self, units: Arrays, noise: Arrays) -> Arrays:
+        """Return target actions with clipped noise, within the bounds (eq. 14); in units."""
+        c = self.config
+        clipped = {
+            k: jnp.clip(c.policy_noise_coef * z, -c.noise_clip, c.noise_clip) for k, z in noise.items()
+        }
+        return {k: jnp.clip(x + clipped[k], -1.0, 1.0) for k, x in units.items()}
+
+    def target(self, state: State, batch: Transition, noise: Arrays) -> Array:
+        """Return y `[B]` for both critics; `noise` is standard normal, `[B, *shape]` by action."""
+        following = batch.next_observation
+        action = self.smoothed(self.greedy(self.target_variables(state, "actor"), following), noise)
+        one, two = (
+            self.value(name, self.target_variables(state, name), following, action) for name in self.critics
+        )
+        return batch.reward + batch.discount * jnp.minimum(one, two)
+
+    def step(self, state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
+        """Step both critics; when it is due step the actor on the first one, too, and move the targets."""
+        target = self.target(state, batch, self.smoothing(key, batch.reward.shape[0]))
+        improved = self.improve_critics(state, batch, target)
+        state = state._replace(steps=(state.steps + 1) % self.config.policy_delay)
+        return self.move(state, improved, batch, improved.ok & (state.steps == 0))
+
+    def update(
+        self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
+    ) -> tuple[State, Tree, Metrics]:
+        """Take the gradient steps that are due."""
+        state, metrics = self.learn(state, memory, block, counters, key, self.step)
+        return state, memory, {**metrics, "explore/noise": self.spread()}

@@ -1,0 +1,114 @@
+"""The examples of the predecessor's documentation, with its package's name replaced and smaller budgets.
+
+The Python ones stand in `tests/data/examples`, the command lines here.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from operant import checkpoint
+from operant.cli import main
+from operant.fit import Trainer
+from operant.tracking import read_history
+
+EXAMPLES = sorted((Path(__file__).parent / "data" / "examples").glob("*.py"))
+COMMANDS = [
+    "train a2c --env PongNoFrameskip-v4 --n-env 16 --target-reward 19 --preprocess",
+    "train a2c --env PongNoFrameskip-v4 --target-reward 19 --n-envs 16 --preprocess --checkpoints a2c-pong.tf",
+    "train a2c --env BipedalWalker-v3 --target-reward 100 --n-envs 16 --checkpoints a2c-bipedal-walker.tf",
+    "train acer --env PongNoFrameskip-v4 --target-reward 19 --n-envs 16 --preprocess --checkpoints acer-pong.tf "
+    "--buffer-max-size 5000 --buffer-initial-size 500 --trust-region",
+    "train ddpg --env BipedalWalker-v3 --target-reward 100 --n-envs 16 --checkpoints ddpg-actor-bipedal-walker.tf "
+    "ddpg-critic-bipedal-walker.tf --buffer-max-size 1000000 --buffer-initial-size 25000 --buffer-batch-size 100",
+    "train dqn --env PongNoFrameskip-v4 --target-reward 19 --n-envs 3 --lr 1e-4 --preprocess --checkpoints dqn-pong.tf "
+    "--buffer-max-size 50000 --buffer-initial-size 10000 --max-frame",
+    "train ppo --env PongNoFrameskip-v4 --target-reward 19 --n-envs 16 --preprocess --checkpoints ppo-pong.tf",
+    "train ppo --env BipedalWalker-v3 --target-reward 200 --n-envs 16 --checkpoints ppo-bipedal-walker.tf",
+    "train td3 --env BipedalWalker-v3 --target-reward 300 --n-envs 16 --checkpoints td3-actor-bipedal-walker.tf "
+    "td3-critic1-bipedal-walker.tf td3-critic2-bipedal-walker.tf --buffer-max-size 1000000 --buffer-initial-size 100 "
+    "--buffer-batch-size 100",
+    "train trpo --env PongNoFrameskip-v4 --target-reward 19 --n-envs 16 --checkpoints trpo-actor-pong.tf "
+    "trpo-critic-pong.tf --preprocess --lr 1e-3",
+    "train trpo --env BipedalWalker-v3 --target-reward 200 --n-envs 16 --checkpoints trpo-actor-pong.tf "
+    "trpo-critic-pong.tf --lr 1e-3",
+]
+BUDGETS = {
+    "ddpg": "--buffer-initial-size 400",
+    "dqn": "--buffer-initial-size 300",
+    "ppo": "--n-steps 32",
+    "trpo": "--n-steps 32",
+}
+"""What is added so that little time is enough for updates."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda c: "-".join(c.split()[1:4:2]))
+def test_command_lines(command, tmp_path, monkeypatch):
+    pytest.importorskip("ale_py", reason="needs the extra 'atari'")
+    monkeypatch.chdir(tmp_path)
+    arguments = shlex.split(command)
+    budget = [
+        *shlex.split(BUDGETS.get(arguments[1], "")),
+        "--max-steps",
+        "700",
+        "--run-dir",
+        "run",
+        "--seed",
+        "1",
+    ]
+    assert main([*arguments, *budget, "--quiet"]) == 0
+    tree, header = checkpoint.load_latest(Path("run") / "checkpoints")
+    assert header["training"]["step"] >= 700
+    updates = [int(x) for name, x in tree.items() if name.endswith("counters.updates")]
+    assert updates[0] > 0
+    assert all(np.isfinite(np.asarray(x)).all() for name, x in tree.items() if "params" in name)
+    ended = len(read_history(Path("run") / "history.parquet")["step"])
+    if "--checkpoints" in arguments and ended:  # files are written at the first mean reward
+        files = [argument for argument in arguments if argument.endswith(".tf")]
+        assert all(checkpoint.is_checkpoint(file) for file in files)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_programs(example, tmp_path, monkeypatch):
+    """They import Keras before operant, which needs KERAS_BACKEND=jax; `import operant` in the first line does as well."""
+    pytest.importorskip("ale_py", reason="needs the extra 'atari'")
+    monkeypatch.chdir(tmp_path)
+    assert os.environ["KERAS_BACKEND"] == "jax"
+    fit, seen = Trainer.fit, []
+
+    def short(self, target_reward=None, max_steps=None):
+        seen.append(self)
+        before = self.session.driver.train.counters.updates
+        outcome = fit(self, target_reward, 1200)
+        assert self.session.driver.train.counters.updates > before
+        return outcome
+
+    monkeypatch.setattr(Trainer, "fit", short)
+    shrink(monkeypatch)
+    runpy.run_path(str(example))
+    assert len(seen) == 1 and seen[0].steps >= 1200
+    seen[0].close()
+
+
+def shrink(monkeypatch):
+    """Make rollouts and first fillings of memories short."""
+    build = Trainer.__init__
+
+    def built(self, envs, *parts, **settings):
+        if self.agent in ("ppo", "trpo"):
+            settings["n_steps"] = 32
+        for share in parts[-1] if isinstance(parts[-1], list) else []:
+            share.initial_size = min(share.initial_size, 40)
+        build(self, envs, *parts, seed=1, quiet=True, **settings)
+
+    monkeypatch.setattr(Trainer, "__init__", built)

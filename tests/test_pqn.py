@@ -1,0 +1,171 @@
+"""PQN: λ-returns by hand and against a slow loop, the loss, masks and several components, and the network by default."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.small_agents import Countdown, compiled, learner, small
+
+from operant.agents import pqn
+from operant.agents.making import define
+from operant.errors import SpaceError, SpecError
+from operant.types import Block
+
+
+def run(kind="int", masked=False, **options):
+    """A compiled agent with a block that it collected, and the train from then."""
+    agent = compiled("pqn", Countdown(kind=kind, masked=masked), **options)
+    train, blocks, _ = agent.run(0, 3)
+    return agent, train, blocks[-1]
+
+
+def returns_slowly(reward, terminated, truncated, valid, best, gamma, lam):
+    """Section 4 of Gallici et al. 2024, one row after the other; `best` is max_a Q of the row that follows."""
+    found = np.zeros(len(reward))
+    for t in reversed(range(len(reward))):
+        if terminated[t]:
+            found[t] = reward[t]
+        elif truncated[t] or not valid[t] or t == len(reward) - 1:
+            found[t] = reward[t] + gamma * best[t]
+        else:
+            found[t] = reward[t] + gamma * ((1 - lam) * best[t] + lam * found[t + 1])
+    return found
+
+
+def test_lambda_returns_by_hand(monkeypatch):
+    """γ = 1/2, λ = 1/2, rewards 1, 2, 3, 4, max_a Q of the rows that follow 10, 20, 30, 40.
+
+    G_3 = 4 + 40/2 = 24; row 2 terminates: G_2 = 3; G_1 = 2 + (20/2 + 3/2)/2 = 7.75; G_0 = 1 + (10/2 + 7.75/2)/2 = 5.4375.
+    Cut by a time limit instead, row 2 is worth 3 + 30/2 = 18: G_1 = 2 + (10 + 9)/2 = 11.5, G_0 = 1 + (5 + 5.75)/2 = 6.375.
+    """
+    algorithm = learner("pqn", Countdown(), 1, gamma=0.5, lam=0.5).algorithm
+    best = jnp.array([10.0, 20.0, 30.0, 40.0])
+    q = jnp.stack([best, best - 1.0, best - 2.0], axis=-1)[:, None]
+    monkeypatch.setattr(type(algorithm), "q_values", lambda *_: {"action": q})
+    row2 = jnp.array([[False], [False], [True], [False]])
+    never = jnp.zeros((4, 1), bool)
+    reward = jnp.array([[1.0], [2.0], [3.0], [4.0]])
+
+    def targets(terminated, truncated):
+        block = Block({}, {}, reward, terminated, truncated, ~never, (), ())
+        found = algorithm.targets({}, block)
+        assert found.shape == (4, 1, 1)
+        return found[:, 0, 0]
+
+    np.testing.assert_allclose(targets(row2, never), [5.4375, 7.75, 3, 24])
+    np.testing.assert_allclose(targets(never, row2), [6.375, 11.5, 18, 24])
+
+
+@pytest.mark.parametrize(("kind", "masked"), [("int", True), ("discrete", False)])
+def test_targets_equal_a_slow_loop(kind, masked):
+    agent, train, block = run(kind, masked)
+    algorithm = agent.learner.algorithm
+    ends = np.asarray(block.terminated), np.asarray(block.truncated)
+    assert ends[0].any()
+    assert ends[1].any()
+    found = np.asarray(jax.jit(algorithm.targets)(train.state.variables, block))
+    q = algorithm.q_values(train.state.variables, block.observation)
+    mask = np.asarray(block.observation["action_mask"]) if masked else True
+    best = [np.where(mask, x, -np.inf).max(-1).reshape(7, 3, -1) for x in map(np.asarray, q.values())]
+    best = np.concatenate(best, axis=-1)[1:]
+    assert found.shape == best.shape == (6, 3, 3 if kind == "discrete" else 1)
+    c = algorithm.config
+    for n, e in np.ndindex(found.shape[1:]):
+        rows = (np.asarray(x)[:, n] for x in (block.reward, *ends, block.valid))
+        slow = returns_slowly(*rows, best[:, n, e], c.gamma, c.lam)
+        valid = np.asarray(block.valid)[:, n]
+        np.testing.assert_allclose(found[valid, n, e], slow[valid], rtol=1e-5)
+
+
+def test_loss_is_the_mean_squared_error_of_valid_rows_and_all_elements():
+    agent, train, block = run("discrete")
+    algorithm = agent.learner.algorithm
+    target = jax.random.normal(jax.random.key(1), (6, 3, 3))
+    rows = pqn.Batch({k: x[:-1] for k, x in block.observation.items()}, block.action, target, block.valid)
+    batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
+    params, state = train.state.variables["params"], train.state.variables["state"]
+    total, metrics = pqn.loss(params, state, algorithm, batch)
+    q = {k: np.asarray(x) for k, x in algorithm.q_values(train.state.variables, batch.observation).items()}
+    error, values = [], []
+    for b in range(18):
+        if not bool(batch.valid[b]):
+            continue
+        gear, brake = np.asarray(batch.action["hand/gear"][b]), int(batch.action["brake"][b])
+        value = [q["brake"][b, brake], q["hand/gear"][b, 0, gear[0]], q["hand/gear"][b, 1, gear[1]]]
+        order = {"brake": value[:1], "hand/gear": value[1:]}
+        value = np.concatenate([order[name] for name in q])
+        error.append((np.asarray(batch.target[b]) - value) ** 2)
+        values.append(value)
+    assert len(error) < 18
+    np.testing.assert_allclose(total, np.mean(error), rtol=1e-5)
+    np.testing.assert_allclose(metrics["value/mean"], np.mean(values), rtol=1e-4, atol=1e-6)
+
+
+def test_one_step_of_gradient_descent_goes_against_the_mean_gradient():
+    """One minibatch and one pass of plain descent: params - lr ∇L, and no bound on the norm."""
+    options = {"mini_batches": 1, "epochs": 1, "optimizer": "sgd", "grad_norm": None}
+    agent, train, block = run(**options)
+    algorithm = agent.learner.algorithm
+    after, metrics = agent.absorb(train, block)
+    variables = train.state.variables
+    target = algorithm.targets(variables, block)
+    rows = pqn.Batch({k: x[:-1] for k, x in block.observation.items()}, block.action, target, block.valid)
+    batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
+    grads = jax.grad(lambda p: pqn.loss(p, variables["state"], algorithm, batch)[0])(variables["params"])
+    for name, x in variables["params"].items():
+        expected = x - 0.01 * grads[name]
+        np.testing.assert_allclose(after.state.variables["params"][name], expected, rtol=1e-4, atol=1e-6)
+    valid = np.asarray(block.valid)
+    np.testing.assert_allclose(metrics["value/target"], np.asarray(target)[valid].mean(), rtol=1e-5)
+
+
+def test_an_auto_network_is_normalised_unless_told_otherwise():
+    def weights(model):
+        state = learner("pqn", Countdown(), 2, model=model).algorithm.init(jax.random.key(0))
+        return {name.split("/")[0] for name in state.variables["params"]}
+
+    normal = {"body.layer_normalization0", "body.layer_normalization1"}
+    assert normal <= weights("auto")
+    assert normal <= weights({"type": "auto", "size": 8})
+    assert not normal & weights({"type": "auto", "norm": None})
+    assert not normal & weights([{"type": "dense", "size": 8}])
+    assert small("pqn")["model"] == [{"type": "dense", "size": 16}]
+
+
+def test_normalisation_stands_before_the_activation():
+    """The features of a normalised network do not change with the scale of the kernel before."""
+    made = learner("pqn", Countdown(), 2, model={"type": "auto", "depth": 1, "size": 64})
+    algorithm = made.algorithm
+    variables = algorithm.init(jax.random.key(0)).variables
+    observation = {
+        "count/left": jnp.array([[3.0]]),
+        "count/odd": jnp.array([True]),
+        "noise": jnp.array([[0.3, -2.0]]),
+        "level": jnp.array([2]),
+    }
+
+    def values(scale):
+        params = dict(variables["params"])
+        params["body.dense0/kernel"] = params["body.dense0/kernel"] * scale
+        return np.asarray(algorithm.q_values({**variables, "params": params}, observation)["action"])
+
+    np.testing.assert_allclose(values(100.0), values(1000.0), rtol=1e-4)
+    with pytest.raises(SpecError, match=r"norm must be None or 'layer'\. Received: norm='batch'"):
+        learner("pqn", Countdown(), 2, model={"type": "auto", "norm": "batch"})
+
+
+def test_settings_that_do_not_fit_are_refused():
+    with pytest.raises(
+        SpecError, match=r"mini_batches must be at most 12 \(2 environments x n_steps 6 rows\)"
+    ):
+        learner("pqn", Countdown(), 2, mini_batches=13)
+    with pytest.raises(SpecError, match="pqn takes feed-forward networks only"):
+        learner("pqn", Countdown(), 2, model=[{"type": "gru", "size": 4}])
+    with pytest.raises(SpaceError, match="pqn serves 'int' and 'bool' actions only"):
+        learner("pqn", Countdown(kind="float"), 2)
+    with pytest.raises(
+        SpecError, match=r"epsilon_end must be at most epsilon_start\. Received: epsilon_end=0\.5"
+    ):
+        define("pqn", epsilon_start=0.1, epsilon_end=0.5)
