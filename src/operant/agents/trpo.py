@@ -1,0 +1,373 @@
+"""Trust region policy optimization (TRPO), the single-path version.
+
+Paper: Schulman et al. 2015, "Trust Region Policy Optimization" (https://arxiv.org/abs/1502.05477), section 6 and appendix C.
+
+    maximise L(θ) = mean(π_θ(a|s) / π_old(a|s) A)   subject to   mean KL(π_old || π_θ) <= δ      (eq. 14)
+    step s = √(2 δ / xᵀ F x) x with F x = ∇L(θ_old), by conjugate gradient                       (appendix C)
+    θ_new = θ_old + s / 2^k with the least k that raises L and keeps the divergence
+
+with F the Fisher matrix of the policy, and A from generalised advantage estimation (Schulman et al. 2016, eq. 16) over
+blocks of `n_steps` rows. The critic is a network of its own, fitted by gradient steps on
+
+    L_value = c_v mean(½ (V - R)²),   R = A + V_old
+
+Deviations: F is damped; the line search allows 1.5 times the divergence, because the quadratic model is exceeded about as
+often as not; advantages are standardised over the block (these as in OpenAI Baselines, the authors' later code). The objective
+may have an entropy bonus. The critic takes steps of first order, where Schulman et al. 2016 fit it within a trust region;
+the value's change can be clipped (`clip_value`). A time limit bootstraps from the value of the last observation. For a
+recurrent actor F takes every `fvp_n_steps`-th row into account but all are computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from operant.agents import stability
+from operant.agents.config import ActorCriticConfig, RolloutConfig
+from operant.agents.minibatches import divisible, passes
+from operant.agents.protocol import Counters, split_masks
+from operant.agents.rollouts import ActorCritic, evaluate
+from operant.nn import Head, Model, Policy, build
+from operant.ops import losses, optimise, trust_region
+from operant.ops.distributions import Product
+from operant.spaces import Spaces
+from operant.spec import Scalar, option
+from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
+
+
+class Config(RolloutConfig, ActorCriticConfig):
+    """Options of TRPO."""
+
+    lr: Scalar = option(
+        0.0007,
+        "Learning rate of the critic's optimizer (the actor's step follows from max-kl)",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+        aliases=("learning_rate",),
+    )
+    entropy_coef: Scalar = option(
+        0.0,
+        "Entropy coefficient of the actor's objective. Larger: more exploration",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+    )
+    grad_norm: float | None = option(
+        0.5,
+        "Global norm to which the critic's gradients are clipped (None: not)",
+        low=0.0,
+        low_open=True,
+        search="log_uniform",
+    )
+    lam: Scalar = option(
+        1.0, "GAE-Lambda for advantage estimation", low=0.0, high=1.0, search="log_uniform", traced=True
+    )
+    n_steps: int = option(
+        512,
+        "Transition steps",
+        unit="environment steps per environment and update",
+        low=1,
+        search="categorical",
+    )
+    max_kl: Scalar = option(
+        0.001,
+        "Divergence δ of the new policy from the old that a step aims at. Larger: bigger policy steps",
+        unit="nats",
+        low=0.0,
+        low_open=True,
+        search="log_uniform",
+        traced=True,
+    )
+    cg_iterations: int = option(10, "Conjugate gradient iterations per train step", low=1)
+    cg_residual_tolerance: Scalar = option(
+        1e-10,
+        "Squared norm of the residual at which conjugate gradient ends early",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+    )
+    cg_damping: Scalar = option(
+        0.001,
+        "Number added to the Fisher matrix's diagonal. Larger: more stable, closer to the plain gradient",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+    )
+    fvp_n_steps: int = option(
+        5,
+        "The Fisher matrix is estimated on every so manieth row of a block",
+        unit="rows",
+        low=1,
+        search="int",
+    )
+    actor_iterations: int = option(
+        10,
+        "Actor optimization iterations per train step: candidates of the line search, each half as far",
+        low=1,
+        search="int",
+    )
+    critic_iterations: int = option(
+        3,
+        "Critic optimization iterations per train step, each several passes over the block",
+        low=1,
+        search="int",
+    )
+    ppo_epochs: int = option(4, "Passes over the block per critic iteration", low=1, search="categorical")
+    mini_batches: int = option(
+        4, "Number of mini-batches of each of the critic's passes", low=1, search="categorical"
+    )
+    advantage_epsilon: Scalar = option(
+        1e-08,
+        "Value added to the advantages' deviation when they are standardised over a block",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+    )
+    clip_value: bool = option(False, "Clip the value's change per update by clip-norm")
+    clip_norm: Scalar = option(
+        0.1,
+        "With clip-value: clip range of the value's change per update",
+        unit="reward",
+        low=0.0,
+        low_open=True,
+        search="log_uniform",
+        traced=True,
+    )
+
+
+class State(NamedTuple):
+    """What training TRPO changes."""
+
+    actor: Tree
+    critic: Tree
+    optimizer: Tree
+    """Of the critic."""
+    reward_scale: Tree
+    """`RewardScale`, or `()` without reward normalisation."""
+
+
+class Fit(NamedTuple):
+    """What a gradient step of the critic reads; leaves `[B, ...]`, for a recurrent critic `[T, B, ...]`."""
+
+    observation: Arrays
+    value: Array
+    target: Array
+    valid: Array
+
+
+Outputs = Callable[[Array, Arrays], Arrays]
+"""Parameters as a vector, and observations, to a network's outputs."""
+
+SLACK = 1.5
+"""How much more than `max_kl` the line search allows."""
+
+
+def surrogate(policy: Product, block: Block, advantage: Array, entropy_coef: Scalar) -> Array:
+    """Return eq. 14's objective on a block, plus the entropy bonus.
+
+    Args:
+        policy: at the block's rows, `[T, N]`.
+        block: actions, and their log-probabilities when they were drawn.
+        advantage: A, `[T, N]`.
+        entropy_coef: weight of the mean entropy.
+    """
+    ratio = jnp.exp(policy.log_prob(block.action) - block.extras["log_prob"])
+    gain = losses.weighted_mean(ratio * advantage, block.valid)
+    return gain + entropy_coef * losses.weighted_mean(policy.entropy(), block.valid)
+
+
+def value_loss(params: Tree, state: Tree, algorithm: TRPO, fit: Fit, carry: Tree) -> tuple[Array, Metrics]:
+    """Return the critic's loss on one minibatch, and what to watch."""
+    c = algorithm.config
+    variables = {"params": params, "state": state}
+    value = evaluate(algorithm.critic, variables, fit.observation, carry, fit.valid)["value"]
+    if c.clip_value:
+        error = losses.clipped_value_loss(value, fit.value, fit.target, clip=c.clip_norm)
+    else:
+        error = losses.squared(value - fit.target)
+    loss = 0.5 * losses.weighted_mean(error, fit.valid)
+    return c.value_loss_coef * loss, {"loss/value": loss}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TRPO(ActorCritic):
+    """TRPO for any mix of float, int and bool actions, masked ones included. `model` is the actor's."""
+
+    config: Config
+    critic: Model
+
+    @classmethod
+    def create(cls, config: Config, spaces: Spaces, actors: int) -> TRPO:
+        """Build both networks; refuse blocks that cannot be divided into the minibatches asked for."""
+        rows = actors * config.n_steps
+        divisible(config, rows, f"{actors} environments x n_steps {config.n_steps} rows")
+        policy = Policy(spaces.actions.components, std=config.std, bounded=config.distribution)
+        states, normalize = spaces.states.components, config.normalize_observations
+        actor = build(config.actor_model, states, policy.heads(), normalize=normalize, name="actor")
+        critic = build(config.critic_model, states, {"value": Head(())}, normalize=normalize, name="critic")
+        if critic.recurrent:
+            divisible(
+                config, actors, f"{actors} environments: a recurrent critic learns from whole sequences"
+            )
+        return cls(config, spaces, actors, actor, policy, critic)
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether either network has a recurrent state."""
+        return self.model.recurrent or self.critic.recurrent
+
+    def init(self, key: Key) -> State:
+        """Initialise both networks and the critic's optimizer."""
+        key_actor, key_critic = jax.random.split(key)
+        critic = self.critic.init(key_critic)
+        optimizer = stability.optimizer(self.config).init(critic["params"])
+        scale = stability.reward_scale(self.config, self.actors)
+        return State(self.model.init(key_actor), critic, optimizer, scale)
+
+    def weights(self, state: State) -> dict[str, Tree]:
+        """Return the variables of actor and critic."""
+        return {"actor": state.actor, "critic": state.critic}
+
+    def with_weights(self, state: State, weights: dict[str, Tree]) -> State:
+        """Put other variables in."""
+        return state._replace(actor=weights["actor"], critic=weights["critic"])
+
+    def acting(self, state: State, counters: Counters) -> Tree:
+        """Acting needs the actor; and a recurrent critic, which remembers what it sees."""
+        return self.weights(state)
+
+    def initial_carry(self, n: int) -> Tree:
+        """Return the recurrent states of both networks at the start of an episode."""
+        if not self.recurrent:
+            return ()
+        return {"actor": self.model.initial_carry(n), "critic": self.critic.initial_carry(n)}
+
+    def act(self, acting: Tree, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
+        """Draw from the policy (or take its mode), with the log-probability as extra."""
+        own = carry if self.recurrent else {"actor": (), "critic": ()}
+        action = super().act(acting["actor"], observation, own["actor"], noise, explore)
+        if not self.recurrent:
+            return action
+        following = self.critic.apply(acting["critic"], observation, own["critic"])[1]
+        return action._replace(carry={"actor": action.carry, "critic": following})
+
+    def update(
+        self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
+    ) -> tuple[State, Tree, Metrics]:
+        """Estimate advantages, take one step of the policy within the trust region, then fit the critic."""
+        c = self.config
+        scale, block = stability.scale_block(c, state.reward_scale, block)
+        actor = self.model.observe(state.actor, block.observation, block.valid)
+        critic = self.critic.observe(state.critic, block.observation, block.valid)
+        carry = block.carry if self.recurrent else {"actor": (), "critic": ()}
+        value = evaluate(self.critic, critic, block.observation, carry["critic"], block.valid)["value"]
+        value, advantage, target = self.advantages(value, block)
+        # The row after the block was there for its value only.
+        block = block._replace(observation=jax.tree.map(lambda x: x[:-1], block.observation))
+        actor, metrics = self._improve(actor, carry["actor"], block, advantage)
+        fit = Fit(block.observation, value, target, block.valid)
+        critic, optimizer, fitted = self._fit(critic, state.optimizer, carry["critic"], fit, key)
+        metrics |= {
+            "loss/value": fitted["loss/value"],
+            "update/grad_norm": jnp.hypot(metrics["update/grad_norm"], fitted["update/grad_norm"]),
+            "update/skipped": metrics["update/skipped"] + fitted["update/skipped"],
+            "update/explained_variance": losses.explained_variance(value, target, block.valid),
+            "update/lr": jnp.asarray(c.lr, jnp.float32),
+            "value/mean": losses.weighted_mean(value, block.valid),
+        }
+        return State(actor, critic, optimizer, scale), memory, metrics
+
+    def _improve(self, actor: Tree, carry: Tree, block: Block, advantage: Array) -> tuple[Tree, Metrics]:
+        """Take one natural-gradient step of the policy, as far as the line search allows."""
+        c, weight = self.config, block.valid.astype(jnp.float32)
+        start, tree = ravel_pytree(actor["params"])
+        advantage = losses.normalise(advantage, weight, epsilon=c.advantage_epsilon)
+
+        def outputs(params: Array, observation: Arrays) -> Arrays:
+            variables = {**actor, "params": tree(params)}
+            return evaluate(self.model, variables, observation, carry, block.valid)
+
+        def objective(params: Array) -> tuple[Array, Product]:
+            masks = split_masks(block.observation)[1]
+            policy = self.policy.distribution(outputs(params, block.observation), masks)
+            return surrogate(policy, block, advantage, c.entropy_coef), policy
+
+        (reached, old), gradient = jax.value_and_grad(objective, has_aux=True)(start)
+        step = trust_region.natural_step(
+            self._fisher(outputs, start, block),
+            gradient,
+            max_kl=c.max_kl,
+            iterations=c.cg_iterations,
+            tolerance=c.cg_residual_tolerance,
+        )
+
+        def measure(params: Array) -> tuple[Array, Array]:
+            value, policy = objective(params)
+            return value, losses.weighted_mean(old.kl(policy), weight)
+
+        def accept(params: Array) -> Array:
+            value, kl = measure(params)
+            return jnp.isfinite(value) & (value > reached) & (kl <= SLACK * c.max_kl)
+
+        found = trust_region.line_search(accept, start, step, candidates=c.actor_iterations)
+        value, kl = measure(found.point)
+        norm = jnp.linalg.norm(gradient)
+        finite = jnp.isfinite(norm) & jnp.isfinite(jnp.linalg.norm(step))
+        return {**actor, "params": tree(found.point)}, {
+            "loss/policy": -value,
+            "policy/entropy": losses.weighted_mean(old.entropy(), weight),
+            "update/kl": kl,
+            "update/accepted": found.accepted.astype(jnp.float32),
+            "update/line_search_steps": found.refused.astype(jnp.float32),
+            "update/grad_norm": norm,
+            "update/skipped": 1.0 - finite.astype(jnp.float32),
+        }
+
+    def _fisher(self, outputs: Outputs, params: Array, block: Block) -> Callable[[Array], Array]:
+        """Return the product of a vector with the damped Fisher matrix, estimated on every `fvp_n_steps`-th row."""
+        every = self.config.fvp_n_steps
+        observation, weight = block.observation, block.valid.astype(jnp.float32)
+        if self.model.recurrent:  # which needs the rows between, too
+            rows = jnp.arange(weight.shape[0])[:, None]
+            weight = jnp.where(rows % every == 0, weight, 0.0)
+        else:
+            observation, weight = jax.tree.map(lambda x: x[::every], (observation, weight))
+        masks = split_masks(observation)[1]
+
+        def divergence(old: Arrays, new: Arrays) -> Array:
+            kl = self.policy.distribution(old, masks).kl(self.policy.distribution(new, masks))
+            return losses.weighted_mean(kl, weight)
+
+        return trust_region.fisher_product(
+            lambda x: outputs(x, observation), divergence, params, self.config.cg_damping
+        )
+
+    def _fit(
+        self, critic: Tree, opt_state: Tree, carry: Tree, fit: Fit, key: Key
+    ) -> tuple[Tree, Tree, Metrics]:
+        """Take all gradient steps of the critic in one scan."""
+        c, optimizer = self.config, stability.optimizer(self.config)
+
+        def step(learned: tuple[Tree, Tree], part: tuple[Fit, Tree]) -> tuple[tuple[Tree, Tree], Metrics]:
+            grads, metrics = jax.grad(value_loss, has_aux=True)(learned[0], critic["state"], self, *part)
+            params, opt_state, info = optimise.apply(optimizer, *learned, grads)
+            return (params, opt_state), metrics | {f"update/{k}": v for k, v in info.items()}
+
+        (params, opt_state), metrics = passes(
+            step,
+            (critic["params"], opt_state),
+            fit,
+            key,
+            epochs=c.critic_iterations * c.ppo_epochs,
+            parts=c.mini_batches,
+            carry=carry,
+            sequences=self.critic.recurrent,
+        )
+        return {**critic, "params": params}, opt_state, metrics
