@@ -88,9 +88,9 @@ def test_programs(example, tmp_path, monkeypatch):
 
     def short(self, target_reward=None, max_steps=None):
         seen.append(self)
-        before = self.session.driver.train.counters.updates
+        before = int(self.session.driver.train.counters.updates)
         outcome = fit(self, target_reward, 1200)
-        assert self.session.driver.train.counters.updates > before
+        assert int(self.session.driver.train.counters.updates) > before
         return outcome
 
     monkeypatch.setattr(Trainer, "fit", short)
