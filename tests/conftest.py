@@ -1,5 +1,6 @@
 """Strict settings for every test: what passes silently elsewhere is an error here."""
 
+import gc
 import os
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -13,6 +14,33 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_code_is_freed():
+    """Each program that XLA compiles takes some memory maps, of which a process may have 65,530: a whole test run has more."""
+    yield
+    gc.collect()
+    jax.clear_caches()
+
+
 @pytest.fixture
 def key():
     return jax.random.key(0)
+
+
+EVERYDAY = ("dqn", "ppo", "td3")
+"""Agents whose tests run every day: replay, rollouts, several networks. Those that all agents share are slow for the others."""
+SHARED = ("test_conformance.py", "test_drivers.py", "test_knobs.py", "test_probes.py")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark as slow the tests of all agents that are about one beside those of every day."""
+    from operant.agents import AGENTS
+
+    for item in items:
+        given = getattr(item, "callspec", None)
+        if item.path.name not in SHARED or given is None or item.get_closest_marker("exhaustive"):
+            continue
+        about = {value for value in given.params.values() if isinstance(value, str)} & set(AGENTS)
+        if about and not about & set(EVERYDAY):
+            item.add_marker(pytest.mark.slow)

@@ -48,9 +48,16 @@ BUDGETS = {
 """What is added so that little time is enough for updates."""
 
 
-@pytest.mark.slow
+def once(command):
+    """Leave to the exhaustive run what another command line or a program shows as well."""
+    double = "--n-env " in command or ("Pong" in command and "dqn" not in command and "acer" not in command)
+    return pytest.param(command, marks=pytest.mark.exhaustive if double else pytest.mark.slow)
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda c: "-".join(c.split()[1:4:2]))
+@pytest.mark.parametrize(
+    "command", [once(command) for command in COMMANDS], ids=["-".join(c.split()[1:4:2]) for c in COMMANDS]
+)
 def test_command_lines(command, tmp_path, monkeypatch):
     pytest.importorskip("ale_py", reason="needs the extra 'atari'")
     monkeypatch.chdir(tmp_path)
