@@ -158,6 +158,7 @@ def policy_gradient(row: Row, *, c: float | Array, epsilon: float | Array) -> Fl
     """Return g of eq. 9: the objective's gradient in the probabilities φ, truncated and with bias correction.
 
     Args:
+        row: probabilities, values and targets.
         c: bound of the importance weights.
         epsilon: added to the probability that divides.
     """
