@@ -83,9 +83,16 @@ def test_command_lines(command, tmp_path, monkeypatch):
         assert all(checkpoint.is_checkpoint(file) for file in files)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+LONG = ("acer",)
+"""Programs that take minutes; their command line takes less."""
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(p, marks=pytest.mark.exhaustive if p.stem in LONG else pytest.mark.slow) for p in EXAMPLES],
+    ids=[path.stem for path in EXAMPLES],
+)
 def test_programs(example, tmp_path, monkeypatch):
     """They import Keras before operant, which needs KERAS_BACKEND=jax; `import operant` in the first line does as well."""
     pytest.importorskip("ale_py", reason="needs the extra 'atari'")

@@ -375,9 +375,12 @@ def __getattr__(name: str) -> Any:
 
 
 def _model(algorithm: Any, name: str) -> Any:
-    """Return the model that an algorithm's `weights` calls so: an attribute, or one of several that stand in a dict."""
+    """Return the model that an algorithm's `weights` calls so.
+
+    It is an attribute, or one of several that stand in a dict; the actor may be the algorithm's `model`.
+    """
     places = [vars(algorithm), *(value for value in vars(algorithm).values() if isinstance(value, dict))]
-    return next(place[name] for place in places if name in place)
+    return next(place[n] for n in (name, "model") for place in places if n in place)
 
 
 def _split(agent: str, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
