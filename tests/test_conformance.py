@@ -111,6 +111,18 @@ def test_config_is_never_written_to(agent):
 # Acting and updating
 
 
+def test_weights_are_those_of_the_models_and_go_back_as_they_came(agent):
+    algorithm, (train, _) = agent.learner.algorithm, agent.begin(0)
+    weights = algorithm.weights(train.state)
+    assert list(weights) == list(algorithm.models)
+    for name, model in algorithm.models.items():
+        expected = jax.eval_shape(model.init, jax.random.key(0))
+        assert jax.tree.map(jnp.shape, weights[name]) == jax.tree.map(lambda x: x.shape, expected), name
+    other, _ = agent.begin(1)
+    moved = algorithm.with_weights(train.state, algorithm.weights(other.state))
+    assert equal(algorithm.weights(moved), algorithm.weights(other.state))
+
+
 def random_observation(spaces: Spaces, n: int, key):
     """Observations with numbers of all kinds; masks allow at least one value."""
     observation = {}

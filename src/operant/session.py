@@ -114,7 +114,7 @@ class Weights:
 
     def __init__(self, learner: Learner, run: RunConfig) -> None:
         self.algorithm = learner.algorithm
-        self.models = learner.models
+        self.models = tuple(learner.algorithm.models)
         self.paths = run.checkpoints
         self.given = run.weights
         for name, paths in (("checkpoints", self.paths), ("weights", self.given)):

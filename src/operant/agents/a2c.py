@@ -16,7 +16,7 @@ just the paper's RMSprop).
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -93,6 +93,7 @@ class A2C(ActorCritic):
     """A2C for any mix of float, int and bool actions, masked ones included."""
 
     config: Config
+    keeps_log_prob: ClassVar[bool] = False
 
     @classmethod
     def create(cls, config: Config, spaces: Spaces, actors: int) -> A2C:

@@ -261,6 +261,11 @@ class ACER:
         opt_state = stability.optimizer(self.config).init(variables["params"])
         return State(variables, average, opt_state, stability.reward_scale(self.config, self.actors))
 
+    @property
+    def models(self) -> dict[str, Model]:
+        """The one network."""
+        return {"model": self.model}
+
     def weights(self, state: State) -> dict[str, Tree]:
         """Return the variables of the one model."""
         return {"model": state.variables}

@@ -90,16 +90,18 @@ class Continuous(abc.ABC):
                     f"max_value={leaf.max_value}). Give both, or use one of these agents instead: {_unbounded()}."
                 )
         states = {k: leaf for k, leaf in spaces.states.components.items() if not k.endswith(MASK)}
-        normalize = [k for k, leaf in states.items() if _normalizable(leaf)]
-        seen = normalize if config.normalize_observations else False
-        actor = build(_network(config.actor_model), states, cls.heads(spaces), normalize=seen, name="actor")
+        normalize = config.normalize_observations
+        actor = build(
+            _network(config.actor_model), states, cls.heads(spaces), normalize=normalize, name="actor"
+        )
         inputs = states | {
             critic_input(action, states): in_units(leaf) for action, leaf in spaces.actions.components.items()
         }
         value, network = {"value": Head(())}, _network(config.critic_model)
-        # A Keras model brings weights. A second critic draws its own, or else it would stay the first one's double.
+        # The critics normalise what the actor does, and no actions: these are in units already. A Keras model brings
+        # weights: a second critic draws its own, or else it would stay the first one's double.
         made = {
-            critic: build(network, inputs, value, normalize=seen, reinitialize=i > 0, name=critic)
+            critic: build(network, inputs, value, normalize=actor.normalized, reinitialize=i > 0, name=critic)
             for i, critic in enumerate(critics)
         }
         for option, model in (("actor_model", actor), ("critic_model", made[critics[0]])):
@@ -143,8 +145,7 @@ class Continuous(abc.ABC):
     def start(self, key: Key) -> dict[str, Any]:
         """Return the first values of the state's common fields; every model has a key of its own."""
         keys = jax.random.split(key, 1 + len(self.critics))
-        models = {"actor": self.actor, **self.critics}
-        variables = {name: model.init(k) for (name, model), k in zip(models.items(), keys, strict=True)}
+        variables = {name: model.init(k) for (name, model), k in zip(self.models.items(), keys, strict=True)}
         critics = tuple(variables[name]["params"] for name in self.critics)
         return {
             **variables,
@@ -153,9 +154,14 @@ class Continuous(abc.ABC):
             "reward_scale": stability.reward_scale(self.config, self.actors),
         }
 
+    @property
+    def models(self) -> dict[str, Model]:
+        """The actor and each critic."""
+        return {"actor": self.actor, **self.critics}
+
     def weights(self, state: Any) -> dict[str, Tree]:
         """Return the variables of the actor and of each critic."""
-        return {name: getattr(state, name) for name in ("actor", *self.critics)}
+        return {name: getattr(state, name) for name in self.models}
 
     def with_weights(self, state: Any, weights: dict[str, Tree]) -> Any:
         """Put other variables in; targets become their copies."""
@@ -303,10 +309,9 @@ class Continuous(abc.ABC):
         """
         c = self.config
         scale, _ = stability.scale_block(c, state.reward_scale, block)
-        models = {"actor": self.actor, **self.critics}
         observed = {
             name: model.observe(getattr(state, name), block.observation, block.valid)
-            for name, model in models.items()
+            for name, model in self.models.items()
         }
         state = state._replace(**observed, reward_scale=scale)
         most = self.rows * self.actors if c.gradient_steps is None else c.gradient_steps
@@ -382,10 +387,6 @@ def critic_input(action: str, states: Mapping[str, Leaf]) -> str:
 def in_units(leaf: Leaf) -> Leaf:
     """Return an action as networks see it."""
     return dataclasses.replace(leaf, min_value=-1.0, max_value=1.0, dtype="float32")
-
-
-def _normalizable(leaf: Leaf) -> bool:
-    return leaf.type == "float" and leaf.dtype != "uint8" and len(leaf.shape) < 2
 
 
 def _network(given: Any) -> Any:

@@ -112,20 +112,6 @@ class Learner:
         memory = () if algorithm.memory is None else algorithm.memory.init(self.example())
         return Train(state, memory, hyper, key, counters)
 
-    @functools.cached_property
-    def models(self) -> tuple[str, ...]:
-        """Names of the algorithm's models, in order."""
-        names: list[str] = []
-
-        def note(key: Key) -> Tree:
-            algorithm = self._at(self.hyper())
-            weights = algorithm.weights(algorithm.init(key))
-            names.extend(weights)
-            return weights
-
-        jax.eval_shape(note, jax.random.key(0))
-        return tuple(names)
-
     def example(self) -> Row:
         """Return shapes and dtypes of one row of one actor."""
         block = self._block_shape(1, 1)

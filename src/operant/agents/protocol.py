@@ -11,6 +11,7 @@ import jax
 from jaxtyping import UInt32
 
 from operant.memory.replay import Replay
+from operant.nn import Model
 from operant.spaces import Spaces
 from operant.spec import Config
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
@@ -59,8 +60,13 @@ class Algorithm(Protocol):
         """Return the first state."""
         ...
 
+    @property
+    def models(self) -> dict[str, Model]:
+        """The networks by name, in the order of `--checkpoints` and `--weights`."""
+        ...
+
     def weights(self, state: Tree) -> dict[str, Tree]:
-        """Return the variables of each model by name, in the order of `--checkpoints` and `--weights`."""
+        """Return the variables of each of the `models`."""
         ...
 
     def with_weights(self, state: Tree, weights: dict[str, Tree]) -> Tree:

@@ -80,6 +80,11 @@ class QLearner:
         """Environment steps with random actions, after which ε begins to fall."""
         return 0
 
+    @property
+    def models(self) -> dict[str, Model]:
+        """The one network."""
+        return {"model": self.model}
+
     def weights(self, state: Any) -> dict[str, Tree]:
         """Return the variables of the one model."""
         return {"model": state.variables}

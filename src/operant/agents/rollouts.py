@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax.numpy as jnp
 
@@ -53,6 +53,8 @@ class ActorCritic:
     actors: int
     model: Model
     policy: Policy
+    keeps_log_prob: ClassVar[bool] = True
+    """Whether the update wants the log-probability that an action had when it was drawn, as extra of its row."""
 
     @classmethod
     def build(cls, config: Any, spaces: Spaces, actors: int, *, separate: bool = False) -> Self:
@@ -77,6 +79,11 @@ class ActorCritic:
         """None: on-policy."""
         return None
 
+    @property
+    def models(self) -> dict[str, Model]:
+        """The one network."""
+        return {"model": self.model}
+
     def weights(self, state: Any) -> dict[str, Tree]:
         """Return the variables of the one model."""
         return {"model": state.variables}
@@ -98,11 +105,12 @@ class ActorCritic:
         return self.model.initial_carry(n)
 
     def act(self, acting: Tree, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
-        """Draw from the policy (or take its mode), with the log-probability as extra."""
+        """Draw from the policy (or take its mode)."""
         outputs, carry = self.model.apply(acting, observation, carry)
         policy = self.policy.distribution(outputs, split_masks(observation)[1])
         action = policy.sample(noise) if explore else policy.mode()
-        return Action(action, {"log_prob": policy.log_prob(action)}, carry)
+        extras = {"log_prob": policy.log_prob(action)} if self.keeps_log_prob else {}
+        return Action(action, extras, carry)
 
     def evaluate(self, variables: Tree, observation: Arrays, carry: Tree, valid: Array) -> Arrays:
         """Run the model over rows; see the function of this name."""

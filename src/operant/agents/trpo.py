@@ -231,6 +231,11 @@ class TRPO(ActorCritic):
         scale = stability.reward_scale(self.config, self.actors)
         return State(self.model.init(key_actor), critic, optimizer, scale)
 
+    @property
+    def models(self) -> dict[str, Model]:
+        """Actor and critic."""
+        return {"actor": self.model, "critic": self.critic}
+
     def weights(self, state: State) -> dict[str, Tree]:
         """Return the variables of actor and critic."""
         return {"actor": state.actor, "critic": state.critic}

@@ -64,6 +64,8 @@ class Model:
         self._ports = dict(inputs)
         self._heads = dict(heads)
         self._carries = dict(carries.sizes)
+        self.normalized = tuple(normalized)
+        """Inputs that are standardised by running moments."""
         self._normalized = dict(normalized)
         self._to_spec = to_spec
         order = {id(v): name for name, v in named_variables(network)}
