@@ -12,8 +12,10 @@ import pytest
 import operant
 from operant import checkpoint
 from operant.agents import AGENTS, config_class
+from operant.envs.classic import CartPole
 from operant.errors import EnvironmentError, SpecError, UsageError
-from operant.fit import CLASSES, ReplayBuffer1, ReplayBuffer2, create_envs, trainer
+from operant.fit import CLASSES, trainer
+from operant.inputs import ReplayBuffer1, ReplayBuffer2, create_envs
 from operant.spec import options
 from operant.tracking import read_history
 
@@ -95,6 +97,33 @@ def test_buffers_are_summed_up():
     assert sizes == (800, 50, 36) and config.double
     assert agent.fit(max_steps=80).step == 80
     agent.close()
+
+
+def test_batches_that_are_counted_per_environment_anyway_are_not_summed_up():
+    shares = [ReplayBuffer1(64, initial_size=20, batch_size=16) for _ in range(4)]
+    envs = create_envs("CartPole-v1", 4, preprocess=False)
+    agent = operant.ACER(envs, NET, shares, quiet=True, seed=1)
+    config = agent.session.definition.config
+    assert (config.buffer_max_size, config.buffer_batch_size) == (256, 16)
+    agent.close()
+
+
+def test_a_jax_native_environment_trains_compiled_and_keeps_the_time_limit():
+    agent = operant.PPO(CartPole(), NET, n_envs=2, max_episode_timesteps=7, **SMALL)
+    assert agent.session.environments.native is not None
+    agent.fit(max_steps=200)
+    assert agent.games > 20 and max(agent.total_rewards) <= 7
+    agent.close()
+
+
+def test_an_id_of_a_game_is_preprocessed():
+    pytest.importorskip("ale_py")
+    agent = operant.PPO("PongNoFrameskip-v4", "auto", n_envs=1, preprocess=True, **SMALL)
+    shapes = {leaf.shape for leaf in agent.session.learner.algorithm.spaces.states.components.values()}
+    assert shapes == {(84, 84, 4)}
+    agent.close()
+    with pytest.raises(SpecError, match=r"preprocess is for an id.*create_envs"):
+        operant.PPO(create_envs("CartPole-v1", preprocess=False), NET, preprocess=True, **SMALL)
 
 
 @pytest.mark.parametrize(

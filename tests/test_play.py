@@ -9,9 +9,10 @@ import pytest
 import operant
 from operant.cli import main
 from operant.errors import SpecError
-from operant.fit import create_envs
-from operant.play import Pictures, PlayConfig, Video, Window, play
+from operant.inputs import create_envs
+from operant.play import PlayConfig, play
 from operant.tracking import read_history
+from operant.watch import Pictures, Video, Window
 
 NET = ["--model", '[{"type": "dense", "size": 8}]']
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from operant.agent import Agent as Agent
     from operant.envs import Environment as Environment
     from operant.errors import OperantError as OperantError
-    from operant.fit import create_envs as create_envs
+    from operant.inputs import create_envs as create_envs
     from operant.nn.cfg import ModelReader as ModelReader
 
 _PUBLIC = {
@@ -29,7 +29,7 @@ _PUBLIC = {
     "Environment": "operant.envs",
     "ModelReader": "operant.nn.cfg",
     "OperantError": "operant.errors",
-    "create_envs": "operant.fit",
+    "create_envs": "operant.inputs",
 }
 
 __all__ = ["Agent", "Environment", "ModelReader", "OperantError", "__version__", "agents", "create_envs"]

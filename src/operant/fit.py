@@ -16,18 +16,19 @@ import gymnasium
 
 from operant.agents import AGENTS, config_class
 from operant.agents.making import define
-from operant.envs import table, vector
+from operant.envs import vector
 from operant.errors import SpecError, UsageError, suggest, value_error
 from operant.execution.config import RunConfig
 from operant.execution.episodes import Score
 from operant.execution.monitor import Monitor
 from operant.execution.training import Outcome, Training
+from operant.inputs import buffer_options, made_again, optimizer_options
 from operant.play import PlayConfig, Played, environment
 from operant.play import run as run_episodes
-from operant.session import Environments, Session
+from operant.session import Session
 from operant.spec import options
-from operant.tracking import Console, History, Tracker
-from operant.train import monitored
+from operant.tracking import History, Tracker
+from operant.train import console, make_environments, monitored
 
 MODELS = {"model": "model", "actor_model": "actor", "critic_model": "critic"}
 """Options that take a network, and what the algorithm calls it."""
@@ -37,81 +38,6 @@ NOT_OPTIONS = frozenset(
     {"env", "n_envs", "max_steps", "target_reward", "monitor_session", "resume", "weights"}
 )
 """Options of a run that are no keyword arguments here: others say the same."""
-
-
-def create_envs(
-    env_name: str,
-    n: int = 1,
-    preprocess: bool = True,
-    max_frame: bool = False,
-    **kwargs: Any,
-) -> list[Any]:
-    """Make several Gymnasium environments.
-
-    Args:
-        env_name: id, such as `CartPole-v1` or `PongNoFrameskip-v4`.
-        n: how many.
-        preprocess: whether to treat observations as Atari frames (grey, 84 x 84, every fourth frame, stacks of four).
-        max_frame: with `preprocess`: take the maximum over the last two frames, against flicker.
-        kwargs: arguments of the environment itself.
-
-    Raises:
-        SpecError: the id is unknown, or the observations are no frames to preprocess.
-    """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise value_error("n", "a whole number of at least 1", n)
-    if max_frame and not preprocess:
-        raise value_error("max_frame", "False without preprocess", max_frame, "Set preprocess=True.")
-    if preprocess:
-        from operant.envs.atari import preprocessed
-
-        return [preprocessed(env_name, max_frame=max_frame, **kwargs) for _ in range(n)]
-    source = table.resolve(env_name, arguments=kwargs)
-    return [source.make() for _ in range(n)]
-
-
-class ReplayBuffer1:
-    """Size of one environment's share of the replay memory, for the class of an algorithm that has one.
-
-    The memory itself lives on the device that trains, one for all environments; shares are summed up.
-
-    Args:
-        size: most rows.
-        initial_size: environment steps before learning starts (default: `size`).
-        batch_size: transitions of this share in a batch.
-
-    Raises:
-        SpecError: sizes that do not fit one another.
-    """
-
-    def __init__(self, size: int, *, initial_size: int | None = None, batch_size: int = 32) -> None:
-        self.size = size
-        self.initial_size = size if initial_size is None else initial_size
-        self.batch_size = batch_size
-        for name in ("size", "initial_size", "batch_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise value_error(name, "a whole number of at least 1", value)
-        for name in ("initial_size", "batch_size"):
-            if getattr(self, name) > size:
-                raise value_error(name, f"at most size ({size})", getattr(self, name))
-
-
-class ReplayBuffer2(ReplayBuffer1):
-    """As `ReplayBuffer1`; `slots` (arrays of a transition) is accepted and means nothing here.
-
-    Args:
-        size: most rows.
-        slots: ignored.
-        initial_size: environment steps before learning starts (default: `size`).
-        batch_size: transitions of this share in a batch.
-    """
-
-    def __init__(
-        self, size: int, slots: int = 5, *, initial_size: int | None = None, batch_size: int = 32
-    ) -> None:
-        super().__init__(size, initial_size=initial_size, batch_size=batch_size)
-        self.slots = slots
 
 
 class Trainer:
@@ -146,27 +72,29 @@ class Trainer:
         trial: Any = None,
         **settings: Any,
     ) -> None:
+        if isinstance(envs, list | tuple) and not envs:
+            raise value_error("envs", "at least one environment", envs)
         self.trial = trial
         self._envs = envs
         given = self._named(parts, settings)
         run, own = _split(self.agent, given)
         self.models = {name: own[name] for name in MODELS if name in own}
-        own |= _buffers(own.pop("buffers", None))
-        own = {**_optimizer(self.models, own), **own}
-        environments = _environments(envs, n_envs, run)
-        count = n_envs or 1 if environments.vector is None else environments.vector.num_envs
-        name = envs if isinstance(envs, str) else getattr(environments.vector, "name", type(envs).__name__)
+        own |= buffer_options(config_class(self.agent), own.pop("buffers", None))
+        own = {**optimizer_options(self.models, own), **own}
         seed = run.pop("seed", None)
         self.run = RunConfig.from_dict(
             {
                 **run,
-                "env": name,
-                "n_envs": count,
+                "env": envs if isinstance(envs, str) else type(envs).__name__,
+                "n_envs": n_envs or 1,
                 "weights": tuple(weights),
                 "seed": secrets.randbelow(2**31) if seed is None else seed,
-                "max_steps": 1,
+                "max_steps": 1,  # `fit` says how many
             }
         )
+        environments = make_environments(self.run, None if isinstance(envs, str) else envs, n_envs)
+        if environments.vector is not None:
+            self.run = self.run.replace(env=environments.vector.name, n_envs=environments.vector.num_envs)
         try:
             self.session = Session(define(self.agent, **own), environments, self.run)
             if weights:
@@ -220,7 +148,7 @@ class Trainer:
         directory = Path(run.run_dir) / "checkpoints" if run.run_dir else None
         training = self.session.training(run, Tracker(), directory, self._report)
         training.score, training.monitor, training.elapsed = self._score, self._monitor, self.elapsed
-        training.sinks = Tracker(self._sinks(run))
+        training.sinks = Tracker(self._sinks(run, training))
         try:
             outcome = training.loop()
             training.sinks.message(outcome.message)
@@ -268,6 +196,9 @@ class Trainer:
                 "frame_frequency": frame_frequency,
                 "episodes": episodes,
                 "seed": self.run.seed,
+                "preprocess": self.run.preprocess,
+                "max_frame": self.run.max_frame,
+                "max_episode_timesteps": self.run.max_episode_timesteps,
             }
         )
         env = self._another(config)
@@ -285,24 +216,14 @@ class Trainer:
             raise SpecError(
                 f"play makes an environment like the first one, and cannot make another {first!r}."
             )
-        return vector.create(_made_again(first), mode="in-process")
+        return vector.create(made_again(first), mode="in-process")
 
-    def _sinks(self, run: RunConfig) -> list[Any]:
-        console = Console(
-            max_steps=run.max_steps,
-            target_reward=run.target_reward,
-            display_precision=run.display_precision,
-            log_frequency=run.log_frequency,
-            quiet=run.quiet,
-            start_step=self.steps,
-            start_time=self.elapsed,
-            start_games=self.games,
-        )
+    def _sinks(self, run: RunConfig, training: Training) -> list[Any]:
         sinks: list[Any] = [History(run.history_checkpoint)] if run.history_checkpoint else []
         if run.monitor_session is not None:
             place = Path(run.run_dir or ".")
             sinks.append(monitored(place, run, self.session.specification["agent"]))
-        return [*sinks, console]
+        return [*sinks, console(run, training)]
 
     def _report(self, training: Training) -> None:
         if self.trial is None or not training.score.episodes:
@@ -320,7 +241,7 @@ class Trainer:
         for option, given in self.models.items():
             name = next(name for name in weights if name.startswith(MODELS[option]))
             if hasattr(given, "stateless_call"):
-                _model(algorithm, name).assign(weights[name])
+                algorithm.models[name].assign(weights[name])
 
     @property
     def steps(self) -> int:
@@ -374,15 +295,6 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _model(algorithm: Any, name: str) -> Any:
-    """Return the model that an algorithm's `weights` calls so.
-
-    It is an attribute, or one of several that stand in a dict; the actor may be the algorithm's `model`.
-    """
-    places = [vars(algorithm), *(value for value in vars(algorithm).values() if isinstance(value, dict))]
-    return next(place[n] for n in (name, "model") for place in places if n in place)
-
-
 def _split(agent: str, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Tell options of the run from the algorithm's own."""
     known = set(options(RunConfig)) - NOT_OPTIONS
@@ -391,69 +303,4 @@ def _split(agent: str, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str,
     return (
         {name: value for name, value in given.items() if name in known},
         {name: value for name, value in given.items() if name not in known},
-    )
-
-
-def _optimizer(models: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that the optimizers of compiled Keras models stand for."""
-    given = [m.optimizer for m in models.values() if getattr(m, "optimizer", None) is not None]
-    if "optimizer" in own or not given:
-        return {}
-    from operant.nn.keras_optimizers import options_of
-
-    found = [options_of(optimizer) for optimizer in given]
-    if any(other != found[0] for other in found):
-        raise SpecError(
-            "The models are compiled with different optimizers. Compile them with the same, or give optimizer= and lr=."
-        )
-    return found[0] if found else {}
-
-
-def _buffers(buffers: Any) -> dict[str, Any]:
-    """Return the options that a list of replay buffers stands for."""
-    if buffers is None:
-        return {}
-    parts = list(buffers) if isinstance(buffers, list | tuple) else [buffers]
-    for part in parts:
-        if not isinstance(part, ReplayBuffer1):
-            raise value_error("buffers", "a list of ReplayBuffer1 or ReplayBuffer2", part)
-    return {
-        "buffer_max_size": sum(part.size for part in parts),
-        "buffer_initial_size": sum(part.initial_size for part in parts),
-        "buffer_batch_size": sum(part.batch_size for part in parts),
-    }
-
-
-def _made_again(env: Any) -> Any:
-    """Make an environment once more, one that gives pictures."""
-    from operant.envs.atari import Preprocessed
-
-    if isinstance(env, Preprocessed):
-        return Preprocessed(_made_again(env.env), env.settings)
-    if env.spec is None:
-        raise SpecError(
-            f"{env!r} was not made by gymnasium.make, so play cannot make another. Register it, or evaluate by hand."
-        )
-    return gymnasium.make(env.spec, render_mode="rgb_array")
-
-
-def _environments(envs: Any, n_envs: int | None, run: Mapping[str, Any]) -> Environments:
-    """Make environments of what the user gave."""
-    if isinstance(envs, list | tuple) and not envs:
-        raise value_error("envs", "at least one environment", envs)
-    if isinstance(envs, str) and table.is_native(envs):
-        return Environments(table.native(envs), None)
-    from operant.envs.atari import Preprocessed
-
-    frames = isinstance(envs, list | tuple) and all(isinstance(env, Preprocessed) for env in envs)
-    return Environments(
-        None,
-        vector.create(
-            envs,
-            n_envs,
-            mode=run.get("vector", "auto"),
-            max_episode_timesteps=run.get("max_episode_timesteps"),
-            clip_rewards=frames and run.get("clip_rewards", True),
-            episodic_life=frames and run.get("episodic_life", True),
-        ),
     )

@@ -14,12 +14,12 @@ from typing import Any
 PATHS: dict[str, dict[str, str]] = {
     "utils": {},
     "utils.buffers": {
-        "ReplayBuffer1": "operant.fit:ReplayBuffer1",
-        "ReplayBuffer2": "operant.fit:ReplayBuffer2",
+        "ReplayBuffer1": "operant.inputs:ReplayBuffer1",
+        "ReplayBuffer2": "operant.inputs:ReplayBuffer2",
     },
     "utils.common": {
         "ModelReader": "operant.nn.cfg:ModelReader",
-        "create_envs": "operant.fit:create_envs",
+        "create_envs": "operant.inputs:create_envs",
         "plot_history": "operant.tracking:plot_history",
     },
 }

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import time
-import warnings
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from operant.errors import SpecError, UsageError, suggest
+from operant.errors import SpecError, suggest
 from operant.spec import Config, option
 
 if TYPE_CHECKING:
     from operant.agents.learner import Learner, Train
     from operant.envs.vector import VectorEnv
+    from operant.watch import Output
 
 
 class PlayConfig(Config):
@@ -72,208 +70,17 @@ class Played(NamedTuple):
         return f"{len(self.rewards)} episodes: mean reward {mean:.2f} (standard deviation {std:.2f}), mean length {length:.1f}"
 
 
-class Output(Protocol):
-    """What takes the frames of episodes."""
-
-    def frame(self, picture: np.ndarray, number: int) -> None:
-        """Take frame `number` of the episode, uint8 `[height, width, 3]`."""
-
-    def end(self) -> None:
-        """Finish an episode."""
-
-
-class Video:
-    """Writes one mp4 file (H.264) for each episode."""
-
-    def __init__(self, directory: str | Path, fps: float) -> None:
-        self.directory = Path(directory)
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self.fps = fps
-        self.files: list[Path] = []
-        self._writer: Any = None
-        _needs("imageio_ffmpeg", "video_dir", "video")
-
-    def frame(self, picture: np.ndarray, number: int) -> None:
-        """Write a frame; a new episode opens a new file."""
-        import imageio_ffmpeg
-
-        # The codec takes even sizes only, and says nothing when it fails.
-        picture = np.pad(picture, ((0, picture.shape[0] % 2), (0, picture.shape[1] % 2), (0, 0)), mode="edge")
-        if self._writer is None:
-            path = _free(self.directory, len(self.files), "mp4")
-            self.files.append(path)
-            size = (picture.shape[1], picture.shape[0])
-            self._writer = imageio_ffmpeg.write_frames(
-                str(path), size, fps=self.fps, macro_block_size=1, quality=7, ffmpeg_log_level="error"
-            )
-            with warnings.catch_warnings():
-                # It starts ffmpeg by a fork, of which JAX warns. The child runs no Python code between fork and exec.
-                warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-                self._writer.send(None)
-        self._writer.send(np.ascontiguousarray(picture))
-
-    def end(self) -> None:
-        """Close the episode's file."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-
-
-class Pictures:
-    """Writes every n-th frame as ``00042.jpg``, episodes after the first into folders of their own."""
-
-    def __init__(self, directory: str | Path, frequency: int) -> None:
-        self.directory = Path(directory)
-        self.frequency = frequency
-        self.files: list[Path] = []
-        self._episode = 0
-        _needs("PIL", "frame_dir", "video")
-
-    def frame(self, picture: np.ndarray, number: int) -> None:
-        """Write a frame, if it is its turn."""
-        from PIL import Image
-
-        if number % self.frequency:
-            return
-        folder = self.directory if self._episode == 0 else self.directory / f"episode-{self._episode:03d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        self.files.append(folder / f"{number:05d}.jpg")
-        Image.fromarray(picture).save(self.files[-1], quality=95)
-
-    def end(self) -> None:
-        """Count the episode."""
-        self._episode += 1
-
-
-class Window:
-    """Shows frames in a window."""
-
-    def __init__(self, title: str, delay: float) -> None:
-        self.title = title
-        self.delay = delay
-        self._screen: Any = None
-        _needs("pygame", "render", "classic")
-
-    def frame(self, picture: np.ndarray, number: int) -> None:
-        """Show a frame, for `delay` seconds at least."""
-        import pygame
-
-        size = (picture.shape[1], picture.shape[0])
-        try:
-            if self._screen is None or self._screen.get_size() != size:
-                pygame.display.init()
-                self._screen = pygame.display.set_mode(size)
-                pygame.display.set_caption(self.title)
-        except pygame.error as error:
-            raise UsageError(
-                f"render needs a display: {error}. Use video_dir or frame_dir, or set SDL_VIDEODRIVER=dummy."
-            ) from None
-        self._screen.blit(pygame.surfarray.make_surface(picture.swapaxes(0, 1)), (0, 0))
-        pygame.display.flip()
-        if any(event.type == pygame.QUIT for event in pygame.event.get()):
-            raise KeyboardInterrupt
-        time.sleep(self.delay)
-
-    def end(self) -> None:
-        """Leave the last frame standing."""
-
-
-def _needs(module: str, name: str, extra: str) -> None:
-    import importlib.util
-
-    if importlib.util.find_spec(module) is None:
-        raise SpecError(f"{name} needs the package {module}. Install it: pip install 'operant[{extra}]'.")
-
-
-def _free(directory: Path, number: int, suffix: str) -> Path:
-    """Return a name that no earlier call has used."""
-    numbers = iter(range(number, 10**6))
-    return next(path for i in numbers if not (path := directory / f"episode-{i:03d}.{suffix}").exists())
-
-
-def _watch(env: VectorEnv, outputs: list[Output], picture: Callable[[], Any], name: str) -> VectorEnv:
-    """Return the vector (of one environment) with every frame handed to the outputs."""
-    from operant.envs.vector import Flat, Step, VectorEnv
-
-    class Watched(VectorEnv):
-        """Counts frames; the row after an episode's last one begins another."""
-
-        number, ended = 0, False
-
-        def __init__(self) -> None:
-            self.num_envs, self.spaces, self.name, self.mode = 1, env.spaces, env.name, env.mode
-
-        def reset(self, seed: int | None = None) -> Flat:
-            observation = env.reset(seed)
-            self._show()
-            return observation
-
-        def step(self, actions: Mapping[str, np.ndarray]) -> Step:
-            after = env.step(actions)
-            self.number = 0 if self.ended else self.number + 1
-            self._show()
-            self.ended = bool(after.terminated[0] | after.truncated[0])
-            if self.ended:
-                for output in outputs:
-                    output.end()
-            return after
-
-        def close(self) -> None:
-            for output in outputs:
-                output.end()
-            env.close()
-
-        def _show(self) -> None:
-            frame = picture()
-            if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.dtype != np.uint8:
-                raise SpecError(f"{name!r} gives no pictures to render. Received: {type(frame).__name__}.")
-            for output in outputs:
-                output.frame(frame[..., :3], self.number)
-
-    return Watched()
-
-
-def watched(env: VectorEnv, config: PlayConfig, files: list[Path]) -> VectorEnv:
-    """Return a vector of one Gymnasium environment that shows itself as the options ask.
-
-    Args:
-        env: made with ``render_mode='rgb_array'``.
-        config: what to do with the frames.
-        files: takes the paths of what was written, when the vector is closed.
-
-    Raises:
-        SpecError: the environment cannot be rendered, or a package is missing.
-    """
-    inner = getattr(getattr(env, "cells", [None])[0], "env", None)
-    if inner is None or not hasattr(inner, "render"):
-        raise SpecError(f"{env.name!r} cannot be rendered: it is no Gymnasium environment.")
-    fps = float(getattr(inner, "metadata", {}).get("render_fps") or 30)
-    outputs: list[Output] = []
-    if config.video_dir is not None:
-        outputs.append(Video(config.video_dir, fps))
-    if config.frame_dir is not None:
-        outputs.append(Pictures(config.frame_dir, config.frame_frequency))
-    if config.render:
-        outputs.append(Window(env.name, config.frame_delay))
-    shown = _watch(env, outputs, inner.render, env.name)
-    close = shown.close
-
-    def finish() -> None:
-        close()
-        for output in outputs:
-            files.extend(getattr(output, "files", []))
-
-    shown.close = finish  # type: ignore[method-assign]
-    return shown
-
-
 def run(learner: Learner, train: Train, env: VectorEnv, config: PlayConfig) -> Played:
     """Play episodes on a vector of one environment, which is closed in the end."""
     from operant.execution.evaluate import evaluate
+    from operant.watch import Watched
 
-    files: list[Path] = []
+    shown: VectorEnv = env
+    outputs: list[Output] = []
     try:
-        shown = watched(env, config, files) if config.watched else env
+        if config.watched:
+            outputs = _outputs(env, config)
+            shown = Watched(env, outputs)
     except BaseException:
         env.close()
         raise
@@ -287,7 +94,22 @@ def run(learner: Learner, train: Train, env: VectorEnv, config: PlayConfig) -> P
             explore=config.action_idx == 1,
             max_steps=config.max_steps,
         )
+    files = [path for output in outputs for path in output.files]
     return Played([e.reward for e in finished], [e.length for e in finished], files)
+
+
+def _outputs(env: VectorEnv, config: PlayConfig) -> list[Output]:
+    """Make what the options ask for."""
+    from operant.watch import Pictures, Video, Window, frame_rate
+
+    outputs: list[Output] = []
+    if config.video_dir is not None:
+        outputs.append(Video(config.video_dir, frame_rate(env)))
+    if config.frame_dir is not None:
+        outputs.append(Pictures(config.frame_dir, config.frame_frequency))
+    if config.render:
+        outputs.append(Window(env.name, config.frame_delay))
+    return outputs
 
 
 def play(config: PlayConfig, agent: Any = None, **options: Any) -> Played:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from operant.agents.making import define
+from operant.envs.source import is_native
 from operant.envs.vector import VectorEnv
 from operant.errors import SpecError, UsageError
 from operant.execution.config import RunConfig
+from operant.execution.training import Training
 from operant.session import Environments, Session
 from operant.spec import plain, read_json
 from operant.tracking import Console, History, TensorBoard, Tracker, WandB
@@ -81,7 +83,7 @@ def train(plan: Plan, command: str | None = None) -> Result:
         run = run.replace(seed=secrets.randbelow(2**31))
     definition = define(plan.agent, **plan.options)
     directory = _directory(run, definition.name, plan.resume)
-    environment = _environment(run)
+    environment = make_environments(run)
     try:
         session = Session(definition, environment, run)
         training = session.training(run, Tracker(), directory / "checkpoints")
@@ -114,7 +116,7 @@ def opened(directory: str | Path) -> tuple[Session, RunConfig]:
     """
     directory = Path(directory)
     plan = resumed(directory, {})
-    environment = _environment(plan.run)
+    environment = make_environments(plan.run)
     try:
         session = Session(define(plan.agent), environment, plan.run)
         _restore(session.training(plan.run, Tracker()), directory)
@@ -129,7 +131,7 @@ def host_vector(run: RunConfig, num_envs: int) -> VectorEnv:
 
     Of Atari games they give whole ones, with the rewards as they come: what is to be judged, not what is learnt from.
     """
-    made = _environment(run.replace(n_envs=num_envs, clip_rewards=False, episodic_life=False))
+    made = make_environments(run.replace(n_envs=num_envs, clip_rewards=False, episodic_life=False))
     if made.native is None:
         vector: VectorEnv = made.vector
         return vector
@@ -138,11 +140,21 @@ def host_vector(run: RunConfig, num_envs: int) -> VectorEnv:
     return from_native(made.native, num_envs, run.env)
 
 
-def _environment(run: RunConfig) -> Environments:
+def make_environments(run: RunConfig, given: Any = None, count: int | None = None) -> Environments:
+    """Make the environments of a run.
+
+    Args:
+        run: its options.
+        given: environments of the user's program instead of the run's id: one, a list, a vector, a JAX-native one.
+        count: how many of what was given, if that does not say it.
+
+    Raises:
+        OperantError: they cannot be made, or not so.
+    """
     from operant.envs import atari, table, vector
 
-    if table.is_native(run.env):
-        native = table.native(run.env)
+    native = given if is_native(given) else table.native(run.env) if table.is_native(run.env) else None
+    if native is not None:
         if run.preprocess:
             raise atari.refusal(run.env, [leaf.shape for leaf in native.spaces.states.components.values()])
         if run.max_episode_timesteps is not None:
@@ -151,13 +163,20 @@ def _environment(run: RunConfig) -> Environments:
             native = TimeLimit(native, run.max_episode_timesteps)
         return Environments(native, None)
     frames: dict[str, Any] = {"preprocess": True, "max_frame": run.max_frame} if run.preprocess else {}
+    games = run.preprocess
+    if given is not None:
+        if run.preprocess:
+            raise SpecError(
+                "preprocess is for an id. Preprocess objects where they are made: create_envs(name, n)."
+            )
+        games = isinstance(given, list | tuple) and all(isinstance(env, atari.Preprocessed) for env in given)
     made = vector.create(
-        run.env,
-        run.n_envs,
+        run.env if given is None else given,
+        run.n_envs if given is None else count,
         mode=run.vector,
         max_episode_timesteps=run.max_episode_timesteps,
-        clip_rewards=run.preprocess and run.clip_rewards,
-        episodic_life=run.preprocess and run.episodic_life,
+        clip_rewards=games and run.clip_rewards,
+        episodic_life=games and run.episodic_life,
         **frames,
     )
     return Environments(None, made)
@@ -213,25 +232,29 @@ def _restore(training: Any, directory: Path) -> None:
     training.restore(newest)
 
 
-def _sinks(directory: Path, run: RunConfig, training: Any) -> Any:
+def _sinks(directory: Path, run: RunConfig, training: Training) -> Any:
     history = Path(run.history_checkpoint) if run.history_checkpoint else directory / "history.parquet"
     step = training.driver.step
     resume = step if step else None
-    console = Console(
+    events = TensorBoard(directory / "events", resume_at_step=resume)
+    sinks: list[Any] = [History(history, resume_at_step=resume), events, console(run, training)]
+    if run.monitor_session is not None:
+        sinks.append(monitored(directory, run, training.specification["agent"]))
+    return Tracker(sinks)
+
+
+def console(run: RunConfig, training: Training) -> Console:
+    """Return the console of a run, which goes on counting where the run stands."""
+    return Console(
         max_steps=run.max_steps,
         target_reward=run.target_reward,
         display_precision=run.display_precision,
         log_frequency=run.log_frequency,
         quiet=run.quiet,
-        start_step=step,
+        start_step=training.driver.step,
         start_time=training.elapsed,
         start_games=training.score.episodes,
     )
-    events = TensorBoard(directory / "events", resume_at_step=resume)
-    sinks: list[Any] = [History(history, resume_at_step=resume), events, console]
-    if run.monitor_session is not None:
-        sinks.append(monitored(directory, run, training.specification["agent"]))
-    return Tracker(sinks)
 
 
 def monitored(directory: Path, run: RunConfig, agent: dict[str, Any]) -> WandB:

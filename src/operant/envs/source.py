@@ -204,5 +204,11 @@ def is_environment(value: Any) -> bool:
     """Tell whether a value is an environment, or a vector of Gymnasium's."""
     if isinstance(value, Environment | gymnasium.Env | gymnasium.vector.VectorEnv):
         return True
-    # A JAX-native environment: looked at by its names, since its protocol's module loads JAX.
-    return all(hasattr(value, name) for name in ("spaces", "reset", "step", "max_episode_timesteps"))
+    return is_native(value)
+
+
+def is_native(value: Any) -> bool:
+    """Tell whether a value is a JAX-native environment; by its names, since its protocol's module loads JAX."""
+    known = gymnasium.Env | gymnasium.vector.VectorEnv | Environment | type
+    names = ("spaces", "reset", "step", "max_episode_timesteps")
+    return not isinstance(value, known) and all(hasattr(value, name) for name in names)

@@ -1,0 +1,135 @@
+"""What a program gives to the classes of `operant.fit` beside options: environments, replay buffers, compiled models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+
+from operant.envs import table
+from operant.errors import SpecError, value_error
+from operant.spec import Config, options
+
+
+def create_envs(
+    env_name: str,
+    n: int = 1,
+    preprocess: bool = True,
+    max_frame: bool = False,
+    **kwargs: Any,
+) -> list[Any]:
+    """Make several Gymnasium environments.
+
+    Args:
+        env_name: id, such as `CartPole-v1` or `PongNoFrameskip-v4`.
+        n: how many.
+        preprocess: whether to treat observations as Atari frames (grey, 84 x 84, every fourth frame, stacks of four).
+        max_frame: with `preprocess`: take the maximum over the last two frames, against flicker.
+        kwargs: arguments of the environment itself.
+
+    Raises:
+        SpecError: the id is unknown, or the observations are no frames to preprocess.
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise value_error("n", "a whole number of at least 1", n)
+    if max_frame and not preprocess:
+        raise value_error("max_frame", "False without preprocess", max_frame, "Set preprocess=True.")
+    if preprocess:
+        from operant.envs.atari import preprocessed
+
+        return [preprocessed(env_name, max_frame=max_frame, **kwargs) for _ in range(n)]
+    source = table.resolve(env_name, arguments=kwargs)
+    return [source.make() for _ in range(n)]
+
+
+class ReplayBuffer1:
+    """Size of one environment's share of the replay memory, for the class of an algorithm that has one.
+
+    The memory itself lives on the device that trains, one for all environments; shares are summed up.
+
+    Args:
+        size: most rows.
+        initial_size: environment steps before learning starts (default: `size`).
+        batch_size: transitions of this share in a batch.
+
+    Raises:
+        SpecError: sizes that do not fit one another.
+    """
+
+    def __init__(self, size: int, *, initial_size: int | None = None, batch_size: int = 32) -> None:
+        self.size = size
+        self.initial_size = size if initial_size is None else initial_size
+        self.batch_size = batch_size
+        for name in ("size", "initial_size", "batch_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise value_error(name, "a whole number of at least 1", value)
+        for name in ("initial_size", "batch_size"):
+            if getattr(self, name) > size:
+                raise value_error(name, f"at most size ({size})", getattr(self, name))
+
+
+class ReplayBuffer2(ReplayBuffer1):
+    """As `ReplayBuffer1`; `slots` (arrays of a transition) is accepted and means nothing here.
+
+    Args:
+        size: most rows.
+        slots: ignored.
+        initial_size: environment steps before learning starts (default: `size`).
+        batch_size: transitions of this share in a batch.
+    """
+
+    def __init__(
+        self, size: int, slots: int = 5, *, initial_size: int | None = None, batch_size: int = 32
+    ) -> None:
+        super().__init__(size, initial_size=initial_size, batch_size=batch_size)
+        self.slots = slots
+
+
+def buffer_options(config: type[Config], buffers: Any) -> dict[str, Any]:
+    """Return the options of an algorithm that a list of replay buffers stands for.
+
+    Shares are summed up, except for an option that counts something per environment anyway.
+    """
+    if buffers is None:
+        return {}
+    parts = list(buffers) if isinstance(buffers, list | tuple) else [buffers]
+    for part in parts:
+        if not isinstance(part, ReplayBuffer1):
+            raise value_error("buffers", "a list of ReplayBuffer1 or ReplayBuffer2", part)
+    found = {}
+    for name in ("size", "initial_size", "batch_size"):
+        option = "buffer_max_size" if name == "size" else f"buffer_{name}"
+        each = (options(config)[option].unit or "").endswith("per environment")
+        values = [getattr(part, name) for part in parts]
+        found[option] = max(values) if each else sum(values)
+    return found
+
+
+def optimizer_options(models: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that the optimizers of compiled Keras models stand for."""
+    given = [m.optimizer for m in models.values() if getattr(m, "optimizer", None) is not None]
+    if "optimizer" in own or not given:
+        return {}
+    from operant.nn.keras_optimizers import options_of
+
+    found = [options_of(optimizer) for optimizer in given]
+    if any(other != found[0] for other in found):
+        raise SpecError(
+            "The models are compiled with different optimizers. Compile them with the same, or give optimizer= and lr=."
+        )
+    return found[0] if found else {}
+
+
+def made_again(env: Any) -> Any:
+    """Make an environment once more, one that gives pictures."""
+    from operant.envs.atari import Preprocessed
+
+    if isinstance(env, Preprocessed):
+        return Preprocessed(made_again(env.env), env.settings)
+    if env.spec is None:
+        raise SpecError(
+            f"{env!r} was not made by gymnasium.make, so play cannot make another. Register it, or evaluate by hand."
+        )
+    return gymnasium.make(env.spec, render_mode="rgb_array")

@@ -1,0 +1,205 @@
+"""What shows the frames of episodes: videos, pictures, a window; and the vector that hands frames to them."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from operant.envs.vector import Flat, Step, VectorEnv
+from operant.errors import SpecError, UsageError
+
+
+class Output(Protocol):
+    """What takes the frames of episodes."""
+
+    files: list[Path]
+    """What was written."""
+
+    def frame(self, picture: np.ndarray, number: int) -> None:
+        """Take frame `number` of the episode, uint8 `[height, width, 3]`."""
+
+    def end(self) -> None:
+        """Finish an episode."""
+
+
+class Video:
+    """Writes one mp4 file (H.264) for each episode."""
+
+    def __init__(self, directory: str | Path, fps: float) -> None:
+        self.directory = Path(directory)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.fps = fps
+        self.files: list[Path] = []
+        self._writer: Any = None
+        _needs("imageio_ffmpeg", "video_dir", "video")
+
+    def frame(self, picture: np.ndarray, number: int) -> None:
+        """Write a frame; a new episode opens a new file."""
+        import imageio_ffmpeg
+
+        # The codec takes even sizes only, and says nothing when it fails.
+        picture = np.pad(picture, ((0, picture.shape[0] % 2), (0, picture.shape[1] % 2), (0, 0)), mode="edge")
+        if self._writer is None:
+            path = _free(self.directory, len(self.files), "mp4")
+            self.files.append(path)
+            size = (picture.shape[1], picture.shape[0])
+            self._writer = imageio_ffmpeg.write_frames(
+                str(path), size, fps=self.fps, macro_block_size=1, quality=7, ffmpeg_log_level="error"
+            )
+            with warnings.catch_warnings():
+                # It starts ffmpeg by a fork, of which JAX warns. The child runs no Python code between fork and exec.
+                warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+                self._writer.send(None)
+        self._writer.send(np.ascontiguousarray(picture))
+
+    def end(self) -> None:
+        """Close the episode's file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+class Pictures:
+    """Writes every n-th frame as ``00042.jpg``, episodes after the first into folders of their own."""
+
+    def __init__(self, directory: str | Path, frequency: int) -> None:
+        self.directory = Path(directory)
+        self.frequency = frequency
+        self.files: list[Path] = []
+        self._episode = 0
+        _needs("PIL", "frame_dir", "video")
+
+    def frame(self, picture: np.ndarray, number: int) -> None:
+        """Write a frame, if it is its turn."""
+        from PIL import Image
+
+        if number % self.frequency:
+            return
+        folder = self.directory if self._episode == 0 else self.directory / f"episode-{self._episode:03d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.files.append(folder / f"{number:05d}.jpg")
+        Image.fromarray(picture).save(self.files[-1], quality=95)
+
+    def end(self) -> None:
+        """Count the episode."""
+        self._episode += 1
+
+
+class Window:
+    """Shows frames in a window."""
+
+    def __init__(self, title: str, delay: float) -> None:
+        self.title = title
+        self.delay = delay
+        self.files: list[Path] = []
+        self._screen: Any = None
+        _needs("pygame", "render", "classic")
+
+    def frame(self, picture: np.ndarray, number: int) -> None:
+        """Show a frame, for `delay` seconds at least."""
+        import pygame
+
+        size = (picture.shape[1], picture.shape[0])
+        try:
+            if self._screen is None or self._screen.get_size() != size:
+                pygame.display.init()
+                self._screen = pygame.display.set_mode(size)
+                pygame.display.set_caption(self.title)
+        except pygame.error as error:
+            raise UsageError(
+                f"render needs a display: {error}. Use video_dir or frame_dir, or set SDL_VIDEODRIVER=dummy."
+            ) from None
+        self._screen.blit(pygame.surfarray.make_surface(picture.swapaxes(0, 1)), (0, 0))
+        pygame.display.flip()
+        if any(event.type == pygame.QUIT for event in pygame.event.get()):
+            raise KeyboardInterrupt
+        time.sleep(self.delay)
+
+    def end(self) -> None:
+        """Leave the last frame standing."""
+
+
+def _needs(module: str, name: str, extra: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise SpecError(f"{name} needs the package {module}. Install it: pip install 'operant[{extra}]'.")
+
+
+def _free(directory: Path, number: int, suffix: str) -> Path:
+    """Return a name that no earlier call has used."""
+    numbers = iter(range(number, 10**6))
+    return next(path for i in numbers if not (path := directory / f"episode-{i:03d}.{suffix}").exists())
+
+
+class Watched(VectorEnv):
+    """A vector of one Gymnasium environment that hands every frame to outputs.
+
+    Args:
+        env: made with ``render_mode='rgb_array'``, in this process.
+        outputs: what takes the frames; told of the end of each episode.
+
+    Raises:
+        SpecError: the environment cannot be rendered.
+    """
+
+    def __init__(self, env: VectorEnv, outputs: Sequence[Output]) -> None:
+        self.num_envs, self.spaces, self.name, self.mode = 1, env.spaces, env.name, env.mode
+        self._env = env
+        self._outputs = outputs
+        self._picture = _renderer(env)
+        self._number, self._ended = 0, False
+
+    def reset(self, seed: int | None = None) -> Flat:
+        """Begin an episode and show its first frame."""
+        observation = self._env.reset(seed)
+        self._show()
+        return observation
+
+    def step(self, actions: Mapping[str, np.ndarray]) -> Step:
+        """Take an action and show what followed; the row after an episode's last one begins another."""
+        after = self._env.step(actions)
+        self._number = 0 if self._ended else self._number + 1
+        self._show()
+        self._ended = bool(after.terminated[0] | after.truncated[0])
+        if self._ended:
+            self._end()
+        return after
+
+    def close(self) -> None:
+        """Finish what is open."""
+        self._end()
+        self._env.close()
+
+    def _end(self) -> None:
+        for output in self._outputs:
+            output.end()
+
+    def _show(self) -> None:
+        frame = self._picture()
+        if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.dtype != np.uint8:
+            raise SpecError(f"{self.name!r} gives no pictures to render. Received: {type(frame).__name__}.")
+        for output in self._outputs:
+            output.frame(frame[..., :3], self._number)
+
+
+def frame_rate(env: VectorEnv) -> float:
+    """Return the frames per second at which an environment wants to be shown; 30 if it does not say."""
+    return float(getattr(_inner(env), "metadata", {}).get("render_fps") or 30)
+
+
+def _renderer(env: VectorEnv) -> Callable[[], Any]:
+    inner = _inner(env)
+    if not hasattr(inner, "render"):
+        raise SpecError(f"{env.name!r} cannot be rendered: it is no Gymnasium environment.")
+    render: Callable[[], Any] = inner.render
+    return render
+
+
+def _inner(env: VectorEnv) -> Any:
+    """Return the one environment of a vector in this process."""
+    return getattr(getattr(env, "cells", [None])[0], "env", None)
