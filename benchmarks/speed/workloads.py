@@ -35,7 +35,14 @@ class Workload:
 
 def _ppo(num_envs: int, batch_size: int, native: bool = False) -> Workload:
     return Workload(
-        "ppo", "CartPole-v1", num_envs, native, hidden=(64, 64), batch_size=batch_size, n_steps=128, epochs=4
+        "ppo",
+        "CartPole-v1",
+        num_envs,
+        native=native,
+        hidden=(64, 64),
+        batch_size=batch_size,
+        n_steps=128,
+        epochs=4,
     )
 
 
