@@ -1,0 +1,115 @@
+"""One environment driven by requests and answers, wherever it runs: in this process, in another, on another machine."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple, Protocol
+
+from operant.envs.checked import Checked
+from operant.errors import UsageError
+from operant.spaces import Spaces
+
+
+class Answer(NamedTuple):
+    """What an environment answered to `send_reset` or `send_execute`."""
+
+    states: Any
+    """As `Environment.reset` and `execute` return them; None where every actor has ended."""
+    terminal: Any
+    """0, 1 or 2, an array of them for several actors; 0 after a reset."""
+    reward: Any
+    """A float, or an array `[actors]`; 0.0 after a reset."""
+    parallel: Any = None
+    """With several actors: the indices of those that go on, to which `states` belong."""
+    seconds: float = 0.0
+    """How long the environment itself computed."""
+    lost: str = ""
+    """Why the environment had to be replaced, if it had: the episode is over (terminal 2) and `reset` begins another."""
+
+
+class Connection(Protocol):
+    """An environment that may answer later. One request is open at a time."""
+
+    name: str
+    spaces: Spaces
+    max_episode_timesteps: int | None
+    num_actors: int
+    restarts: int
+    """How many times it was lost and replaced."""
+
+    def send_reset(self, seed: int | None = None) -> None:
+        """Ask for an episode."""
+
+    def send_execute(self, actions: Any) -> None:
+        """Ask for a step; actions as `Environment.execute` takes them."""
+
+    def ready(self, seconds: float = 0.0) -> bool:
+        """Tell whether the answer is there, after waiting for at most `seconds`."""
+
+    def receive(self) -> Answer:
+        """Return the answer to the open request, waiting for it if need be.
+
+        Raises:
+            EnvironmentError: the environment failed, or was lost too often.
+        """
+
+    def episode_return(self) -> float | None:
+        """Return what the environment itself reports as the last episode's return, if it does."""
+
+    def close(self) -> None:
+        """Close the environment; a second call does nothing."""
+
+
+class Local:
+    """An environment in this process: it computes when it is asked, and its answer is always ready.
+
+    Args:
+        environment: from `Environment.create`.
+        own: whether `close` closes it.
+    """
+
+    restarts = 0
+
+    def __init__(self, environment: Checked, own: bool = True) -> None:
+        self.environment = environment
+        self.name = environment.name
+        self.spaces = environment.spaces
+        self.max_episode_timesteps = environment.max_episode_timesteps()
+        self.num_actors = environment.num_actors()
+        self._own = own
+        self._answer: Answer | None = None
+
+    def send_reset(self, seed: int | None = None) -> None:
+        """Begin an episode."""
+        began = time.perf_counter()
+        states, parallel = self.environment.reset(seed=seed), None
+        if self.num_actors > 1:
+            parallel, states = states
+        self._answer = Answer(states, 0, 0.0, parallel, time.perf_counter() - began)
+
+    def send_execute(self, actions: Any) -> None:
+        """Take a step."""
+        began = time.perf_counter()
+        *parallel, states, terminal, reward = self.environment.execute(actions)
+        seconds = time.perf_counter() - began
+        self._answer = Answer(states, terminal, reward, parallel[0] if parallel else None, seconds)
+
+    def ready(self, seconds: float = 0.0) -> bool:
+        """Return whether anything was asked."""
+        return self._answer is not None
+
+    def receive(self) -> Answer:
+        """Return the answer."""
+        if self._answer is None:
+            raise UsageError(f"Nothing was asked of {self.name!r}. Call send_reset or send_execute first.")
+        answer, self._answer = self._answer, None
+        return answer
+
+    def episode_return(self) -> float | None:
+        """Return what the environment reports."""
+        return self.environment.episode_return()
+
+    def close(self) -> None:
+        """Close the environment if it is the connection's own."""
+        if self._own:
+            self.environment.close()
