@@ -93,7 +93,7 @@ def child(name: str, way: str, seconds: float, output: str) -> None:
         model.as_products = contextlib.nullcontext
 
     if name.endswith("mlp"):
-        runtime.limit_threads(1)  # as a training run does for vector observations
+        runtime.start([(4,)])  # as a training run does for vector observations
     import jax
 
     run = task(name)

@@ -52,7 +52,8 @@ def options(workload: Workload) -> dict[str, Any]:
 def measure(workload: Workload, steps: int) -> Measured:
     began = time.perf_counter()
     definition = define(workload.kind, **options(workload))
-    runtime.start([(84, 84, 4) if workload.atari else (4,)])  # as `operant train` does
+    shape = (84, 84, 4) if workload.atari else (4,)
+    runtime.start([shape], product=definition.product(workload.num_envs))  # as `operant train` does
     key = jax.random.key(0)
     if workload.native:
         env = table.native(f"jax:{workload.env}")

@@ -116,7 +116,8 @@ class Agent:
         self.parallel_interactions = parallel_interactions
         self.max_episode_timesteps = max_episode_timesteps
         self.seed = seed
-        runtime.start([leaf.shape for leaf in spaces.states.components.values()])
+        shapes = [leaf.shape for leaf in spaces.states.components.values()]
+        runtime.start(shapes, product=definition.product(parallel_interactions))
         self._build()
 
     def _build(self) -> None:

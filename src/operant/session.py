@@ -56,7 +56,7 @@ class Session:
         self.definition = definition
         self.environments = environments
         shapes = [leaf.shape for leaf in environments.spaces.states.components.values()]
-        runtime.start(shapes, run.threads)
+        runtime.start(shapes, run.threads, definition.product(run.n_envs))
         algorithm = definition.cls.create(definition.config, environments.spaces, run.n_envs)
         self.learner = Learner(algorithm)
         self.weights = Weights(self.learner, run)

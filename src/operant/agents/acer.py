@@ -129,6 +129,10 @@ class Config(ReplayConfig, ModelConfig):
         aliases=("batch_size",),
     )
 
+    def batch(self, actors: int) -> int:
+        """Return the rows of a block, fresh or replayed."""
+        return self.n_steps * actors
+
 
 class State(NamedTuple):
     """What training ACER changes."""

@@ -6,13 +6,16 @@ Imports neither JAX nor Keras: the command line reads every algorithm's options 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from operant.spec import Config, Scalar, option
 
 
 class AgentConfig(Config):
     """Options of every algorithm that trains a network."""
+
+    auto_width: ClassVar[int] = 64
+    """Width of the dense layers of an 'auto' network."""
 
     gamma: Scalar = option(
         0.99,
@@ -69,6 +72,10 @@ class AgentConfig(Config):
     normalize_rewards: bool = option(
         False, "Divide rewards by the running standard deviation of the discounted return"
     )
+
+    def batch(self, actors: int) -> int:
+        """Return the rows of one gradient step, about, when `actors` act; how many threads pay depends on it."""
+        return 0
 
 
 class ModelConfig(AgentConfig):
@@ -132,6 +139,10 @@ class RolloutConfig(AgentConfig):
         "Gaussian's deviation: one learned number per action (global) or an output (predicted)",
         choices=("global", "predicted"),
     )
+
+    def batch(self, actors: int) -> int:
+        """Return the rows of a block."""
+        return self.n_steps * actors
 
 
 class EpsilonConfig(AgentConfig):
@@ -201,6 +212,10 @@ class ReplayConfig(AgentConfig):
         aliases=("batch_size",),
     )
 
+    def batch(self, actors: int) -> int:
+        """Return the transitions of a batch."""
+        return self.buffer_batch_size
+
     @property
     def initial_size(self) -> int:
         """Environment steps before the first update."""
@@ -222,6 +237,8 @@ class ReplayConfig(AgentConfig):
 
 class ContinuousConfig(ReplayConfig, ActorCriticConfig):
     """Options of off-policy actor-critic algorithms for float actions."""
+
+    auto_width: ClassVar[int] = 256
 
     critic_lr: Scalar | None = option(
         None, "Learning rate of the critic (default: lr)", low=0.0, search="log_uniform", traced=True

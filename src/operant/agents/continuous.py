@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant.agents import AGENTS, algorithm_class, serving, stability
+from operant.agents.config import ContinuousConfig
 from operant.agents.protocol import Counters
 from operant.errors import SpaceError, SpecError
 from operant.memory.replay import Replay
@@ -26,7 +27,7 @@ from operant.ops import losses, optimise, random
 from operant.spaces import Leaf, Spaces, require
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Transition, Tree
 
-NETWORK = {"type": "auto", "size": 256, "activation": "relu"}
+NETWORK = {"type": "auto", "size": ContinuousConfig.auto_width, "activation": "relu"}
 """What 'auto' stands for here: Fujimoto et al. 2018 (the authors' code), Haarnoja et al. 2018, table 1."""
 
 NO_STEP = {

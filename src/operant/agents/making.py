@@ -10,11 +10,15 @@ from typing import Any, NamedTuple
 import optax
 
 from operant.agents import AGENTS, ALIASES, algorithm_class, entry
+from operant.agents.config import AgentConfig
 from operant.agents.protocol import Algorithm, config_type
 from operant.errors import SpecError, suggest, value_error
 from operant.nn import keras_optimizers
 from operant.ops import optimise
 from operant.spec import Config, build, canonical, import_object, read_json
+
+UNKNOWN_WIDTH = 256
+"""What a network is taken to measure that is given as a file or an object."""
 
 
 class Definition(NamedTuple):
@@ -31,6 +35,29 @@ class Definition(NamedTuple):
             name: _network(value) for name, value in vars(self.config).items() if name.endswith("model")
         }
         return {"type": self.name, **self.config.with_values(written).to_dict()}
+
+    def product(self, actors: int) -> int:
+        """Return the multiplications of the largest matrix product of a gradient step, about."""
+        if not isinstance(self.config, AgentConfig):
+            return 0
+        networks = [value for name, value in vars(self.config).items() if name.endswith("model")]
+        width = max((_width(network, self.config.auto_width) for network in networks), default=0)
+        return self.config.batch(actors) * width**2
+
+
+def _width(network: Any, auto: int) -> int:
+    """Return the largest size in the specification of a network; of files and objects, a guess."""
+    if isinstance(network, str) and network == "auto":
+        return auto
+    if isinstance(network, Mapping):
+        own = network.get("size", auto if network.get("type") == "auto" else 0)
+        inner = (
+            _width(value, auto) for value in network.values() if isinstance(value, Mapping | list | tuple)
+        )
+        return max([own if isinstance(own, int) else 0, *inner])
+    if isinstance(network, list | tuple):
+        return max((_width(part, auto) for part in network if not isinstance(part, str)), default=0)
+    return UNKNOWN_WIDTH
 
 
 def _network(value: Any) -> Any:

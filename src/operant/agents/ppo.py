@@ -58,6 +58,10 @@ class Config(RolloutConfig, ModelConfig):
         False, "Separate networks for policy and value instead of one trunk with two heads"
     )
 
+    def batch(self, actors: int) -> int:
+        """Return the rows of a minibatch."""
+        return self.n_steps * actors // self.mini_batches
+
 
 class State(NamedTuple):
     """What training PPO changes."""

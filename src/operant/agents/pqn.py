@@ -84,6 +84,10 @@ class Config(EpsilonConfig, ModelConfig):
     mini_batches: int = option(4, "Number of mini-batches to use per update", low=1, search="categorical")
     epochs: int = option(2, "Passes over each block", low=1, search="categorical")
 
+    def batch(self, actors: int) -> int:
+        """Return the rows of a minibatch."""
+        return self.n_steps * actors // self.mini_batches
+
 
 class State(NamedTuple):
     """What training PQN changes."""

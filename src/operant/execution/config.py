@@ -40,7 +40,9 @@ class RunConfig(Config):
         choices=("auto", "native-vector", "in-process", "processes"),
     )
     threads: int | None = option(
-        None, "Threads of XLA on CPU (default: 1, all where observations are images)", low=1
+        None,
+        "Threads of XLA on CPU (default: 1; all of them where observations are images, or networks and batches large)",
+        low=1,
     )
     seed: int | None = option(None, "Random seed (default: one is drawn and printed)", low=0, high=2**32 - 1)
     max_steps: int | None = option(
