@@ -117,7 +117,7 @@ def test_a_jax_native_environment_trains_compiled_and_keeps_the_time_limit():
 
 
 def test_an_id_of_a_game_is_preprocessed():
-    pytest.importorskip("ale_py")
+    pytest.importorskip("ale_py", reason="ale-py is not installed")
     agent = operant.PPO("PongNoFrameskip-v4", "auto", n_envs=1, preprocess=True, **SMALL)
     shapes = {leaf.shape for leaf in agent.session.learner.algorithm.spaces.states.components.values()}
     assert shapes == {(84, 84, 4)}
