@@ -10,29 +10,16 @@ import jax
 import numpy as np
 
 from operant import checkpoint, runtime
+from operant.actors import Actor, Actors, stack
 from operant.agents import AGENTS
 from operant.agents.learner import Learner
 from operant.agents.making import Definition, define
 from operant.engine import Engine
 from operant.errors import SpaceError, SpecError, UsageError, value_error
 from operant.spaces import Spaces
-from operant.types import Block, Tree
+from operant.types import Tree
 
 ROUND_TRIP = Literal["timesteps", "episodes", "updates"]
-
-
-class Row(NamedTuple):
-    """One row of one actor, NumPy leaves without leading axes."""
-
-    observation: dict[str, np.ndarray]
-    action: Tree
-    reward: Any
-    terminated: Any
-    truncated: Any
-    valid: Any
-    extras: Tree
-    carry: Tree
-    """Recurrent state before the row."""
 
 
 class Told(NamedTuple):
@@ -43,49 +30,6 @@ class Told(NamedTuple):
     terminal: int
     last: dict[str, np.ndarray] | None
     """Observation after the episode's last action, if it was given."""
-
-
-class Actor:
-    """One actor's side of the interaction: its unfinished rows and where it stands."""
-
-    def __init__(self, index: int, carry: Tree) -> None:
-        self.index = index
-        self.start_carry = carry
-        self.carry = carry
-        self.rows: list[Row] = []
-        self.row = 0
-        """Address of the next row's randomness."""
-        self.first = True
-        """Whether the next row begins an episode."""
-        self.acted = False
-        """Whether an action waits for its reward."""
-        self.length = 0
-
-    def begin_row(self, observation: dict[str, np.ndarray]) -> None:
-        """Open a row: what it will hold beside the observation is not known yet."""
-        carry = self.start_carry if self.first else self.carry
-        self.rows.append(Row(observation, None, 0.0, False, False, True, None, carry))
-
-    def fill_row(self, **fields: Any) -> None:
-        """Complete the newest row."""
-        self.rows[-1] = self.rows[-1]._replace(**fields)
-
-    def end_episode(self, observation: dict[str, np.ndarray]) -> None:
-        """Add the row of an episode's last observation."""
-        last = self.rows[-1]
-        zeros = jax.tree.map(np.zeros_like, (last.action, last.extras))
-        self.rows.append(Row(observation, zeros[0], 0.0, False, False, False, zeros[1], last.carry))
-        self.row += 1
-        self.first, self.length = True, 0
-
-    def column(self, rows: int) -> tuple[int, list[Row]] | None:
-        """Take the oldest `rows` rows if the observation after them is known; it comes as one row more."""
-        if len(self.rows) <= rows:
-            return None
-        taken, self.rows = self.rows[: rows + 1], self.rows[rows:]
-        # The last row is there for its observation; what else it will hold is not known yet and does not count.
-        taken[-1] = taken[-1]._replace(action=taken[0].action, extras=taken[0].extras)
-        return self.index, taken
 
 
 class Agent:
@@ -124,7 +68,6 @@ class Agent:
         definition, n = self.definition, self.parallel_interactions
         self.learner = Learner(definition.cls.create(definition.config, self.spaces, n))
         self.engine: Engine | None = Engine(self.learner, jax.random.key(self.seed), n)
-        self._columns: list[tuple[int, list[Row]]] = []
         self._reported = 0
         self._draws = 0
         self._start()
@@ -149,9 +92,9 @@ class Agent:
     def _start(self) -> None:
         carry = jax.device_get(self.learner.algorithm.initial_carry(1))
         carry = jax.tree.map(lambda x: x[0], carry)
-        self.actors = [Actor(i, carry) for i in range(self.parallel_interactions)]
-        for actor in self.actors:
-            actor.row = self._engine.counter("rows")
+        self.actors = Actors(
+            self.parallel_interactions, self.learner.rows, carry, self._engine.counter("rows")
+        )
 
     @property
     def _engine(self) -> Engine:
@@ -229,16 +172,13 @@ class Agent:
     @property
     def timesteps(self) -> int:
         """Environment steps that the agent acted in."""
-        waiting = sum(row.valid for actor in self.actors for row in actor.rows)
-        waiting += sum(row.valid for _, rows in self._columns for row in rows[:-1])
-        return self._engine.counter("timesteps") + waiting
+        return self._engine.counter("timesteps") + sum(row.valid for row in self.actors.waiting)
 
     @property
     def episodes(self) -> int:
         """Episodes that ended."""
-        rows = [row for actor in self.actors for row in actor.rows]
-        rows += [row for _, column in self._columns for row in column[:-1]]
-        return self._engine.counter("episodes") + sum(row.terminated or row.truncated for row in rows)
+        ended = sum(row.terminated or row.truncated for row in self.actors.waiting)
+        return self._engine.counter("episodes") + ended
 
     @property
     def updates(self) -> int:
@@ -291,7 +231,7 @@ class Agent:
         for i, actor in enumerate(actors):
             actor.begin_row({name: np.array(x[i]) for name, x in observation.items()})
         for actor in actors:
-            self._collect(actor)
+            self.actors.collect(actor)
         self._learn()
         return self._act_recorded(actors, observation, batched)
 
@@ -329,7 +269,7 @@ class Agent:
         engine = self._engine
         noise = [jax.tree.map(lambda x, a=a: x[a.index], engine.noise(a.row)) for a in actors]
         carry = [a.rows[-1].carry for a in actors]
-        drawn, carried = _stack(noise), _stack(carry)
+        drawn, carried = stack(noise), stack(carry)
         first = np.zeros(len(actors), bool)  # a row's carry is the start's where an episode begins
         action = jax.tree.map(np.asarray, engine.act(observation, carried, first, drawn))
         for i, actor in enumerate(actors):
@@ -451,23 +391,15 @@ class Agent:
         if terminal:
             last = actor.rows[-1].observation if last is None else last
             actor.end_episode({name: np.array(x) for name, x in last.items()})
-            self._collect(actor)
-
-    def _collect(self, actor: Actor) -> None:
-        while (column := actor.column(self.learner.rows)) is not None:
-            self._columns.append(column)
+            self.actors.collect(actor)
 
     def _learn(self) -> None:
-        """Update for every set of columns that is complete."""
-        n = self.parallel_interactions
-        while len(self._columns) >= n:
-            taken, self._columns = self._columns[:n], self._columns[n:]
-            taken.sort(key=lambda column: column[0])  # stable: an actor's older column stays first
-            block = _block(taken)
-            if [index for index, _ in taken] == list(range(n)):
+        """Update for every block that is complete."""
+        for block, columns in self.actors.blocks():
+            if columns is None:
                 self._engine.absorb(block)
             else:  # actors out of step: some column is there twice
-                self._engine.absorb_columns(block, [index for index, _ in taken])
+                self._engine.absorb_columns(block, columns)
 
     def reset(self) -> None:
         """Forget unfinished episodes: what they brought so far is kept, as if cut by a time limit."""
@@ -477,7 +409,7 @@ class Agent:
             elif not actor.first and actor.rows and actor.rows[-1].valid:
                 actor.fill_row(truncated=True)
                 actor.end_episode(actor.rows[-1].observation)
-                self._collect(actor)
+                self.actors.collect(actor)
         self._learn()
 
     # Files
@@ -504,26 +436,13 @@ class Agent:
             The path written.
         """
         name = filename if append is None else f"{filename}-{getattr(self, append)}"
-        tree, shapes = self._snapshot()
-        header = {"specification": self.get_specification(), "interaction": shapes}
+        rows, shapes = self.actors.snapshot()
+        tree = {"train": self._engine.train, **rows}
+        header = {
+            "specification": self.get_specification(),
+            "interaction": {**shapes, "reported": self._reported},
+        }
         return str(checkpoint.save(directory, tree, header, name=name))
-
-    def _snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the state as a tree of arrays, and the number of rows in each of its parts."""
-        parts: dict[str, list[Row]] = {f"actor-{a.index}": a.rows for a in self.actors}
-        parts |= {f"column-{i}": rows for i, (_, rows) in enumerate(self._columns)}
-        tree = {
-            "train": self._engine.train,
-            "rows": {name: _stack(_filled(rows)) for name, rows in parts.items() if rows},
-            "carry": _stack([a.carry for a in self.actors]),
-        }
-        shapes = {
-            "rows": {name: len(rows) for name, rows in parts.items() if rows},
-            "columns": [index for index, _ in self._columns],
-            "actors": [[a.row, a.first, a.length, a.acted] for a in self.actors],
-            "reported": self._reported,
-        }
-        return tree, shapes
 
     @staticmethod
     def load(
@@ -587,93 +506,20 @@ class Agent:
         return agent
 
     def _restore(self, path: Path, interaction: dict[str, Any] | None) -> None:
-        like: dict[str, Any] = {"train": self._engine.train}
         if interaction is None:  # a training run's: environments are not part of it
             self._engine.put(checkpoint.load_part(path, "train", self._engine.train))
             self._start()
             return
-        row = self._row_like()
-        like["rows"] = {
-            name: jax.tree.map(lambda x, count=count: np.zeros((count, *x.shape), x.dtype), row)
-            for name, count in interaction["rows"].items()
-        }
-        like["carry"] = _stack([a.carry for a in self.actors])
-        tree, _ = checkpoint.load(path, like)
+        like = self.actors.snapshot_like(self.learner.block_shape(1), interaction)
+        tree, _ = checkpoint.load(path, {"train": self._engine.train, **like})
         self._engine.put(tree["train"])
-        rows = {name: _unstack(part, interaction["rows"][name]) for name, part in tree["rows"].items()}
-        for i, actor in enumerate(self.actors):
-            actor.row, actor.first, actor.length, actor.acted = interaction["actors"][i]
-            actor.rows = rows.get(f"actor-{i}", [])
-            actor.carry = jax.tree.map(lambda x, i=i: x[i], tree["carry"])
-        self._columns = [(index, rows[f"column-{i}"]) for i, index in enumerate(interaction["columns"])]
+        self.actors.restore(tree, interaction)
         self._reported = interaction["reported"]
-
-    def _row_like(self) -> Row:
-        block = self.learner.block_shape(1)
-        rows = jax.tree.map(lambda x: np.zeros(x.shape[2:], x.dtype), block._replace(carry=()))
-        carry = self.actors[0].start_carry
-        reward, flag = np.float32(0), np.bool_(False)
-        return Row(rows.observation, rows.action, reward, flag, flag, flag, rows.extras, carry)
 
     def close(self) -> None:
         """Release the compiled functions and arrays; further calls are errors."""
         self.engine = None
 
 
-def _stack(trees: Sequence[Tree]) -> Tree:
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
-
-
-def _unstack(tree: Row, count: int) -> list[Row]:
-    rows = [jax.tree.map(lambda x, i=i: np.asarray(x[i]), tree) for i in range(count)]
-    return [
-        r._replace(
-            reward=float(r.reward),
-            terminated=bool(r.terminated),
-            truncated=bool(r.truncated),
-            valid=bool(r.valid),
-        )
-        for r in rows
-    ]
-
-
-def _filled(rows: list[Row]) -> list[Row]:
-    """Give scalars their storage types."""
-    return [
-        r._replace(
-            reward=np.float32(r.reward),
-            terminated=np.bool_(r.terminated),
-            truncated=np.bool_(r.truncated),
-            valid=np.bool_(r.valid),
-        )
-        for r in rows
-    ]
-
-
 def _take(states: Any, i: int) -> Any:
     return {k: _take(v, i) for k, v in states.items()} if isinstance(states, dict) else states[i]
-
-
-def _block(columns: list[tuple[int, list[Row]]]) -> Block:
-    """Stack columns of `T + 1` rows (the last one for its observation only) into a block `[T, N]`."""
-    observation: dict[str, Any] = {}
-    for name in columns[0][1][0].observation:
-        observation[name] = np.stack([[row.observation[name] for row in rows] for _, rows in columns], axis=1)
-
-    def leaves(get: Any) -> Tree:
-        per_column = [_stack([get(row) for row in rows[:-1]]) for _, rows in columns]
-        return jax.tree.map(lambda *x: np.stack(x, axis=1), *per_column)
-
-    def scalars(field: str, dtype: Any) -> Any:
-        return np.array([[getattr(row, field) for row in rows[:-1]] for _, rows in columns], dtype).T
-
-    return Block(
-        observation=observation,
-        action=leaves(lambda row: row.action),
-        reward=scalars("reward", np.float32),
-        terminated=scalars("terminated", bool),
-        truncated=scalars("truncated", bool),
-        valid=scalars("valid", bool),
-        extras=leaves(lambda row: row.extras),
-        carry=_stack([rows[0].carry for _, rows in columns]),
-    )

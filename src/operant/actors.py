@@ -1,0 +1,215 @@
+"""The interactive driver's bookkeeping: rows that a program's calls bring, until they make blocks to learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from operant.types import Block, Tree
+
+
+class Row(NamedTuple):
+    """One row of one actor, NumPy leaves without leading axes."""
+
+    observation: dict[str, np.ndarray]
+    action: Tree
+    reward: Any
+    terminated: Any
+    truncated: Any
+    valid: Any
+    extras: Tree
+    carry: Tree
+    """Recurrent state before the row."""
+
+
+class Actor:
+    """One actor's side of the interaction: its unfinished rows and where it stands."""
+
+    def __init__(self, index: int, carry: Tree) -> None:
+        self.index = index
+        self.start_carry = carry
+        self.carry = carry
+        self.rows: list[Row] = []
+        self.row = 0
+        """Address of the next row's randomness."""
+        self.first = True
+        """Whether the next row begins an episode."""
+        self.acted = False
+        """Whether an action waits for its reward."""
+        self.length = 0
+
+    def begin_row(self, observation: dict[str, np.ndarray]) -> None:
+        """Open a row: what it will hold beside the observation is not known yet."""
+        carry = self.start_carry if self.first else self.carry
+        self.rows.append(Row(observation, None, 0.0, False, False, True, None, carry))
+
+    def fill_row(self, **fields: Any) -> None:
+        """Complete the newest row."""
+        self.rows[-1] = self.rows[-1]._replace(**fields)
+
+    def end_episode(self, observation: dict[str, np.ndarray]) -> None:
+        """Add the row of an episode's last observation."""
+        last = self.rows[-1]
+        zeros = jax.tree.map(np.zeros_like, (last.action, last.extras))
+        self.rows.append(Row(observation, zeros[0], 0.0, False, False, False, zeros[1], last.carry))
+        self.row += 1
+        self.first, self.length = True, 0
+
+    def column(self, rows: int) -> tuple[int, list[Row]] | None:
+        """Take the oldest `rows` rows if the observation after them is known; it comes as one row more."""
+        if len(self.rows) <= rows:
+            return None
+        taken, self.rows = self.rows[: rows + 1], self.rows[rows:]
+        # The last row is there for its observation; what else it will hold is not known yet and does not count.
+        taken[-1] = taken[-1]._replace(action=taken[0].action, extras=taken[0].extras)
+        return self.index, taken
+
+
+class Actors:
+    """All actors, and the columns (rows of one actor that a block takes) that wait for those of the others.
+
+    Args:
+        n: how many actors.
+        rows: rows of a column (T).
+        carry: recurrent state at the start of an episode.
+        first_row: address of the first row's randomness.
+    """
+
+    def __init__(self, n: int, rows: int, carry: Tree, first_row: int) -> None:
+        self._rows = rows
+        self._actors = [Actor(i, carry) for i in range(n)]
+        self._columns: list[tuple[int, list[Row]]] = []
+        for actor in self._actors:
+            actor.row = first_row
+
+    def __len__(self) -> int:
+        return len(self._actors)
+
+    def __iter__(self) -> Iterator[Actor]:
+        return iter(self._actors)
+
+    def __getitem__(self, index: int) -> Actor:
+        return self._actors[index]
+
+    @property
+    def waiting(self) -> list[Row]:
+        """Rows that no block has taken yet."""
+        rows = [row for actor in self for row in actor.rows]
+        return rows + [row for _, column in self._columns for row in column[:-1]]
+
+    def collect(self, actor: Actor) -> None:
+        """Take the columns that an actor has complete."""
+        while (column := actor.column(self._rows)) is not None:
+            self._columns.append(column)
+
+    def blocks(self) -> Iterator[tuple[Block, list[int] | None]]:
+        """Give the blocks `[T, N]` that are complete, with the actors of their columns if it is not one of each."""
+        n = len(self)
+        while len(self._columns) >= n:
+            taken, self._columns = self._columns[:n], self._columns[n:]
+            taken.sort(key=lambda column: column[0])  # stable: an actor's older column stays first
+            indices = [index for index, _ in taken]
+            yield _block(taken), None if indices == list(range(n)) else indices
+
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return all rows as a tree of arrays, and as JSON data how many there are in each of its parts."""
+        parts: dict[str, list[Row]] = {f"actor-{a.index}": a.rows for a in self}
+        parts |= {f"column-{i}": rows for i, (_, rows) in enumerate(self._columns)}
+        parts = {name: rows for name, rows in parts.items() if rows}
+        tree = {
+            "rows": {name: stack(_filled(rows)) for name, rows in parts.items()},
+            "carry": stack([a.carry for a in self]),
+        }
+        shapes = {
+            "rows": {name: len(rows) for name, rows in parts.items()},
+            "columns": [index for index, _ in self._columns],
+            "actors": [[a.row, a.first, a.length, a.acted] for a in self],
+        }
+        return tree, shapes
+
+    def snapshot_like(self, block: Block, shapes: dict[str, Any]) -> dict[str, Any]:
+        """Return a tree of the shapes that a snapshot has.
+
+        Args:
+            block: shapes of a block `[T, N]`.
+            shapes: what `snapshot` returned beside the tree.
+        """
+        one = jax.tree.map(lambda x: np.zeros(x.shape[2:], x.dtype), block._replace(carry=()))
+        reward, flag = np.float32(0), np.bool_(False)
+        carry = self[0].start_carry
+        row = Row(one.observation, one.action, reward, flag, flag, flag, one.extras, carry)
+        return {
+            "rows": {
+                name: jax.tree.map(lambda x, count=count: np.zeros((count, *x.shape), x.dtype), row)
+                for name, count in shapes["rows"].items()
+            },
+            "carry": stack([a.carry for a in self]),
+        }
+
+    def restore(self, tree: dict[str, Any], shapes: dict[str, Any]) -> None:
+        """Put back what `snapshot` returned."""
+        rows = {name: _unstack(part, shapes["rows"][name]) for name, part in tree["rows"].items()}
+        for i, actor in enumerate(self):
+            actor.row, actor.first, actor.length, actor.acted = shapes["actors"][i]
+            actor.rows = rows.get(f"actor-{i}", [])
+            actor.carry = jax.tree.map(lambda x, i=i: x[i], tree["carry"])
+        self._columns = [(index, rows[f"column-{i}"]) for i, index in enumerate(shapes["columns"])]
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """Stack the leaves of several trees along a new first axis."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+
+def _unstack(tree: Row, count: int) -> list[Row]:
+    rows = [jax.tree.map(lambda x, i=i: np.asarray(x[i]), tree) for i in range(count)]
+    return [
+        r._replace(
+            reward=float(r.reward),
+            terminated=bool(r.terminated),
+            truncated=bool(r.truncated),
+            valid=bool(r.valid),
+        )
+        for r in rows
+    ]
+
+
+def _filled(rows: list[Row]) -> list[Row]:
+    """Give scalars their storage types."""
+    return [
+        r._replace(
+            reward=np.float32(r.reward),
+            terminated=np.bool_(r.terminated),
+            truncated=np.bool_(r.truncated),
+            valid=np.bool_(r.valid),
+        )
+        for r in rows
+    ]
+
+
+def _block(columns: list[tuple[int, list[Row]]]) -> Block:
+    """Stack columns of `T + 1` rows (the last one for its observation only) into a block `[T, N]`."""
+    observation: dict[str, Any] = {}
+    for name in columns[0][1][0].observation:
+        observation[name] = np.stack([[row.observation[name] for row in rows] for _, rows in columns], axis=1)
+
+    def leaves(get: Any) -> Tree:
+        per_column = [stack([get(row) for row in rows[:-1]]) for _, rows in columns]
+        return jax.tree.map(lambda *x: np.stack(x, axis=1), *per_column)
+
+    def scalars(field: str, dtype: Any) -> Any:
+        return np.array([[getattr(row, field) for row in rows[:-1]] for _, rows in columns], dtype).T
+
+    return Block(
+        observation=observation,
+        action=leaves(lambda row: row.action),
+        reward=scalars("reward", np.float32),
+        terminated=scalars("terminated", bool),
+        truncated=scalars("truncated", bool),
+        valid=scalars("valid", bool),
+        extras=leaves(lambda row: row.extras),
+        carry=stack([rows[0].carry for _, rows in columns]),
+    )
