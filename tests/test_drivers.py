@@ -75,7 +75,7 @@ def interactive(agent: Compiled, seed: int, batched: bool = True) -> Agent:
     made.spaces, made.seed = agent.env.spaces, seed
     made.parallel_interactions, made.max_episode_timesteps = agent.n, None
     made.learner, made.engine = agent.learner, agent.engine(seed)
-    made._reported, made._draws = 0, 0
+    made._reported, made._draws, made._recorder, made._last_block = 0, 0, None, None
     made._start()
     return made
 

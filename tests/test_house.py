@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import dis
 import io
 import re
 import subprocess
 import sys
 import tokenize
+import types
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -237,8 +240,24 @@ def leftover_faults(file: str, source: str) -> Iterator[str]:
             yield f"{file}:{token.start[0]}: NotImplementedError"
 
 
+def undefined_faults(file: str, source: str) -> Iterator[str]:
+    """Find names that nothing defines: the axes of jaxtyping keep ruff and mypy from looking."""
+    codes = [compile(source, file, "exec")]
+    for code in codes:
+        codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    steps = [step for code in codes for step in dis.get_instructions(code)]
+    known = {step.argval for step in steps if step.opname in ("STORE_NAME", "STORE_GLOBAL")}
+    known |= {*vars(builtins), "__annotations__", "__file__", "__path__"}
+    for name in sorted(
+        {step.argval for step in steps if step.opname in ("LOAD_NAME", "LOAD_GLOBAL")} - known
+    ):
+        yield f"{file}: {name!r} is not defined"
+
+
 @pytest.mark.parametrize("file", MODULES)
-@pytest.mark.parametrize("rule", [unsafe_faults, field_faults, nesting_faults, leftover_faults])
+@pytest.mark.parametrize(
+    "rule", [unsafe_faults, field_faults, nesting_faults, leftover_faults, undefined_faults]
+)
 def test_source_follows(rule, file):
     assert_none(rule(file, MODULES[file]))
 
@@ -274,6 +293,7 @@ def test_every_exemption_is_needed():
         (field_faults, "rng, other = split(x)", "'rng': say key"),
         (field_faults, "self.done = True", "'done'"),
         (nesting_faults, "def a():\n def b():\n  def c(): pass", "a.py:3: function 'c' is nested 3 deep"),
+        (undefined_faults, "import a\ndef f(x):\n    return lambda: a.b(x, np)", "a.py: 'np' is not defined"),
         (leftover_faults, "x = 1  # TODO later", "a.py:1: # TODO later"),
         (leftover_faults, "raise NotImplementedError", "NotImplementedError"),
     ],
@@ -288,6 +308,10 @@ def test_source_control(rule, source, fault):
         (unsafe_faults, "model.eval(); jax.eval_shape(f); np.load(f, allow_pickle=False); import json"),
         (field_faults, "if future.done(): terminated = state.done"),
         (nesting_faults, "class A:\n def f(self):\n  def g(): pass\n  return lambda: g"),
+        (
+            undefined_faults,
+            "class A:\n x = 1\n y = x\ndef f() -> Any:\n  return [len(A.x) for A in __file__]",
+        ),
         (leftover_faults, "x = 'TODO'\nreturn_value = NotImplemented"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from operant.types import Block, Tree
+from operant.types import Action, Block, Tree
 
 
 class Row(NamedTuple):
@@ -52,11 +52,39 @@ class Actor:
 
     def end_episode(self, observation: dict[str, np.ndarray]) -> None:
         """Add the row of an episode's last observation."""
-        last = self.rows[-1]
-        zeros = jax.tree.map(np.zeros_like, (last.action, last.extras))
-        self.rows.append(Row(observation, zeros[0], 0.0, False, False, False, zeros[1], last.carry))
+        self.rows.append(_idle(self.rows[-1])._replace(observation=observation))
         self.row += 1
         self.first, self.length = True, 0
+
+    def bring(
+        self,
+        observation: dict[str, np.ndarray],
+        taken: Action,
+        reward: np.ndarray,
+        terminal: np.ndarray,
+        last: dict[str, np.ndarray] | None,
+    ) -> None:
+        """Add the rows of a whole episode that was played elsewhere, leaves `[R, ...]`.
+
+        Args:
+            observation: what was acted on.
+            taken: actions, with the extras and the recurrent state *before* each of them.
+            reward: what they brought.
+            terminal: 0, at the end 1 or 2.
+            last: observation after the last action; None: as the one before.
+        """
+        for i in range(len(reward)):
+            action, extras, carry = jax.tree.map(lambda x, i=i: x[i], tuple(taken))
+            own = {name: x[i] for name, x in observation.items()}
+            ended = int(terminal[i])
+            self.rows.append(Row(own, action, float(reward[i]), ended == 1, ended == 2, True, extras, carry))
+        self.row += len(reward)
+        self.end_episode(self.rows[-1].observation if last is None else last)
+
+    def fill(self, rows: int) -> None:
+        """Add rows that do not count, until a column of `rows` is complete; nothing if there is nothing to complete."""
+        while any(row.valid for row in self.rows) and len(self.rows) <= rows:
+            self.rows.append(_idle(self.rows[-1]))
 
     def column(self, rows: int) -> tuple[int, list[Row]] | None:
         """Take the oldest `rows` rows if the observation after them is known; it comes as one row more."""
@@ -105,6 +133,23 @@ class Actors:
         while (column := actor.column(self._rows)) is not None:
             self._columns.append(column)
 
+    def flush(self) -> None:
+        """Complete blocks with rows that do not count, from the actors whose episode is over."""
+        for actor in self:
+            if actor.first and not actor.acted:
+                actor.fill(self._rows)
+                self.collect(actor)
+                if not any(row.valid for row in actor.rows):
+                    actor.rows = []
+        while len(self._columns) % len(self):
+            index, rows = self._columns[-1]
+            self._columns.append((index, [_idle(row) for row in rows]))
+
+    def take(self) -> list[tuple[int, list[Row]]]:
+        """Take all columns that are complete, each with its actor."""
+        taken, self._columns = self._columns, []
+        return taken
+
     def blocks(self) -> Iterator[tuple[Block, list[int] | None]]:
         """Give the blocks `[T, N]` that are complete, with the actors of their columns if it is not one of each."""
         n = len(self)
@@ -112,7 +157,7 @@ class Actors:
             taken, self._columns = self._columns[:n], self._columns[n:]
             taken.sort(key=lambda column: column[0])  # stable: an actor's older column stays first
             indices = [index for index, _ in taken]
-            yield _block(taken), None if indices == list(range(n)) else indices
+            yield block_of(taken), None if indices == list(range(n)) else indices
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return all rows as a tree of arrays, and as JSON data how many there are in each of its parts."""
@@ -177,6 +222,14 @@ def _unstack(tree: Row, count: int) -> list[Row]:
     ]
 
 
+def _idle(row: Row) -> Row:
+    """Return a row that does not count."""
+    action, extras = jax.tree.map(np.zeros_like, (row.action, row.extras))
+    return row._replace(
+        action=action, extras=extras, reward=0.0, terminated=False, truncated=False, valid=False
+    )
+
+
 def _filled(rows: list[Row]) -> list[Row]:
     """Give scalars their storage types."""
     return [
@@ -190,7 +243,7 @@ def _filled(rows: list[Row]) -> list[Row]:
     ]
 
 
-def _block(columns: list[tuple[int, list[Row]]]) -> Block:
+def block_of(columns: list[tuple[int, list[Row]]]) -> Block:
     """Stack columns of `T + 1` rows (the last one for its observation only) into a block `[T, N]`."""
     observation: dict[str, Any] = {}
     for name in columns[0][1][0].observation:

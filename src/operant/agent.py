@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from operant import checkpoint, runtime
+from operant import checkpoint, experience, runtime
 from operant.actors import Actor, Actors, stack
 from operant.agents import AGENTS
 from operant.agents.learner import Learner
@@ -17,7 +17,8 @@ from operant.agents.making import Definition, define
 from operant.engine import Engine
 from operant.errors import SpaceError, SpecError, UsageError, value_error
 from operant.spaces import Spaces
-from operant.types import Tree
+from operant.traces import Recorder, RecorderConfig, Trace
+from operant.types import Block, Tree
 
 ROUND_TRIP = Literal["timesteps", "episodes", "updates"]
 
@@ -60,6 +61,7 @@ class Agent:
         self.parallel_interactions = parallel_interactions
         self.max_episode_timesteps = max_episode_timesteps
         self.seed = seed
+        self._recorder: Recorder | None = None
         shapes = [leaf.shape for leaf in spaces.states.components.values()]
         runtime.start(shapes, product=definition.product(parallel_interactions))
         self._build()
@@ -69,6 +71,7 @@ class Agent:
         self.learner = Learner(definition.cls.create(definition.config, self.spaces, n))
         self.engine: Engine | None = Engine(self.learner, jax.random.key(self.seed), n)
         self._reported = 0
+        self._last_block: Block | None = None
         self._draws = 0
         self._start()
 
@@ -88,6 +91,8 @@ class Agent:
             )
         self.spaces = Spaces.read(self.spaces.states, self.spaces.actions, masks=(*self.spaces.masks, *new))
         self._build()
+        if self._recorder is not None:
+            self.record(self._recorder.config)
 
     def _start(self) -> None:
         carry = jax.device_get(self.learner.algorithm.initial_carry(1))
@@ -113,6 +118,7 @@ class Agent:
         parallel_interactions: int = 1,
         seed: int | None = None,
         config: dict[str, Any] | None = None,
+        recorder: Any = None,
         **options: Any,
     ) -> Agent:
         """Create an agent.
@@ -127,6 +133,8 @@ class Agent:
             parallel_interactions: how many actors act in turn.
             seed: root of all randomness (default 0).
             config: settings that are not hyperparameters: `seed`.
+            recorder: a folder, or `dict(directory=..., frequency=1, start=0, max_traces=None)`: write finished episodes to
+                trace files there, for `pretrain`.
             options: hyperparameters of the algorithm by name.
 
         Raises:
@@ -159,13 +167,33 @@ class Agent:
             raise value_error("seed", "a whole number from 0 to 2^32 - 1", seed)
         definition = define(agent, **options)
         spaces = Spaces.read(states, actions)
-        return Agent(
+        recording = None if recorder is None else RecorderConfig.parse(recorder)
+        made = Agent(
             definition,
             spaces,
             parallel_interactions=parallel_interactions,
             max_episode_timesteps=max_episode_timesteps,
             seed=seed,
         )
+        made.record(recording)
+        return made
+
+    def record(self, recorder: Any) -> None:
+        """Write episodes that end from now on to trace files; None stops it.
+
+        Args:
+            recorder: as in `create`.
+
+        Raises:
+            SpecError: the options are not understood.
+        """
+        if self._recorder is not None:
+            self._recorder.close()
+        if recorder is None:
+            self._recorder = None
+            return
+        config = recorder if isinstance(recorder, RecorderConfig) else RecorderConfig.parse(recorder)
+        self._recorder = Recorder(config, self.spaces, self.parallel_interactions, self.episodes)
 
     # Counters
 
@@ -279,6 +307,11 @@ class Agent:
             actor.row += 1
             actor.first, actor.acted = False, True
             actor.length += 1
+        if self._recorder is not None:
+            emitted = self.spaces.actions.clip(action.action)
+            for i, actor in enumerate(actors):
+                own = {name: x[i] for name, x in emitted.items()}
+                self._recorder.act(actor.index, actor.rows[-1].observation, own)
         return self._emitted(action.action, batched)
 
     def _emitted(self, action: dict[str, np.ndarray], batched: bool) -> Any:
@@ -388,6 +421,8 @@ class Agent:
         """Complete an actor's row; `last` is the observation after an episode's last action."""
         actor.fill_row(reward=reward, terminated=terminal == 1, truncated=terminal == 2)
         actor.acted = False
+        if self._recorder is not None:
+            self._recorder.observe(actor.index, reward, terminal, last)
         if terminal:
             last = actor.rows[-1].observation if last is None else last
             actor.end_episode({name: np.array(x) for name, x in last.items()})
@@ -400,9 +435,13 @@ class Agent:
                 self._engine.absorb(block)
             else:  # actors out of step: some column is there twice
                 self._engine.absorb_columns(block, columns)
+            self._last_block = block
 
     def reset(self) -> None:
         """Forget unfinished episodes: what they brought so far is kept, as if cut by a time limit."""
+        if self._recorder is not None:
+            self._recorder.forget()
+        recorder, self._recorder = self._recorder, None
         for actor in self.actors:
             if actor.acted:
                 self._observe(actor, 0.0, 2, None)
@@ -411,6 +450,126 @@ class Agent:
                 actor.end_episode(actor.rows[-1].observation)
                 self.actors.collect(actor)
         self._learn()
+        self._recorder = recorder
+
+    # Experience from elsewhere
+
+    def experience(
+        self,
+        states: Any,
+        actions: Any,
+        terminal: Any,
+        reward: Any,
+        internals: Any = None,
+        next_states: Any = None,
+    ) -> None:
+        """Take experience of one or several episodes in; `update` learns from it.
+
+        Log-probabilities and recurrent states that belong to the actions are those of the networks as they are now.
+
+        Args:
+            states: in the structure of the specification with a leading axis `[R]`, masks included, or a list of states.
+            actions: likewise. They must obey the masks.
+            terminal: `[R]`: False or 0; True or 1 at the end of an episode; 2 where it was cut. A last entry of 0 (part of
+                an episode) counts as cut there.
+            reward: `[R]`.
+            internals: recurrent states before each step, leaves `[R, ...]`, as independent calls of `act` took and gave them.
+            next_states: states `[E, ...]` after the last action of each of the episodes; without them the value of what
+                follows a cut episode is taken at its last state.
+
+        Raises:
+            SpaceError: something does not fit the specification, or the lengths differ.
+            UsageError: all actors are in the middle of an episode.
+        """
+        if not self.actors.waiting:
+            self._declare_masks(states[0] if isinstance(states, list | tuple) else states)
+        trace = Trace.read(self.spaces, states, actions, terminal, reward, next_states)
+        actor = experience.idle(self.actors)
+        experience.bring(self._engine, actor, trace, internals)
+        self.actors.collect(actor)
+
+    def update(self) -> int:
+        """Learn from all experience that waits, in blocks of the algorithm's size; the last may be short.
+
+        If none waits, update once more: from the last block, or from what the replay memory holds.
+
+        Returns:
+            Updates made.
+
+        Raises:
+            UsageError: there never was any experience.
+        """
+        before = self.updates
+        self.actors.flush()
+        self._learn()
+        if self.updates == before:
+            if self._last_block is None:
+                raise UsageError(
+                    "There is no experience to learn from. Call experience, or act and observe, first."
+                )
+            self._engine.learn_again(self._last_block)
+        self._reported = self.updates
+        return self.updates - before
+
+    def pretrain(
+        self,
+        directory: str | Path,
+        num_iterations: int,
+        num_traces: int | None = 1,
+        num_updates: int = 1,
+        extension: str = ".npz",
+        *,
+        imitate: bool | None = None,
+        lr: float = 1e-3,
+        batch_size: int = 256,
+    ) -> None:
+        """Learn from recorded traces.
+
+        By imitation where the algorithm can: policies raise the probability of what was done and values fit the returns, Q-learners
+        learn by a margin, deterministic actors by squared distance. Else by `experience` and `update`.
+
+        Args:
+            directory: folder of trace files, as `recorder` writes them.
+            num_iterations: how often traces are drawn.
+            num_traces: files in each draw; None: all of them.
+            num_updates: passes over them (imitation), or calls of `update`.
+            extension: how the files' names end.
+            imitate: False: by `experience` and `update`; None: as the algorithm can.
+            lr: imitation's learning rate.
+            batch_size: imitation's steps in a gradient step, about.
+
+        Raises:
+            SpecError: there are no traces, or they do not fit the agent.
+            UsageError: `imitate` is asked of an algorithm that cannot.
+        """
+        for name, value in (
+            ("num_iterations", num_iterations),
+            ("num_updates", num_updates),
+            ("batch_size", batch_size),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise value_error(name, "a whole number of at least 1", value)
+        able = hasattr(self.learner.algorithm, "imitation")
+        if imitate and not able:
+            raise UsageError(
+                f"The agent {self.definition.name!r} cannot imitate. Leave imitate out: it learns by update()."
+            )
+        order = np.random.default_rng(self.seed)
+        cloning = None
+        if able and imitate is not False:
+            cloning = experience.Cloning(self._engine, lr, batch_size, self.seed)
+        for _ in range(num_iterations):
+            trace = experience.choose(directory, extension, self.spaces, num_traces, order)
+            if cloning is not None:
+                cloning.learn(trace, num_updates)
+                continue
+            actor = experience.idle(self.actors)
+            experience.bring(self._engine, actor, trace)
+            self.actors.collect(actor)
+            for _ in range(num_updates):
+                self.update()
+        if cloning is not None:
+            cloning.finish()
 
     # Files
 
@@ -517,7 +676,9 @@ class Agent:
         self._reported = interaction["reported"]
 
     def close(self) -> None:
-        """Release the compiled functions and arrays; further calls are errors."""
+        """Write what is still to be written, and release the compiled functions and arrays; further calls are errors."""
+        if self._recorder is not None:
+            self._recorder.close()
         self.engine = None
 
 

@@ -52,6 +52,7 @@ class Engine:
         self.learner = learner
         self.n = n
         self._act = jax.jit(learner.act, static_argnames="explore")
+        self._recall = jax.jit(learner.recall)
         self._absorb = jax.jit(self._absorb_step, donate_argnums=(0, 1))
         self._advance = jax.jit(self._advance_step, donate_argnums=(0, 1))
         self._learn = jax.jit(self._learn_step, donate_argnums=(0, 1))
@@ -109,6 +110,23 @@ class Engine:
         """Act on flat observations `[k, ...]` of any `k` actors."""
         return self._act(self.acting, observation, carry, first, noise, explore=explore)
 
+    def recall(self, observation: Any, carry: Tree, first: Any, action: Any) -> Action:
+        """Return what `act` would have on flat observations `[k, ...]`, had it chosen these actions."""
+        return self._recall(self.acting, observation, carry, first, action)
+
+    def learn(self, block: Block) -> None:
+        """Update from a block whose rows the memory already holds."""
+        key = self._keys.at(self.train.key, self._updates)
+        self.train, self.meter, self._acting_now = self._learn(self.train, self.meter, block, key)
+        self._updates += 1
+
+    def learn_again(self, block: Block) -> None:
+        """As `learn`, without counting the block's steps and episodes once more."""
+        before = jax.device_get(self.train.counters)
+        self.learn(block)
+        counters = before._replace(updates=self.train.counters.updates)
+        self.train = self.train._replace(counters=jax.tree.map(jnp.asarray, counters))
+
     def absorb(self, block: Block) -> None:
         """Learn from a block of `learner.rows` rows of all actors."""
         key = self._keys.at(self.train.key, self._updates)
@@ -130,9 +148,7 @@ class Engine:
         for i, index in enumerate(columns):
             own = jax.tree.map(lambda x, i=i: x[:, i : i + 1], block._replace(carry=()))
             self.train = self._remember(self.train, own, np.asarray([index], np.int32))
-        key = self._keys.at(self.train.key, self._updates)
-        self.train, self.meter, self._acting_now = self._learn(self.train, self.meter, block, key)
-        self._updates += 1
+        self.learn(block)
 
     def metrics(self) -> dict[str, float]:
         """Return the averages of the metrics since the last call; those that never applied are left out."""

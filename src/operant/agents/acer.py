@@ -312,6 +312,17 @@ class ACER:
             extras["carry"] = carry
         return Action(action, extras, after)
 
+    def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
+        """Return how badly the policy imitates a block: -mean log π(a|s) over valid rows."""
+        outputs, observation = jax.tree.map(
+            lambda x: x[:-1], (self.evaluate(weights["model"], block), block.observation)
+        )
+        total = jnp.zeros_like(block.reward)
+        for name, policy in self.policy(outputs, observation).items():
+            log_prob = losses.pick(policy.log_probs, block.action[name].astype(jnp.int32))
+            total = total + jnp.sum(log_prob.reshape(*total.shape, -1), axis=-1)
+        return -losses.weighted_mean(total, block.valid.astype(jnp.float32))
+
     def evaluate(self, variables: Tree, block: Block) -> Arrays:
         """Run the network over all rows of a block."""
         return evaluate(self.model, variables, block.observation, block.carry, block.valid)

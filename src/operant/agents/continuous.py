@@ -224,6 +224,17 @@ class Continuous(abc.ABC):
 
         return Action(self.measured({k: pick(x, noise[k]) for k, x in chosen.items()}), (), carry)
 
+    def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
+        """Return how badly the actor imitates a block: the mean squared distance of its actions, in units."""
+        observation = {name: x[:-1] for name, x in block.observation.items()}
+        chosen, wanted = self.greedy(weights["actor"], observation), self.units(block.action)
+        weight = block.valid.astype(jnp.float32)
+        each = [
+            jnp.mean(losses.squared(chosen[k] - wanted[k]).reshape(*weight.shape, -1), axis=-1)
+            for k in chosen
+        ]
+        return losses.weighted_mean(sum(each[1:], each[0]) / len(each), weight)
+
     def measured(self, units: Arrays) -> Arrays:
         """Return actions `[*B, *shape]` in the environment's measure."""
         return {name: self._half(name, x) * x + self._centre(name, x) for name, x in units.items()}

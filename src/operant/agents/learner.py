@@ -74,6 +74,10 @@ class Learner:
                 raise SpecError(f"{name} cannot become {value!r} in a running agent. Create a new one.")
         return jnp.asarray([v if isinstance(v, int | float) else 1.0 for v in values], jnp.float32)
 
+    def at(self, hyper: Float[Array, " H"]) -> Algorithm:
+        """Return the algorithm with these numbers as its traced options, schedules at their factors."""
+        return self._at(hyper)
+
     def scaled_lr(self, train: Train, factor: float) -> tuple[Train, float, float]:
         """Multiply the learning rates in force (`lr`, and those of single models); return the train, the old and the new `lr`."""
         config = self.algorithm.config
@@ -180,6 +184,23 @@ class Learner:
         algorithm = self._at(acting.hyper)
         carry = reset_carry(algorithm, carry, first)
         return algorithm.act(acting.policy, observation, carry, noise, explore)
+
+    def recall(
+        self,
+        acting: Acting,
+        observation: Arrays,
+        carry: Tree,
+        first: Bool[Array, " n"],
+        action: Arrays,
+    ) -> Action:
+        """Return what `act` would have on observations `[n, ...]`, had it chosen these actions."""
+        algorithm = self._at(acting.hyper)
+        carry = reset_carry(algorithm, carry, first)
+        if hasattr(algorithm, "recall"):
+            return algorithm.recall(acting.policy, observation, carry, action)
+        # What others store beside an action does not depend on it.
+        noise = algorithm.noise(jax.random.key(0), first.shape[0])
+        return algorithm.act(acting.policy, observation, carry, noise, True)._replace(action=action)
 
     def emit(self, action: Arrays) -> Arrays:
         """Return actions as environments take them: floats clipped to their bounds."""

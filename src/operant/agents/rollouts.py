@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Self
 
+import jax
 import jax.numpy as jnp
 
 from operant.agents.protocol import Counters, split_masks
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, Policy, build
-from operant.ops import returns
+from operant.ops import losses, returns
+from operant.ops.distributions import Product
 from operant.spaces import Spaces
 from operant.types import Action, Array, Arrays, Block, Key, Tree
 
@@ -106,11 +109,44 @@ class ActorCritic:
 
     def act(self, acting: Tree, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
         """Draw from the policy (or take its mode)."""
+
+        def choose(policy: Product) -> Arrays:
+            return policy.sample(noise) if explore else policy.mode()
+
+        return self.take(acting, observation, carry, choose)
+
+    def recall(self, acting: Tree, observation: Arrays, carry: Tree, action: Arrays) -> Action:
+        """Return what `act` would have, had it chosen this action."""
+        return self.take(acting, observation, carry, lambda policy: action)
+
+    def take(
+        self, acting: Tree, observation: Arrays, carry: Tree, choose: Callable[[Product], Arrays]
+    ) -> Action:
+        """Take the action that is chosen of the policy, and store with it what the update wants."""
         outputs, carry = self.model.apply(acting, observation, carry)
         policy = self.policy.distribution(outputs, split_masks(observation)[1])
-        action = policy.sample(noise) if explore else policy.mode()
+        action = choose(policy)
         extras = {"log_prob": policy.log_prob(action)} if self.keeps_log_prob else {}
         return Action(action, extras, carry)
+
+    def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
+        """Return how badly networks imitate a block: -mean log π(a|s), and the squared error of the values to their λ-returns.
+
+        The latter is divided by the variance of the returns, whose measure is not that of log-probabilities.
+        """
+        variables = weights["model"]
+        outputs = self.evaluate(variables, block.observation, block.carry, block.valid)
+        return self.clone(outputs, outputs["value"], block)
+
+    def clone(self, outputs: Arrays, value: Array, block: Block) -> Array:
+        """Return the loss of `imitation` for outputs and values of all rows `[T + 1, N]`."""
+        target = self.advantages(jax.lax.stop_gradient(value), block).target
+        outputs, observation = jax.tree.map(lambda x: x[:-1], (outputs, block.observation))
+        policy = self.policy.distribution(outputs, split_masks(observation)[1])
+        weight = block.valid.astype(jnp.float32)
+        spread = losses.weighted_mean(losses.squared(target - losses.weighted_mean(target, weight)), weight)
+        error = losses.weighted_mean(losses.squared(value[:-1] - target), weight) / (1.0 + spread)
+        return error - losses.weighted_mean(policy.log_prob(block.action), weight)
 
     def evaluate(self, variables: Tree, observation: Arrays, carry: Tree, valid: Array) -> Arrays:
         """Run the model over rows; see the function of this name."""

@@ -254,14 +254,25 @@ class TRPO(ActorCritic):
             return ()
         return {"actor": self.model.initial_carry(n), "critic": self.critic.initial_carry(n)}
 
-    def act(self, acting: Tree, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
-        """Draw from the policy (or take its mode), with the log-probability as extra."""
+    def take(
+        self, acting: Tree, observation: Arrays, carry: Tree, choose: Callable[[Product], Arrays]
+    ) -> Action:
+        """Take the action that is chosen of the actor's policy; a recurrent critic goes along."""
         own = carry if self.recurrent else {"actor": (), "critic": ()}
-        action = super().act(acting["actor"], observation, own["actor"], noise, explore)
+        action = super().take(acting["actor"], observation, own["actor"], choose)
         if not self.recurrent:
             return action
         following = self.critic.apply(acting["critic"], observation, own["critic"])[1]
         return action._replace(carry={"actor": action.carry, "critic": following})
+
+    def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
+        """Return how badly networks imitate a block; see `ActorCritic.imitation`."""
+        carry = block.carry if self.recurrent else {"actor": (), "critic": ()}
+        outputs, values = (
+            evaluate(model, weights[name], block.observation, carry[name], block.valid)
+            for name, model in self.models.items()
+        )
+        return self.clone(outputs, values["value"], block)
 
     def update(
         self, state: State, memory: Tree, block: Block, counters: Counters, key: Key

@@ -1,0 +1,175 @@
+"""Episodes that were played elsewhere, given to an agent: as if it had acted in them; and pretraining from files of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from operant import traces
+from operant.actors import Actor, Actors, Row, block_of
+from operant.engine import Engine
+from operant.errors import SpaceError, UsageError
+from operant.ops import optimise
+from operant.traces import Flat, Trace
+from operant.types import Action, Block, Tree
+
+COLUMN = 64
+"""Rows of a column in pretraining: long enough for recurrent networks to learn from, short enough to shuffle."""
+
+
+def bring(engine: Engine, actor: Actor, trace: Trace, internals: Tree = None) -> None:
+    """Add the episodes of a trace to an actor's rows, with what the agent would have stored beside its actions.
+
+    Args:
+        engine: of the agent; its networks as they are now give log-probabilities and recurrent states.
+        actor: one whose episode is over.
+        trace: the episodes.
+        internals: recurrent states before each step, leaves `[R, ...]`; None: those that the networks come to.
+
+    Raises:
+        SpaceError: internals do not fit the trace or the network.
+    """
+    if internals is not None:
+        _check(internals, actor.start_carry, len(trace.reward))
+    for steps, last in trace.episodes():
+        observation = {name: x[steps] for name, x in trace.observation.items()}
+        action = {name: x[steps] for name, x in trace.action.items()}
+        own = None if internals is None else jax.tree.map(lambda x, s=steps: np.asarray(x)[s], internals)
+        taken = _recalled(engine, actor, observation, action, own)
+        actor.bring(observation, taken, trace.reward[steps], trace.terminal[steps], last)
+
+
+def _recalled(engine: Engine, actor: Actor, observation: Flat, action: Flat, internals: Tree) -> Action:
+    """Return actions with extras, and the recurrent state before each of them."""
+    count = len(next(iter(action.values())))
+    start = actor.start_carry
+    if internals is None and not jax.tree.leaves(start):
+        internals = start
+    if internals is not None:
+        size = 1 << (count - 1).bit_length()  # few sizes, so that few programs are compiled
+        wide = jax.tree.map(lambda x: _padded(x, size), (observation, internals, action))
+        recalled = engine.recall(wide[0], wide[1], np.zeros(size, bool), wide[2])
+        extras = jax.tree.map(lambda x: np.asarray(x)[:count], recalled.extras)
+        return Action(action, extras, internals)  # type: ignore[arg-type]
+    carry, steps = jax.tree.map(lambda x: x[None], start), []
+    for i in range(count):
+        one = jax.tree.map(lambda x, i=i: x[i : i + 1], (observation, action))
+        recalled = engine.recall(one[0], carry, np.zeros(1, bool), one[1])
+        steps.append(jax.tree.map(np.asarray, Action(one[1], recalled.extras, carry)))
+        carry = recalled.carry
+    return jax.tree.map(lambda *x: np.concatenate(x), *steps)
+
+
+def _padded(x: Any, size: int) -> np.ndarray:
+    x = np.asarray(x)
+    return np.concatenate([x, np.repeat(x[-1:], size - len(x), axis=0)])
+
+
+def _check(internals: Tree, start: Tree, count: int) -> None:
+    expected = jax.tree.map(lambda x: (count, *np.shape(x)), start)
+    received = jax.tree.map(np.shape, internals)
+    if expected != received:
+        raise SpaceError(f"internals must have the shapes {expected}. Received: {received}.")
+
+
+class Cloning:
+    """Imitation: gradient steps that make an agent's networks act as a trace does, and its values fit the returns.
+
+    Args:
+        engine: of the agent; its algorithm must have `imitation`.
+        lr: learning rate of Adam.
+        batch_size: steps in a gradient step, about.
+        seed: of the order of steps.
+    """
+
+    def __init__(self, engine: Engine, lr: float, batch_size: int, seed: int) -> None:
+        self._engine = engine
+        self._optimizer = optimise.optimizer("adam", lr, max_norm=1.0)
+        self._columns = max(1, batch_size // COLUMN)
+        self._order = np.random.default_rng(seed)
+        self._step = jax.jit(self._stepped)
+        self._models = engine.learner.algorithm.models
+        weights = engine.learner.algorithm.weights(engine.train.state)
+        self._weights = jax.tree.map(jnp.copy, weights)
+        self._state = self._optimizer.init({name: w["params"] for name, w in weights.items()})
+
+    def _stepped(self, weights: Tree, state: Tree, hyper: Tree, block: Block) -> tuple[Tree, Tree, Any]:
+        algorithm: Any = self._engine.learner.at(hyper)
+        weights = {
+            name: model.observe(weights[name], block.observation, block.valid)
+            for name, model in self._models.items()
+        }
+        params = {name: w["params"] for name, w in weights.items()}
+
+        def loss(params: Tree) -> Any:
+            return algorithm.imitation(
+                {name: {**weights[name], "params": params[name]} for name in weights}, block
+            )
+
+        value, grads = jax.value_and_grad(loss)(params)
+        params, state, _ = optimise.apply(self._optimizer, params, state, grads)
+        return {name: {**weights[name], "params": params[name]} for name in weights}, state, value
+
+    def learn(self, trace: Trace, passes: int) -> float:
+        """Go through a trace a number of times, in random order; return the mean loss of the last pass."""
+        columns = self._cut(trace)
+        value = float("nan")
+        for _ in range(passes):
+            values = []
+            for block in self._batches(columns):
+                self._weights, self._state, one = self._step(
+                    self._weights, self._state, self._engine.train.hyper, block
+                )
+                values.append(float(one))
+            value = float(np.mean(values))
+        return value
+
+    def _cut(self, trace: Trace) -> list[list[Row]]:
+        start = jax.tree.map(lambda x: x[0], jax.device_get(self._engine.learner.algorithm.initial_carry(1)))
+        actors = Actors(1, COLUMN, start, 0)
+        bring(self._engine, actors[0], trace)
+        actors.collect(actors[0])
+        actors.flush()
+        return [rows for _, rows in actors.take()]
+
+    def _batches(self, columns: list[list[Row]]) -> list[Block]:
+        order = self._order.permutation(len(columns))
+        short = -len(order) % self._columns
+        order = np.concatenate([order, self._order.choice(len(columns), short)]) if short else order
+        return [
+            block_of([(0, columns[i]) for i in order[k : k + self._columns]])
+            for k in range(0, len(order), self._columns)
+        ]
+
+    def finish(self) -> None:
+        """Give the agent what was learnt."""
+        algorithm, train = self._engine.learner.algorithm, self._engine.train
+        self._engine.put(train._replace(state=algorithm.with_weights(train.state, self._weights)))
+
+
+def choose(
+    folder: str | Path, extension: str, spaces: Any, count: int | None, order: np.random.Generator
+) -> Trace:
+    """Read some traces of a folder at random (None: all of them), joined."""
+    found = traces.files(folder, extension)
+    if count is not None:
+        found = [found[i] for i in order.permutation(len(found))[:count]]
+    return traces.join([traces.read(path, spaces) for path in found])
+
+
+def idle(actors: Actors) -> Actor:
+    """Return the actor whose episode is over and who has the fewest rows.
+
+    Raises:
+        UsageError: all are in the middle of an episode.
+    """
+    free = [actor for actor in actors if actor.first and not actor.acted]
+    if not free:
+        raise UsageError(
+            "experience was called in the middle of an episode. End it by observe, or call reset."
+        )
+    return min(free, key=lambda actor: len(actor.rows))

@@ -1,0 +1,279 @@
+"""Experience from elsewhere: `Agent.experience` and `update`, trace files, the recorder, pretraining."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from tests.small_agents import NAMES, RECURRENT, RECURRENT_NAMES, SMALL, networks, small
+
+from operant import traces
+from operant.agent import Agent
+from operant.agents import AGENTS
+from operant.errors import SpaceError, SpecError, UsageError
+from operant.spaces import Spaces
+from operant.traces import Trace
+
+STATES = {"type": "float", "shape": (3,)}
+ACTIONS = {
+    "int": {"type": "int", "num_values": 3},
+    "float": {"type": "float", "shape": (2,), "min_value": -1.0, "max_value": 2.0},
+}
+
+
+def make(name, **options):
+    kind = "int" if "int" in AGENTS[name].actions else "float"
+    return Agent.create(agent=name, states=STATES, actions=ACTIONS[kind], seed=3, **small(name, **options))
+
+
+def play(agent, steps, ends, seed=0):
+    """Act and observe; return what happened. `ends` maps steps to terminals."""
+    draw = np.random.default_rng(seed)
+    states, actions, terminals, rewards, lasts = [], [], [], [], []
+    for i in range(steps):
+        states.append(draw.normal(size=3).astype(np.float32))
+        actions.append(agent.act(states=states[-1]))
+        terminals.append(ends.get(i, 0))
+        rewards.append(float(draw.normal()))
+        last = draw.normal(size=3).astype(np.float32) if terminals[-1] else None
+        if terminals[-1]:
+            lasts.append(last)
+        agent.observe(reward=rewards[-1], terminal=terminals[-1], next_states=last)
+    return np.stack(states), np.asarray(actions), terminals, rewards, np.stack(lasts)
+
+
+def params(agent):
+    return jax.tree.leaves(agent.learner.algorithm.weights(agent.engine.train.state))
+
+
+def same(a, b):
+    return all(np.allclose(x, y, rtol=1e-5, atol=1e-6) for x, y in zip(params(a), params(b), strict=True))
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("dqn", "ddqn", "ddpg", "td3", "sac")])
+def test_experience_and_update_do_what_act_and_observe_do(name):
+    acting, told = make(name), make(name)
+    # Four steps and the ends of two episodes: the six rows of a block.
+    seen = play(acting, 4, {1: 2, 3: 1})
+    acting.act(states=np.zeros(3))  # the observation after the block's last row
+    told.experience(*seen[:4], next_states=seen[4])
+    assert (told.updates, told.update(), acting.updates) == (0, 1, 1)
+    assert (told.timesteps, told.episodes) == (4, 2)
+    assert same(acting, told)
+    other = make(name)
+    other.experience(*seen[:4])  # what came after the cut episode is not known: another value
+    other.update()
+    assert not same(acting, other)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_update_changes_the_networks_and_can_be_repeated(name):
+    agent = make(name)
+    with pytest.raises(UsageError, match="no experience to learn from"):
+        agent.update()
+    draw = np.random.default_rng(1)
+    kind = agent.spaces.actions.components["action"].type
+    actions = draw.integers(0, 3, 40) if kind == "int" else draw.uniform(-1, 2, (40, 2))
+    terminal = [0] * 19 + [1] + [0] * 20
+    agent.experience(
+        states=draw.normal(size=(40, 3)), actions=actions, terminal=terminal, reward=draw.normal(size=40)
+    )
+    before = [np.array(x) for x in params(agent)]
+    assert agent.updates == 0
+    made = agent.update()
+    assert made >= 1 and agent.updates == made and (agent.timesteps, agent.episodes) == (40, 2)
+    after = [np.array(x) for x in params(agent)]
+    assert any((a != b).any() for a, b in zip(before, after, strict=True))
+    assert agent.update() == 1  # nothing waits: once more
+    assert all(np.isfinite(x).all() for x in params(agent))
+    agent.close()
+
+
+@pytest.mark.parametrize("name", [n for n in RECURRENT_NAMES if n in ("ppo", "trpo")])
+def test_recurrent_states_are_those_that_acting_would_have_kept(name):
+    whole = {**networks(name, RECURRENT), "mini_batches": 1}
+    acting, told = make(name, **whole), make(name, **whole)
+    states, actions, terminals, rewards, last = play(acting, 5, {4: 1})
+    kept = [jax.tree.leaves(row.carry) for row in acting.actors[0].rows[:5]]
+    told.experience(states, actions, terminals, rewards, next_states=last)
+    found = [jax.tree.leaves(row.carry) for row in told.actors[0].rows[:5]]
+    for ours, theirs in zip(found, kept, strict=True):
+        assert ours and all(np.allclose(a, b, atol=1e-6) for a, b in zip(ours, theirs, strict=True))
+    internals = jax.tree.map(lambda *x: np.stack(x), *[row.carry for row in acting.actors[0].rows[:5]])
+    again = make(name, **whole)
+    again.experience(states, actions, terminals, rewards, internals=internals)
+    with pytest.raises(SpaceError, match="internals must have the shapes"):
+        again.experience(states[:4], actions[:4], [0, 0, 0, 1], rewards[:4], internals=internals)
+
+
+def test_experience_is_checked():
+    agent = make("ppo")
+    states, draw = np.zeros((2, 3)), [0, 1]
+    for arguments, message in [
+        ((states, draw, [0, 3], [0.0, 0.0]), "terminal must be a list of 0, 1 and 2"),
+        ((states, draw, [0, 1], [0.0]), "reward must be a list of 2 finite numbers"),
+        ((states, draw, [0, 1], [0.0, np.nan]), "reward must be a list of 2 finite numbers"),
+        ((states[:1], draw, [0, 1], [0.0, 0.0]), "shape"),
+        ((states, [0, 7], [0, 1], [0.0, 0.0]), "action"),
+    ]:
+        with pytest.raises((SpaceError, SpecError), match=message):
+            agent.experience(*arguments)
+    agent.act(states=np.zeros(3))
+    with pytest.raises(UsageError, match="in the middle of an episode"):
+        agent.experience(states, draw, [0, 1], [0.0, 0.0])
+
+
+def test_experience_obeys_masks():
+    agent = Agent.create(agent="ppo", states=STATES, actions=ACTIONS["int"], **small("ppo"))
+    mask = np.ones((2, 3), bool)
+    mask[1, 2] = False
+    states = {"state": np.zeros((2, 3)), "action_mask": mask}
+    with pytest.raises(SpaceError, match="at step 1 is forbidden by its mask"):
+        agent.experience(states, [0, 2], [0, 1], [0.0, 1.0])
+    agent.experience(states, [2, 1], [0, 1], [0.0, 1.0])
+    assert agent.update() == 1
+
+
+# Traces
+
+
+SPACES = Spaces.read(
+    states={"eye": {"left": {"type": "float", "shape": (2,)}}, "level": {"type": "int", "num_values": 4}, "go_mask": {"type": "bool", "shape": (3,)}},
+    actions={"go": {"type": "int", "num_values": 3}, "push": {"type": "float", "shape": ()}},
+)  # fmt: skip
+
+
+def random_trace(steps, seed=0, last=True):
+    draw = np.random.default_rng(seed)
+    mask = np.ones((steps, 3), bool)
+    go = draw.integers(0, 3, steps)
+    mask[np.arange(steps), (go + 1) % 3] = False
+    terminal = [0] * steps
+    terminal[1], terminal[-1] = 2, 1
+    states = {
+        "eye": {"left": draw.normal(size=(steps, 2))},
+        "level": draw.integers(0, 4, steps),
+        "go_mask": mask,
+    }
+    ends = {"eye": {"left": draw.normal(size=(2, 2))}, "level": draw.integers(0, 4, 2)} if last else None
+    return Trace.read(
+        SPACES, states, {"go": go, "push": draw.normal(size=steps)}, terminal, draw.normal(size=steps), ends
+    )
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_a_trace_file_holds_plain_arrays_and_comes_back(tmp_path, last):
+    trace = random_trace(5, last=last)
+    traces.write(tmp_path / "a.npz", SPACES, trace)
+    with np.load(tmp_path / "a.npz", allow_pickle=False) as file:
+        names = {
+            "states/eye/left",
+            "states/level",
+            "actions/go",
+            "actions/push",
+            "auxiliaries/go/mask",
+            "reward",
+            "terminal",
+        }
+        assert set(file.files) == names | ({"last_states/eye/left", "last_states/level"} if last else set())
+        assert file["terminal"].tolist() == [0, 2, 0, 0, 1]
+    again = traces.read(tmp_path / "a.npz", SPACES)
+    for a, b in zip(jax.tree.leaves(trace), jax.tree.leaves(again), strict=True):
+        if not (last and a.shape == (2, 3)):  # the mask after an episode's last action is not recorded
+            np.testing.assert_array_equal(a, b)
+    assert [steps.stop for steps, _ in again.episodes()] == [2, 5]
+    both = traces.join([trace, random_trace(4, seed=1, last=last)])
+    assert [steps.stop for steps, _ in both.episodes()] == [2, 5, 7, 9]
+    assert (both.last is not None) == last
+
+
+def test_bad_trace_files_are_named(tmp_path):
+    with pytest.raises(SpecError, match=r"There are no traces \(\*.npz\)"):
+        traces.files(tmp_path)
+    (tmp_path / "a.npz").write_bytes(b"nothing")
+    with pytest.raises(SpecError, match=r"a.npz' cannot be read"):
+        traces.read(tmp_path / "a.npz", SPACES)
+    np.savez(tmp_path / "b.npz", terminal=[1], reward=[0.0])
+    with pytest.raises(SpecError, match=r"b.npz' has no array 'states/eye/left'. It has: reward, terminal"):
+        traces.read(tmp_path / "b.npz", SPACES)
+    objects = np.empty(1, object)
+    objects[0] = print
+    np.savez(tmp_path / "c.npz", terminal=objects)
+    with pytest.raises(SpecError, match=r"c.npz' cannot be read.*[Oo]bject arrays"):
+        traces.read(tmp_path / "c.npz", SPACES)
+    other = Spaces.read(states=STATES, actions=ACTIONS["int"])
+    traces.write(tmp_path / "d.npz", other, Trace.read(other, np.zeros((1, 3)), [1], [1], [0.0]))
+    wide = Spaces.read(states={"type": "float", "shape": (4,)}, actions=ACTIONS["int"])
+    with pytest.raises(SpecError, match=r"d.npz' does not fit the agent"):
+        traces.read(tmp_path / "d.npz", wide)
+
+
+def test_recorder_writes_whole_episodes_and_keeps_the_newest(tmp_path):
+    folder = tmp_path / "traces"
+    agent = Agent.create(
+        agent="ppo", states=STATES, actions=ACTIONS["int"], parallel_interactions=2,
+        recorder={"directory": str(folder), "frequency": 2, "start": 1, "max-traces": 2}, **small("ppo"),
+    )  # fmt: skip
+    seen = {0: [], 1: []}
+    draw = np.random.default_rng(0)
+    for i in range(24):
+        for actor in (0, 1):
+            states = draw.normal(size=3).astype(np.float32)
+            action = agent.act(states=states, parallel=actor)
+            terminal = 1 if i % 4 == 3 else 0
+            seen[actor].append((states, action, terminal))
+            agent.observe(reward=float(i), terminal=terminal, parallel=actor)
+    agent.act(states=np.zeros(3))
+    agent.observe(reward=0.0)  # an unfinished episode is not written
+    agent.close()
+    # 12 episodes, the first left out: files after episodes 3, 5, 7, 9, 11, and one more of a single one at the end
+    assert [p.name for p in traces.files(folder)] == ["trace-000000010.npz", "trace-000000011.npz"]
+    trace = traces.read(folder / "trace-000000011.npz", agent.spaces)
+    assert trace.terminal.tolist() == [0, 0, 0, 1] and trace.reward.tolist() == [20, 21, 22, 23]
+    np.testing.assert_array_equal(trace.observation["state"], [s for s, _, _ in seen[1][20:]])
+    assert trace.action["action"].tolist() == [a for _, a, _ in seen[1][20:]]
+    with pytest.raises(SpecError, match="recorder must say the directory"):
+        agent.record({})
+    with pytest.raises(SpecError, match="directry.*directory"):
+        agent.record({"directry": "x"})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pretraining_imitates(name, tmp_path):
+    """Of two actions, traces show the right one: which one that is depends on the state's sign."""
+    agent = make(name)
+    kind = agent.spaces.actions.components["action"].type
+    draw = np.random.default_rng(0)
+    states = draw.normal(size=(200, 3)).astype(np.float32)
+    right = states[:, 0] > 0
+    actions = (
+        np.where(right, 2, 0) if kind == "int" else np.where(right, 0.8, -0.8)[:, None] * np.ones((1, 2))
+    )
+    terminal = np.arange(200) % 50 == 49
+    traces.write(
+        tmp_path / "t.npz", agent.spaces, Trace.read(agent.spaces, states, actions, terminal, np.ones(200))
+    )
+    test = draw.normal(size=(100, 3)).astype(np.float32)
+
+    def agreement():
+        chosen = np.asarray(agent.act(states=test, independent=True))
+        return np.mean(
+            (chosen == np.where(test[:, 0] > 0, 2, 0))
+            if kind == "int"
+            else (chosen[:, 0] > 0) == (test[:, 0] > 0)
+        )
+
+    before = agreement()
+    agent.pretrain(tmp_path, num_iterations=5, num_updates=10, lr=0.01)
+    assert agreement() > max(0.9, before)
+    assert agent.timesteps == agent.updates == 0
+    if name == "ppo":
+        agent.pretrain(tmp_path, num_iterations=1, num_traces=None, num_updates=2, imitate=False)
+        assert agent.timesteps == 200
+        with pytest.raises(Exception, match="num_iterations must be a whole number of at least 1"):
+            agent.pretrain(tmp_path, num_iterations=0)
+    agent.close()
+
+
+def test_all_agents_are_here():
+    assert set(SMALL) == set(NAMES)
