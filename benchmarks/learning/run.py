@@ -56,6 +56,7 @@ GATES = {
     "ddpg:pendulum-20k": Gate(-190.0, "rl-zoo3: -152.1 ± 94.3 (one run)", greedy=True),
     "td3:pendulum-20k": Gate(-190.0, "rl-zoo3: -151.9 ± 90.2 (one run)", greedy=True),
     "sac:pendulum-20k": Gate(-190.0, "rl-zoo3: -157.0 ± 88.7 (one run)", greedy=True),
+    "td3:halfcheetah-100k": Gate(4400.0, "the authors' curve: 5513 ± 554 at 100k (10 seeds)", greedy=True),
     "trpo:cartpole": Gate(480.0, "rl-zoo3: 500 ± 0 (100k steps, one run, greedy)"),
     "ppo:mountaincar-default": Gate(-200.5, "CleanRL: -200 ± 0 (must fail: a negative control)"),
 }
