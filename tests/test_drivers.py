@@ -39,6 +39,7 @@ from operant.errors import SpaceError, SpecError
 from operant.execution.device import DeviceDriver, Population
 from operant.execution.host import HostDriver
 from operant.memory.ring import VALID
+from operant.writers import Writers
 
 BLOCKS, SEED = 12, 5
 
@@ -75,7 +76,7 @@ def interactive(agent: Compiled, seed: int, batched: bool = True) -> Agent:
     made.spaces, made.seed = agent.env.spaces, seed
     made.parallel_interactions, made.max_episode_timesteps = agent.n, None
     made.learner, made.engine = agent.learner, agent.engine(seed)
-    made._reported, made._draws, made._recorder, made._last_block = 0, 0, None, None
+    made._reported, made._draws, made._last_block, made._writers = 0, 0, None, Writers()
     made._start()
     return made
 

@@ -232,10 +232,12 @@ def test_recorder_writes_whole_episodes_and_keeps_the_newest(tmp_path):
     assert trace.terminal.tolist() == [0, 0, 0, 1] and trace.reward.tolist() == [20, 21, 22, 23]
     np.testing.assert_array_equal(trace.observation["state"], [s for s, _, _ in seen[1][20:]])
     assert trace.action["action"].tolist() == [a for _, a, _ in seen[1][20:]]
-    with pytest.raises(SpecError, match="recorder must say the directory"):
-        agent.record({})
-    with pytest.raises(SpecError, match="directry.*directory"):
-        agent.record({"directry": "x"})
+    for spec, message in [
+        ({}, "recorder must say the directory"),
+        ({"directry": "x"}, "directry.*directory"),
+    ]:
+        with pytest.raises(SpecError, match=message):
+            Agent.create(agent="ppo", states=STATES, actions=ACTIONS["int"], recorder=spec)
 
 
 @pytest.mark.parametrize("name", NAMES)

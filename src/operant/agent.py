@@ -7,18 +7,22 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from operant import checkpoint, experience, runtime
+from operant import checkpoint, experience, runtime, saving
 from operant.actors import Actor, Actors, stack
 from operant.agents import AGENTS
 from operant.agents.learner import Learner
 from operant.agents.making import Definition, define
 from operant.engine import Engine
-from operant.errors import SpaceError, SpecError, UsageError, value_error
+from operant.errors import CheckpointError, SpaceError, SpecError, UsageError, value_error
+from operant.saving import Format
 from operant.spaces import Spaces
-from operant.traces import Recorder, RecorderConfig, Trace
+from operant.spec import plain
+from operant.traces import Trace
 from operant.types import Block, Tree
+from operant.writers import Writers
 
 ROUND_TRIP = Literal["timesteps", "episodes", "updates"]
 
@@ -61,7 +65,7 @@ class Agent:
         self.parallel_interactions = parallel_interactions
         self.max_episode_timesteps = max_episode_timesteps
         self.seed = seed
-        self._recorder: Recorder | None = None
+        self._writers = Writers()
         shapes = [leaf.shape for leaf in spaces.states.components.values()]
         runtime.start(shapes, product=definition.product(parallel_interactions))
         self._build()
@@ -91,8 +95,7 @@ class Agent:
             )
         self.spaces = Spaces.read(self.spaces.states, self.spaces.actions, masks=(*self.spaces.masks, *new))
         self._build()
-        if self._recorder is not None:
-            self.record(self._recorder.config)
+        self._writers.spaces_changed(self.spaces)
 
     def _start(self) -> None:
         carry = jax.device_get(self.learner.algorithm.initial_carry(1))
@@ -119,6 +122,8 @@ class Agent:
         seed: int | None = None,
         config: dict[str, Any] | None = None,
         recorder: Any = None,
+        saver: Any = None,
+        summarizer: Any = None,
         **options: Any,
     ) -> Agent:
         """Create an agent.
@@ -135,6 +140,11 @@ class Agent:
             config: settings that are not hyperparameters: `seed`.
             recorder: a folder, or `dict(directory=..., frequency=1, start=0, max_traces=None)`: write finished episodes to
                 trace files there, for `pretrain`.
+            saver: a folder, or `dict(directory=..., filename='agent', frequency=10, unit='updates', max_checkpoints=10,
+                load=False)`: write checkpoints there, every so many updates (or timesteps, episodes, seconds) and on `close`;
+                with `load`, continue from the newest.
+            summarizer: a folder, or `dict(directory=..., labels='all', frequency=100, custom={}, ...)`: write summaries for
+                TensorBoard; see `operant.summaries`.
             options: hyperparameters of the algorithm by name.
 
         Raises:
@@ -167,7 +177,7 @@ class Agent:
             raise value_error("seed", "a whole number from 0 to 2^32 - 1", seed)
         definition = define(agent, **options)
         spaces = Spaces.read(states, actions)
-        recording = None if recorder is None else RecorderConfig.parse(recorder)
+        writers = Writers(recorder, saver, summarizer)
         made = Agent(
             definition,
             spaces,
@@ -175,25 +185,11 @@ class Agent:
             max_episode_timesteps=max_episode_timesteps,
             seed=seed,
         )
-        made.record(recording)
+        if writers.saving is not None and writers.saving.load:
+            made._resume(Agent._found(Path(writers.saving.directory), None))
+        made._writers = writers
+        writers.begin(made, made._save_checkpoint)
         return made
-
-    def record(self, recorder: Any) -> None:
-        """Write episodes that end from now on to trace files; None stops it.
-
-        Args:
-            recorder: as in `create`.
-
-        Raises:
-            SpecError: the options are not understood.
-        """
-        if self._recorder is not None:
-            self._recorder.close()
-        if recorder is None:
-            self._recorder = None
-            return
-        config = recorder if isinstance(recorder, RecorderConfig) else RecorderConfig.parse(recorder)
-        self._recorder = Recorder(config, self.spaces, self.parallel_interactions, self.episodes)
 
     # Counters
 
@@ -307,11 +303,7 @@ class Agent:
             actor.row += 1
             actor.first, actor.acted = False, True
             actor.length += 1
-        if self._recorder is not None:
-            emitted = self.spaces.actions.clip(action.action)
-            for i, actor in enumerate(actors):
-                own = {name: x[i] for name, x in emitted.items()}
-                self._recorder.act(actor.index, actor.rows[-1].observation, own)
+        self._writers.acted(actors, action.action)
         return self._emitted(action.action, batched)
 
     def _emitted(self, action: dict[str, np.ndarray], batched: bool) -> Any:
@@ -388,6 +380,7 @@ class Agent:
         self._learn()
         made = self.updates - self._reported
         self._reported += made
+        self._writers.look()  # between calls only: inside of them rows are incomplete
         return made
 
     def _told_batch(self, parallel: Any, reward: Any, terminal: Any, next_states: Any) -> list[Told]:
@@ -421,8 +414,7 @@ class Agent:
         """Complete an actor's row; `last` is the observation after an episode's last action."""
         actor.fill_row(reward=reward, terminated=terminal == 1, truncated=terminal == 2)
         actor.acted = False
-        if self._recorder is not None:
-            self._recorder.observe(actor.index, reward, terminal, last)
+        self._writers.observed(actor.index, reward, terminal, last)
         if terminal:
             last = actor.rows[-1].observation if last is None else last
             actor.end_episode({name: np.array(x) for name, x in last.items()})
@@ -436,12 +428,12 @@ class Agent:
             else:  # actors out of step: some column is there twice
                 self._engine.absorb_columns(block, columns)
             self._last_block = block
+            self._writers.updated()
 
     def reset(self) -> None:
         """Forget unfinished episodes: what they brought so far is kept, as if cut by a time limit."""
-        if self._recorder is not None:
-            self._recorder.forget()
-        recorder, self._recorder = self._recorder, None
+        self._writers.forget()
+        self._writers.pause(True)
         for actor in self.actors:
             if actor.acted:
                 self._observe(actor, 0.0, 2, None)
@@ -450,7 +442,25 @@ class Agent:
                 actor.end_episode(actor.rows[-1].observation)
                 self.actors.collect(actor)
         self._learn()
-        self._recorder = recorder
+        self._writers.pause(False)
+
+    def summarize(self, summary: str, value: Any, step: int | None = None) -> None:
+        """Write one of the `custom` summaries.
+
+        Args:
+            summary: its name.
+            value: what its type takes: a number, an array of numbers, an image `[height, width, channels]` (or several), a sound
+                `[samples]`, a text.
+            step: where it stands (default: the timesteps so far).
+
+        Raises:
+            UsageError: the agent has no summarizer.
+            SpecError: the name was not declared, or the value does not suit its type.
+        """
+        if not self._writers.summarize(summary, value, step):
+            raise UsageError(
+                "summarize needs a summarizer: Agent.create(..., summarizer=dict(directory=..., custom=...))."
+            )
 
     # Experience from elsewhere
 
@@ -509,6 +519,7 @@ class Agent:
                 )
             self._engine.learn_again(self._last_block)
         self._reported = self.updates
+        self._writers.look()
         return self.updates - before
 
     def pretrain(
@@ -573,6 +584,12 @@ class Agent:
 
     # Files
 
+    def get_architecture(self) -> str:
+        """Return the networks' layers, shapes and numbers of parameters, as text."""
+        return "\n".join(
+            f"{name}\n{model.summary()}" for name, model in self.learner.algorithm.models.items()
+        )
+
     def get_specification(self) -> dict[str, Any]:
         """Return the agent's definition as JSON data."""
         return {
@@ -583,53 +600,126 @@ class Agent:
             "seed": self.seed,
         }
 
-    def save(self, directory: str | Path, filename: str = "agent", append: ROUND_TRIP | None = None) -> str:
-        """Write everything that the agent needs to go on exactly: parameters, optimizer, memory, unfinished rows, keys.
+    def save(
+        self,
+        directory: str | Path,
+        filename: str = "agent",
+        format: Format = "checkpoint",
+        append: ROUND_TRIP | None = None,
+    ) -> str:
+        """Write the agent to a file.
 
         Args:
             directory: where; made if it does not exist.
-            filename: name of the checkpoint in it.
-            append: add this counter's value to the name.
+            filename: name of the file in it, without suffix.
+            format: 'checkpoint': everything that it needs to go on exactly (parameters, optimizer, memory, unfinished rows,
+                keys). 'numpy', 'hdf5', 'safetensors': weights and counters, as `operant.saving` describes, and the specification
+                as JSON beside them.
+            append: add this counter's value to the name: 'timesteps', 'episodes' or 'updates'.
 
         Returns:
             The path written.
+
+        Raises:
+            SpecError: an unknown format or counter.
         """
+        saving.check_format(format)
+        if append not in (None, *saving.COUNTERS):
+            raise value_error("append", "one of 'timesteps', 'episodes', 'updates', or None", append)
         name = filename if append is None else f"{filename}-{getattr(self, append)}"
+        if format == "checkpoint":
+            return self._save_checkpoint(directory, name, None)
+        arrays = saving.flatten(self.learner.algorithm.weights(self._engine.train.state))
+        arrays |= {name: np.asarray(getattr(self, name), np.uint32) for name in saving.COUNTERS}
+        return str(saving.write(directory, filename, name, format, arrays, self.get_specification()))
+
+    def _save_checkpoint(self, directory: str | Path, name: str, keep: int | None) -> str:
         rows, shapes = self.actors.snapshot()
         tree = {"train": self._engine.train, **rows}
         header = {
             "specification": self.get_specification(),
             "interaction": {**shapes, "reported": self._reported},
         }
-        return str(checkpoint.save(directory, tree, header, name=name))
+        return str(checkpoint.save(directory, tree, header, keep=keep, name=name))
 
     @staticmethod
     def load(
-        directory: str | Path, filename: str | None = None, environment: Any = None, agent: Any = None
+        directory: str | Path,
+        filename: str | None = None,
+        format: Format | None = None,
+        environment: Any = None,
+        agent: Any = None,
     ) -> Agent:
-        """Load an agent: a checkpoint, the newest one in a folder, or the newest one of a training run.
+        """Load an agent: a checkpoint or weights, the newest in a folder, or the newest checkpoint of a training run.
 
         Args:
-            directory: a run's folder, a folder of checkpoints, or a checkpoint.
-            filename: name of the checkpoint in the folder (default: the newest).
+            directory: a run's folder, a folder of checkpoints or weights, or one of these itself.
+            filename: name in the folder (default: the newest).
+            format: see `save`; default: a checkpoint if there is one, else weights of any format.
             environment: checked against the saved spaces, if given.
             agent: the algorithm's class, for one that is not operant's own: a file never says what to import.
 
         Raises:
             CheckpointError: there is none, or it cannot be used; the message says why.
         """
+        if format is not None:
+            saving.check_format(format)
         path = Path(directory)
         if (path / "checkpoints").is_dir():
             path = path / "checkpoints"
-        if filename is not None:
-            path = path / filename
-        elif not checkpoint.is_checkpoint(path):
-            found = checkpoint.latest(path)
-            if found is None:
-                raise checkpoint.CheckpointError(f"There is no checkpoint in {str(directory)!r}.")
-            path = found
+        weights = saving.find(path, filename, format) if format != "checkpoint" else None
+        if weights is not None and (format is not None or not Agent._has_checkpoint(path, filename)):
+            loaded = Agent._loaded(weights, {"specification": saving.header(weights)}, environment, agent)
+            loaded._put_weights(saving.read(weights), weights)
+            return loaded
+        if format in saving.FORMATS:
+            raise CheckpointError(f"There are no weights (*{saving.FORMATS[format]}) in {str(directory)!r}.")
+        path = Agent._found(path, filename)
         header = checkpoint.read_header(path)
-        return Agent._loaded(path, header, environment, agent)
+        loaded = Agent._loaded(path, header, environment, agent)
+        loaded._restore(path, header.get("interaction"))
+        return loaded
+
+    @staticmethod
+    def _has_checkpoint(path: Path, filename: str | None) -> bool:
+        if filename is not None:
+            return checkpoint.is_checkpoint(path / filename)
+        return checkpoint.is_checkpoint(path) or (path.is_dir() and checkpoint.latest(path) is not None)
+
+    @staticmethod
+    def _found(path: Path, filename: str | None) -> Path:
+        if filename is not None:
+            return path / filename
+        if checkpoint.is_checkpoint(path):
+            return path
+        found = checkpoint.latest(path)
+        if found is None:
+            raise CheckpointError(f"There is no checkpoint in {str(path)!r}.")
+        return found
+
+    def _put_weights(self, arrays: dict[str, np.ndarray], path: Path) -> None:
+        """Take weights and counters of a file; an optimizer and a memory start anew."""
+        algorithm, train = self.learner.algorithm, self._engine.train
+        weights = saving.unflatten(arrays, algorithm.weights(train.state), path)
+        counts = {name: jnp.asarray(arrays[name], jnp.uint32) for name in saving.COUNTERS if name in arrays}
+        counters = train.counters._replace(**counts)
+        self._engine.put(
+            train._replace(state=algorithm.with_weights(train.state, weights), counters=counters)
+        )
+        self._start()
+        self._reported = self.updates
+
+    def _resume(self, path: Path) -> None:
+        """Continue from a checkpoint of the same agent."""
+        header = checkpoint.read_header(path)
+        saved, own = header.get("specification"), self.get_specification()
+        for name in ("spaces", "parallel_interactions"):
+            if saved is None or saved.get(name) != plain(own[name]):
+                raise CheckpointError(
+                    f"The checkpoint {str(path)!r} does not fit the agent: its {name} differ. Saved: "
+                    f"{None if saved is None else saved.get(name)}. The agent's: {own[name]}."
+                )
+        self._restore(path, header.get("interaction"))
 
     @staticmethod
     def _loaded(path: Path, header: dict[str, Any], environment: Any, agent: Any) -> Agent:
@@ -639,11 +729,11 @@ class Agent:
             options = dict(saved["agent"])
             name = options.pop("type")
         except KeyError as error:
-            raise checkpoint.CheckpointError(
+            raise CheckpointError(
                 f"The checkpoint {str(path)!r} does not hold an agent: no {error}."
             ) from None
         if agent is None and name not in AGENTS:
-            raise checkpoint.CheckpointError(
+            raise CheckpointError(
                 f"The checkpoint {str(path)!r} is of an algorithm {name!r} that is not operant's own. "
                 "Give its class: Agent.load(..., agent=TheClass)."
             )
@@ -661,7 +751,6 @@ class Agent:
             max_episode_timesteps=saved["max_episode_timesteps"],
             seed=saved["seed"],
         )
-        agent._restore(path, header.get("interaction"))
         return agent
 
     def _restore(self, path: Path, interaction: dict[str, Any] | None) -> None:
@@ -677,8 +766,9 @@ class Agent:
 
     def close(self) -> None:
         """Write what is still to be written, and release the compiled functions and arrays; further calls are errors."""
-        if self._recorder is not None:
-            self._recorder.close()
+        if self.engine is None:
+            return
+        self._writers.close()
         self.engine = None
 
 

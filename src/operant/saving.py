@@ -1,0 +1,279 @@
+"""Files of an agent beside checkpoints: weights as plain arrays in common formats, and the saver that writes files as it goes.
+
+A weights file holds for every model the arrays `<model>/params/<name>` (what is trained) and `<model>/state/<name>` (running
+moments and the like), and the scalars `timesteps`, `episodes` and `updates`. A JSON file beside it, `<filename>.json`, holds
+the agent's specification.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from operant.errors import CheckpointError, SpecError, value_error
+from operant.spec import Config, build, option, plain
+
+FORMATS = {"numpy": ".npz", "hdf5": ".hdf5", "safetensors": ".safetensors"}
+"""Formats of weights, and how their files' names end."""
+COUNTERS = ("timesteps", "episodes", "updates")
+Format = Literal["checkpoint", "numpy", "hdf5", "safetensors"]
+Unit = Literal["seconds", "timesteps", "episodes", "updates"]
+
+
+def check_format(format: Any) -> None:
+    """Refuse formats that are not known."""
+    if format not in ("checkpoint", *FORMATS):
+        raise value_error("format", f"one of 'checkpoint', {', '.join(map(repr, FORMATS))}", format)
+
+
+def flatten(weights: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return the arrays of `Algorithm.weights` by `<model>/params/<name>` and `<model>/state/<name>`."""
+    return {
+        f"{model}/{part}/{name}": np.asarray(_plain(x))
+        for model, variables in weights.items()
+        for part in ("params", "state")
+        for name, x in variables[part].items()
+    }
+
+
+def _plain(x: Any) -> Any:
+    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
+def unflatten(arrays: Mapping[str, np.ndarray], like: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return weights of the arrays of a file.
+
+    Raises:
+        CheckpointError: an array is missing, or has another shape than the agent's.
+    """
+    expected = {name: x.shape for name, x in flatten(like).items()}
+    received = {name: x.shape for name, x in arrays.items() if name not in COUNTERS}
+    for name in expected.keys() | received.keys():
+        if expected.get(name) != received.get(name):
+            raise CheckpointError(
+                f"The weights in {str(path)!r} do not fit the agent: {name!r} is {received.get(name, 'missing')} there and "
+                f"{expected.get(name, 'missing')} in the agent. Load them into an agent with the same networks."
+            )
+
+    def put(model: str, part: str, name: str, old: Any) -> Any:
+        new = jnp.asarray(arrays[f"{model}/{part}/{name}"])
+        if jnp.issubdtype(old.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(new)
+        return new.astype(old.dtype)
+
+    return {
+        model: {
+            part: {name: put(model, part, name, old) for name, old in variables[part].items()}
+            for part in ("params", "state")
+        }
+        for model, variables in like.items()
+    }
+
+
+def write(
+    directory: str | Path,
+    filename: str,
+    name: str,
+    format: str,
+    arrays: Mapping[str, np.ndarray],
+    header: Any,
+) -> Path:
+    """Write a weights file, whole or not at all, and the specification beside it.
+
+    Args:
+        directory: where; made if missing.
+        filename: the specification's name, without suffix.
+        name: the weights' name, without suffix.
+        format: of `FORMATS`.
+        arrays: by name.
+        header: the specification.
+    """
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(plain(header), indent=2) + "\n"
+    _replace(folder / f"{filename}.json", lambda path: path.write_text(text, encoding="utf-8"))
+    final = folder / f"{name}{FORMATS[format]}"
+    _replace(final, lambda path: _WRITERS[format](path, arrays))
+    return final
+
+
+def _replace(final: Path, writer: Callable[[Path], Any]) -> None:
+    temporary = final.with_name(f".tmp-{final.name}")
+    try:
+        writer(temporary)
+        os.replace(temporary, final)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_numpy(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    with path.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+def _write_hdf5(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        for name, x in arrays.items():
+            file.create_dataset(name, data=x)
+
+
+def _write_safetensors(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({name: np.array(x, order="C") for name, x in arrays.items()}, path)
+
+
+_WRITERS: dict[str, Callable[[Path, Mapping[str, np.ndarray]], None]] = {
+    "numpy": _write_numpy,
+    "hdf5": _write_hdf5,
+    "safetensors": _write_safetensors,
+}
+
+
+def read(path: Path) -> dict[str, np.ndarray]:
+    """Read the arrays of a weights file; its suffix tells the format.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
+        if path.suffix == ".hdf5":
+            return _read_hdf5(path)
+        from safetensors.numpy import load_file
+
+        loaded: dict[str, np.ndarray] = load_file(path)
+        return loaded
+    except Exception as error:  # each library has errors of its own
+        raise CheckpointError(f"The weights {str(path)!r} cannot be read: {error}") from None
+
+
+def _read_hdf5(path: Path) -> dict[str, np.ndarray]:
+    import h5py
+
+    arrays: dict[str, np.ndarray] = {}
+
+    def note(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            arrays[name] = np.asarray(item[()])
+
+    with h5py.File(path, "r") as file:
+        file.visititems(note)
+    return arrays
+
+
+def find(directory: Path, filename: str | None, format: str | None) -> Path | None:
+    """Return a weights file in a folder: the one of that name, else the newest; None if there is none."""
+    suffixes = [FORMATS[format]] if format in FORMATS else list(FORMATS.values())
+    if directory.suffix in suffixes and directory.is_file():
+        return directory
+    if filename is not None:
+        names = (
+            [filename]
+            if Path(filename).suffix in suffixes
+            else [f"{filename}{suffix}" for suffix in suffixes]
+        )
+        found = [directory / name for name in names if (directory / name).is_file()]
+    else:
+        found = [p for suffix in suffixes for p in directory.glob(f"*{suffix}") if not p.name.startswith(".")]
+    return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+
+
+def header(path: Path) -> dict[str, Any]:
+    """Return the specification beside a weights file.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be read.
+    """
+    stem = path.with_suffix("").name
+    for name in (stem, re.sub(r"-\d+$", "", stem)):
+        beside = path.with_name(f"{name}.json")
+        if beside.is_file():
+            try:
+                data: dict[str, Any] = json.loads(beside.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise CheckpointError(f"The specification {str(beside)!r} cannot be read: {error}") from None
+            return data
+    raise CheckpointError(f"There is no specification {stem!r}.json beside the weights {str(path)!r}.")
+
+
+class SaverConfig(Config):
+    """Options of `saver`."""
+
+    directory: str = option("", "Folder of the checkpoints")
+    filename: str = option("agent", "Name of the checkpoints; the count in the unit is added")
+    frequency: int = option(10, "How often, in the unit", low=1)
+    unit: Unit = option(
+        "updates",
+        "What counts: seconds, timesteps, episodes, updates",
+        choices=("seconds", "timesteps", "episodes", "updates"),
+    )
+    max_checkpoints: int | None = option(10, "Newest checkpoints to keep (None: all)", low=1)
+    load: bool = option(False, "Continue from the newest checkpoint in the folder")
+
+    def check(self) -> Iterator[str]:
+        """Ask for a folder."""
+        if not self.directory:
+            yield "saver must say the directory: saver=dict(directory='data/checkpoints')."
+
+    @classmethod
+    def parse(cls, spec: Any) -> SaverConfig:
+        """Read a folder's name, or a dict of options."""
+        given = {"directory": str(spec)} if isinstance(spec, str | Path) else spec
+        if not isinstance(given, Mapping):
+            raise SpecError(f"saver must be a folder or a dict with 'directory'. Received: saver={spec!r}.")
+        return build(cls, dict(given), "saver")
+
+
+class Saver:
+    """Writes checkpoints from time to time.
+
+    Args:
+        config: its options.
+        save: writes one: called with the counter to add to its name, and how many to keep.
+        count: returns a counter by name.
+    """
+
+    def __init__(
+        self, config: SaverConfig, save: Callable[[str, int | None], Any], count: Callable[[str], int]
+    ) -> None:
+        self.config = config
+        self._save, self._count = save, count
+        self._last = self._now()
+        self._saved = self._state()
+
+    def _now(self) -> float:
+        return time.monotonic() if self.config.unit == "seconds" else self._count(self.config.unit)
+
+    def _state(self) -> tuple[int, int]:
+        return self._count("timesteps"), self._count("updates")
+
+    def look(self) -> None:
+        """Write a checkpoint if it is time."""
+        now = self._now()
+        if now - self._last >= self.config.frequency:
+            self._last = now
+            self._write()
+
+    def _write(self) -> None:
+        append = "timesteps" if self.config.unit == "seconds" else self.config.unit
+        self._save(append, self.config.max_checkpoints)
+        self._saved = self._state()
+
+    def close(self) -> None:
+        """Write what was learnt since the last checkpoint."""
+        if self._state() != self._saved:
+            self._write()

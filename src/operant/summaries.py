@@ -1,0 +1,237 @@
+"""Summaries of an agent in the user's program, as event files for TensorBoard.
+
+| label | tags | step |
+|---|---|---|
+| `reward` (`rewards`) | `reward`, every `frequency` timesteps; `episode-return`, `episode-length` at each episode's end | timesteps; episodes |
+| `loss` (`losses`) | the metrics `loss/...` | updates |
+| `entropy` | `policy/entropy` | updates |
+| `kl-divergence` | `update/kl`, where an algorithm measures it | updates |
+| `update-norm` | `update/grad_norm` | updates |
+| `parameters` | learning rate, exploration and the like: `update/lr`, `explore/...`, `policy/temperature` | updates |
+| `action-value` | `value/...` | updates |
+| `distribution` | `policy/std` | updates |
+| `memory` | `memory/...` | updates |
+| `variables` | `variables/<model>/<name>`: mean; and a histogram | updates |
+| `updates` | `updates/<model>/<name>-mean`, `-variance`: of what the update changed | updates |
+| `graph` | the networks' layers, as text | 0 |
+
+`docs/metrics.md` says what the metrics mean.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import time
+import wave
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from operant.errors import SpecError, suggest, value_error
+from operant.spec import Config, build, option
+
+METRICS: dict[str, tuple[str, ...]] = {
+    "loss": ("loss/",),
+    "entropy": ("policy/entropy",),
+    "kl-divergence": ("update/kl",),
+    "update-norm": ("update/grad_norm",),
+    "parameters": ("update/lr", "explore/", "policy/temperature"),
+    "action-value": ("value/",),
+    "distribution": ("policy/std",),
+    "memory": ("memory/",),
+}
+"""Labels, and how the names of the metrics begin that belong to them."""
+LABELS = (*METRICS, "reward", "variables", "updates", "graph")
+ALIASES = {"losses": "loss", "rewards": "reward"}
+TYPES = ("scalar", "histogram", "image", "audio", "text")
+
+
+class SummarizerConfig(Config):
+    """Options of `summarizer`."""
+
+    directory: str = option("", "Folder of the event files")
+    labels: Any = option("all", "'all', or a list of labels", aliases=("summaries",))
+    frequency: int = option(100, "Timesteps between values of single steps", unit="timesteps", low=1)
+    custom: dict[str, Any] | None = option(
+        None, "Summaries of the program's own: name -> dict(type='image', max_outputs=3)"
+    )
+    filename: str = option("summary-%Y%m%d-%H%M%S", "Name of each agent's folder (time.strftime)")
+    max_summaries: int = option(7, "Newest folders summary-* to keep", low=1)
+    flush: int = option(10, "Seconds after which values are on the disk", unit="seconds", low=1)
+
+    def check(self) -> Iterator[str]:
+        """Look at labels and custom summaries."""
+        if not self.directory:
+            yield "summarizer must say the directory: summarizer=dict(directory='data/summaries')."
+        given = () if self.labels == "all" else self.labels
+        if isinstance(given, str) or not all(isinstance(label, str) for label in given):
+            yield f"labels must be 'all' or a list of labels ({', '.join(LABELS)}). Received: labels={self.labels!r}."
+            return
+        for label in given:
+            if label not in LABELS and label not in ALIASES:
+                yield f"There is no summary label {label!r}.{suggest(label, (*LABELS, *ALIASES))}"
+        for name, spec in (self.custom or {}).items():
+            if not isinstance(spec, Mapping) or spec.get("type", "scalar") not in TYPES:
+                yield f"The custom summary {name!r} must be a dict with type {', '.join(TYPES)}. Received: {spec!r}."
+
+    @property
+    def chosen(self) -> frozenset[str]:
+        """The labels asked for. 'all' leaves out the variables, of which there are many."""
+        if self.labels == "all":
+            return frozenset(LABELS)
+        return frozenset(ALIASES.get(label, label) for label in self.labels)
+
+    @classmethod
+    def parse(cls, spec: Any) -> SummarizerConfig:
+        """Read a folder's name, or a dict of options."""
+        given = {"directory": str(spec)} if isinstance(spec, str | Path) else spec
+        if not isinstance(given, Mapping):
+            raise SpecError(
+                f"summarizer must be a folder or a dict with 'directory'. Received: summarizer={spec!r}."
+            )
+        return build(cls, dict(given), "summarizer")
+
+
+class Summarizer:
+    """Writes event files.
+
+    Args:
+        config: its options.
+        actors: how many actors act.
+        timesteps: steps taken before.
+        episodes: episodes finished before.
+    """
+
+    def __init__(self, config: SummarizerConfig, actors: int, timesteps: int = 0, episodes: int = 0) -> None:
+        from tensorboardX import SummaryWriter
+
+        self.config = config
+        self._labels = config.chosen
+        root = Path(config.directory)
+        self.folder = root / time.strftime(config.filename)
+        self._writer = SummaryWriter(
+            str(self.folder), flush_secs=config.flush, filename_suffix=f".{time.time_ns()}"
+        )
+        old = sorted(
+            (p for p in root.glob("summary-*") if p.is_dir() and p != self.folder), key=lambda p: p.name
+        )
+        for folder in old[: max(0, len(old) + 1 - config.max_summaries)]:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._steps, self._episodes = timesteps, episodes
+        self._returns, self._lengths = np.zeros(actors), np.zeros(actors, np.int64)
+        self._weights: dict[str, np.ndarray] = {}
+
+    @property
+    def wants_weights(self) -> bool:
+        """Whether updates must bring the networks' variables."""
+        return bool(self._labels & {"variables", "updates"})
+
+    def graph(self, text: str) -> None:
+        """Write the networks' layers."""
+        if "graph" in self._labels:
+            self._writer.add_text("graph", f"```\n{text}\n```", 0)
+
+    def observe(self, actor: int, reward: float, terminal: int) -> None:
+        """Note what an action brought."""
+        self._steps += 1
+        self._returns[actor] += reward
+        self._lengths[actor] += 1
+        if "reward" in self._labels:
+            if self._steps % self.config.frequency == 0:
+                self._writer.add_scalar("reward", reward, self._steps)
+            if terminal:
+                self._writer.add_scalar("episode-return", float(self._returns[actor]), self._episodes + 1)
+                self._writer.add_scalar("episode-length", int(self._lengths[actor]), self._episodes + 1)
+        if terminal:
+            self._episodes += 1
+            self._returns[actor], self._lengths[actor] = 0.0, 0
+
+    def update(self, number: int, metrics: Mapping[str, float], weights: Mapping[str, np.ndarray]) -> None:
+        """Write what an update measured.
+
+        Args:
+            number: updates so far.
+            metrics: by name.
+            weights: variables by `<model>/<name>`; empty unless `wants_weights`.
+        """
+        begins = tuple(begin for label in self._labels for begin in METRICS.get(label, ()))
+        for name, value in metrics.items():
+            if name.startswith(begins):
+                self._writer.add_scalar(name, value, number)
+        for name, x in weights.items():
+            if "variables" in self._labels:
+                self._writer.add_scalar(f"variables/{name}", float(np.mean(x)), number)
+                self._writer.add_histogram(f"variables/{name}-histogram", x, number)
+            if "updates" in self._labels and name in self._weights:
+                change = x - self._weights[name]
+                self._writer.add_scalar(f"updates/{name}-mean", float(np.mean(change)), number)
+                self._writer.add_scalar(f"updates/{name}-variance", float(np.var(change)), number)
+        self._weights = dict(weights)
+
+    def custom(self, name: str, value: Any, step: int | None) -> None:
+        """Write a summary of the program's own.
+
+        Args:
+            name: one of `custom`.
+            value: a number; an array of numbers (histogram); an image `[height, width, channels]` or several with a leading
+                axis, uint8 or 0 to 1; a sound `[samples]` from -1 to 1; a text.
+            step: where it stands; None: the timesteps so far.
+
+        Raises:
+            SpecError: the name was not declared, or the value does not suit its type.
+        """
+        known = self.config.custom or {}
+        spec = known.get(name)
+        if spec is None:
+            raise SpecError(
+                f"There is no custom summary {name!r}.{suggest(name, known)} Declare it: "
+                f"summarizer=dict(..., custom=dict({name}=dict(type='scalar')))."
+            )
+        at = self._steps if step is None else step
+        kind = spec.get("type", "scalar")
+        if kind == "text":
+            self._writer.add_text(name, str(value), at)
+            return
+        x = np.asarray(value)
+        ranks = {"scalar": (0,), "histogram": range(1, 99), "image": (2, 3, 4), "audio": (1,)}[kind]
+        if x.dtype.kind not in "biuf" or x.ndim not in ranks:
+            raise value_error("value", f"numbers as a summary of type {kind!r} takes them", value)
+        if kind == "scalar":
+            self._writer.add_scalar(name, float(x), at)
+        elif kind == "histogram":
+            self._writer.add_histogram(name, x, at)
+        elif kind == "audio":
+            self._sound(name, x.astype(np.float64), at, int(spec.get("sample_rate", 44100)))
+        else:
+            images = x.reshape((1,) * (3 - min(x.ndim, 3)) + x.shape)[..., None] if x.ndim == 2 else x
+            images = images if images.ndim == 4 else images.reshape(1, *images.shape[-3:])
+            for i, image in enumerate(images[: spec.get("max_outputs", 3)]):
+                self._writer.add_image(
+                    f"{name}/{i}" if len(images) > 1 else name, image, at, dataformats="HWC"
+                )
+
+    def _sound(self, name: str, x: np.ndarray, step: int, rate: int) -> None:
+        """Write a sound as 16-bit WAV; tensorboardX would want a further package for it."""
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        memory = io.BytesIO()
+        with wave.open(memory, "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(rate)
+            file.writeframes((np.clip(x, -1.0, 1.0) * 32767).astype("<i2").tobytes())
+        audio = Summary.Audio(
+            sample_rate=rate,
+            num_channels=1,
+            length_frames=len(x),
+            encoded_audio_string=memory.getvalue(),
+            content_type="audio/wav",
+        )
+        self._writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=name, audio=audio)]), step)
+
+    def close(self) -> None:
+        """Put everything on the disk."""
+        self._writer.close()

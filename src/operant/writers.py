@@ -1,0 +1,149 @@
+"""What an agent writes by itself while a program drives it: traces, checkpoints, summaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from operant import saving
+from operant.actors import Actor
+from operant.engine import Engine
+from operant.saving import Saver, SaverConfig
+from operant.spaces import Spaces
+from operant.summaries import Summarizer, SummarizerConfig
+from operant.traces import Flat, Recorder, RecorderConfig
+
+
+class Written(Protocol):
+    """What writers must know of an agent."""
+
+    spaces: Spaces
+    parallel_interactions: int
+    engine: Engine | None
+
+    @property
+    def timesteps(self) -> int:
+        """Environment steps."""
+
+    @property
+    def episodes(self) -> int:
+        """Episodes that ended."""
+
+    @property
+    def updates(self) -> int:
+        """Updates made."""
+
+    def get_architecture(self) -> str:
+        """Return the networks' layers."""
+
+
+class Writers:
+    """The writers of one agent; each may be missing.
+
+    Args:
+        recorder: options of the recorder of traces, or None.
+        saver: of the saver of checkpoints.
+        summarizer: of the summarizer.
+
+    Raises:
+        SpecError: options are not understood. Nothing has been written then.
+    """
+
+    def __init__(self, recorder: Any = None, saver: Any = None, summarizer: Any = None) -> None:
+        self.recording = None if recorder is None else RecorderConfig.parse(recorder)
+        self.saving = None if saver is None else SaverConfig.parse(saver)
+        self.summarizing = None if summarizer is None else SummarizerConfig.parse(summarizer)
+        self._recorder: Recorder | None = None
+        self._saver: Saver | None = None
+        self._summarizer: Summarizer | None = None
+        self._paused = False
+
+    def begin(self, agent: Written, save: Callable[[str, str, int | None], Any]) -> None:
+        """Begin to write, where the agent stands.
+
+        Args:
+            agent: whose writers these are.
+            save: writes a checkpoint: called with folder, name, and how many to keep.
+        """
+        self._agent = agent
+        if self.recording is not None:
+            self._recorder = Recorder(
+                self.recording, agent.spaces, agent.parallel_interactions, agent.episodes
+            )
+        if self.saving is not None:
+            config = self.saving
+
+            def write(append: str, keep: int | None) -> None:
+                save(config.directory, f"{config.filename}-{getattr(agent, append)}", keep)
+
+            self._saver = Saver(config, write, lambda name: int(getattr(agent, name)))
+        if self.summarizing is not None:
+            self._summarizer = Summarizer(
+                self.summarizing, agent.parallel_interactions, agent.timesteps, agent.episodes
+            )
+            self._summarizer.graph(agent.get_architecture())
+
+    def spaces_changed(self, spaces: Spaces) -> None:
+        """Go on with other spaces: masks came with the first states."""
+        if self.recording is not None and self._recorder is not None:
+            self._recorder = Recorder(self.recording, spaces, self._agent.parallel_interactions)
+
+    def acted(self, actors: Sequence[Actor], actions: Flat) -> None:
+        """Note the actions `[n, ...]` that actors took at their newest rows."""
+        if self._recorder is None or self._paused:
+            return
+        actions = self._agent.spaces.actions.clip(actions)
+        for i, actor in enumerate(actors):
+            self._recorder.act(actor.index, actor.rows[-1].observation, {k: x[i] for k, x in actions.items()})
+
+    def observed(self, actor: int, reward: float, terminal: int, last: Flat | None) -> None:
+        """Note what an actor's last action brought."""
+        if self._paused:
+            return
+        if self._recorder is not None:
+            self._recorder.observe(actor, reward, terminal, last)
+        if self._summarizer is not None:
+            self._summarizer.observe(actor, reward, terminal)
+
+    def updated(self) -> None:
+        """Write what an update measured."""
+        if self._summarizer is None:
+            return
+        engine = self._agent.engine
+        assert engine is not None
+        weights: dict[str, np.ndarray] = {}
+        if self._summarizer.wants_weights:
+            flat = saving.flatten(engine.learner.algorithm.weights(engine.train.state))
+            weights = {
+                name.replace("/params/", "/"): np.array(x) for name, x in flat.items() if "/params/" in name
+            }
+        self._summarizer.update(self._agent.updates, engine.metrics(), weights)
+
+    def look(self) -> None:
+        """Write a checkpoint if it is time."""
+        if self._saver is not None:
+            self._saver.look()
+
+    def forget(self) -> None:
+        """Drop unfinished episodes."""
+        if self._recorder is not None:
+            self._recorder.forget()
+
+    def pause(self, paused: bool) -> None:
+        """Take no notice of what happens, or do so again."""
+        self._paused = paused
+
+    def summarize(self, name: str, value: Any, step: int | None) -> bool:
+        """Write a summary of the program's own; False if there is no summarizer."""
+        if self._summarizer is None:
+            return False
+        self._summarizer.custom(name, value, step)
+        return True
+
+    def close(self) -> None:
+        """Write what is still to be written."""
+        for writer in (self._recorder, self._saver, self._summarizer):
+            if writer is not None:
+                writer.close()

@@ -1,0 +1,192 @@
+"""Files of an agent: weights in common formats, the saver, and how `Agent.load` finds them."""
+
+from __future__ import annotations
+
+import json
+
+import h5py
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from operant import Agent
+from operant.errors import CheckpointError, SpecError
+from operant.saving import FORMATS
+
+STATE = {"type": "float", "shape": (3,)}
+CHOICE = {"type": "int", "num_values": 3}
+NET = [{"type": "dense", "size": 8}]
+PPO = {"agent": "ppo", "n_steps": 4, "mini_batches": 2, "ppo_epochs": 1, "model": NET}
+SAC = {
+    "agent": "sac",
+    "actor_model": NET,
+    "critic_model": NET,
+    "buffer_max_size": 50,
+    "buffer_initial_size": 4,
+    "buffer_batch_size": 4,
+}
+
+
+def create(spec=PPO, seed=1, **kwargs):
+    actions = (
+        CHOICE
+        if spec["agent"] == "ppo"
+        else {"type": "float", "shape": (1,), "min_value": -2.0, "max_value": 1.0}
+    )
+    return Agent.create(**spec, states=STATE, actions=actions, seed=seed, **kwargs)
+
+
+def run(agent, steps):
+    draw = np.random.default_rng(0)
+    for i in range(steps):
+        agent.act(states=draw.normal(size=3))
+        agent.observe(reward=float(i % 3), terminal=i % 5 == 4)
+
+
+def actions(agent, count=1000):
+    return np.asarray(agent.act(states=np.random.default_rng(5).normal(size=(count, 3)), independent=True))
+
+
+CASES = [(PPO, "numpy"), (PPO, "hdf5"), (PPO, "safetensors"), (SAC, "numpy")]
+
+
+@pytest.mark.parametrize(("spec", "format"), CASES, ids=[f"{s['agent']}-{f}" for s, f in CASES])
+def test_weights_go_round(tmp_path, spec, format):
+    agent = create(spec, normalize_observations=True)
+    run(agent, 12)
+    path = agent.save(directory=tmp_path, format=format, append="episodes")
+    assert path == str(tmp_path / f"agent-2{FORMATS[format]}")
+    again = Agent.load(tmp_path, format=format if format == "hdf5" else None)
+    np.testing.assert_array_equal(actions(agent), actions(again))
+    assert again.updates == agent.updates and again.get_specification() == agent.get_specification()
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".tmp")]
+
+
+def test_a_checkpoint_comes_before_weights_unless_these_are_asked_for(tmp_path):
+    agent = create()
+    run(agent, 6)
+    agent.save(tmp_path, format="numpy")
+    run(agent, 6)
+    agent.save(tmp_path)
+    assert Agent.load(tmp_path).timesteps == 12
+    weights = Agent.load(tmp_path, format="numpy")
+    assert weights.timesteps == 6
+    run(weights, 8)  # goes on learning
+    assert weights.updates > agent.updates - 2 and weights.timesteps == 14
+
+
+def test_files_are_plain(tmp_path):
+    agent = create(normalize_observations=True)
+    run(agent, 6)
+    names = {}
+    for format in ("numpy", "hdf5", "safetensors"):
+        path = agent.save(tmp_path, "net", format)
+        if format == "numpy":
+            with np.load(path, allow_pickle=False) as file:
+                names[format] = {k: file[k] for k in file.files}
+        elif format == "hdf5":
+            with h5py.File(path) as file:
+                names[format] = {}
+                file.visititems(
+                    lambda k, x: names["hdf5"].update({k: x[()]}) if isinstance(x, h5py.Dataset) else None
+                )
+        else:
+            names[format] = load_file(path)
+    for format in ("hdf5", "safetensors"):
+        assert names[format].keys() == names["numpy"].keys()
+        for name, x in names["numpy"].items():
+            np.testing.assert_array_equal(names[format][name], x, err_msg=name)
+    assert {"timesteps", "episodes", "updates"} < set(names["numpy"])
+    shapes = {k: x.shape for k, x in names["numpy"].items() if k.startswith("model/params/")}
+    assert (3, 8) in shapes.values() and any(k.startswith("model/state/") for k in names["numpy"])
+    assert json.loads((tmp_path / "net.json").read_text())["agent"]["type"] == "ppo"
+
+
+def test_what_does_not_fit_is_named(tmp_path):
+    agent = create()
+    agent.save(tmp_path, format="numpy")
+    with pytest.raises(SpecError, match="format must be one of 'checkpoint', 'numpy'"):
+        agent.save(tmp_path, format="pickle")
+    with pytest.raises(SpecError, match="append must be one of"):
+        agent.save(tmp_path, append="steps")
+    with pytest.raises(CheckpointError, match=r"no weights \(\*.hdf5\)"):
+        Agent.load(tmp_path, format="hdf5")
+    with pytest.raises(CheckpointError, match="There is no checkpoint"):
+        Agent.load(tmp_path, format="checkpoint")
+    spec = json.loads((tmp_path / "agent.json").read_text())
+    spec["agent"]["model"] = [{"type": "dense", "size": 9}]
+    (tmp_path / "agent.json").write_text(json.dumps(spec))
+    with pytest.raises(
+        CheckpointError,
+        match=r"agent.npz' do not fit the agent: 'model/params/.* is \(.*in the agent",
+    ):
+        Agent.load(tmp_path)
+    (tmp_path / "agent.json").unlink()
+    with pytest.raises(CheckpointError, match="There is no specification"):
+        Agent.load(tmp_path)
+    (tmp_path / "bad.npz").write_bytes(b"PK")
+    (tmp_path / "bad.json").write_text(json.dumps(spec))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        Agent.load(tmp_path, "bad")
+
+
+@pytest.mark.parametrize(
+    ("unit", "names"),
+    [
+        ("updates", ["agent-4", "agent-6"]),
+        ("episodes", ["agent-2", "agent-4"]),
+        ("timesteps", ["agent-14", "agent-16"]),
+    ],
+)
+def test_saver_writes_as_often_as_told_and_keeps_the_newest(tmp_path, unit, names):
+    frequency = 7 if unit == "timesteps" else 2
+    agent = create(
+        saver={"directory": str(tmp_path), "frequency": frequency, "unit": unit, "max_checkpoints": 2}
+    )
+    run(agent, 16 if unit == "timesteps" else 21)
+    if unit == "timesteps":
+        agent.close()
+        agent.close()
+    found = sorted(p.name for p in tmp_path.iterdir() if p.is_dir() and not p.name.startswith("."))
+    assert found == sorted(names)
+
+
+def test_saver_writes_the_rest_at_the_end_and_can_continue(tmp_path):
+    agent = create(saver=str(tmp_path))
+    run(agent, 9)
+    assert not list(tmp_path.iterdir())  # ten updates have not passed
+    agent.close()
+    assert Agent.load(tmp_path).timesteps == 9
+    more = create(seed=7, saver={"directory": str(tmp_path), "load": True})
+    assert (more.timesteps, more.episodes) == (9, 1)
+    reference = Agent.load(tmp_path)
+    for a, b in zip(
+        jax.tree.leaves(more.engine.train.state), jax.tree.leaves(reference.engine.train.state), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+    before = sorted(p.name for p in tmp_path.iterdir())
+    more.close()  # nothing was learnt
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
+    with pytest.raises(CheckpointError, match="its parallel_interactions differ"):
+        create(parallel_interactions=2, saver={"directory": str(tmp_path), "load": True})
+    with pytest.raises(CheckpointError, match="There is no checkpoint"):
+        create(saver={"directory": str(tmp_path / "none"), "load": True})
+    for spec, message in [
+        ({}, "saver must say the directory"),
+        (7, "saver must be a folder"),
+        ({"directory": "x", "unt": 1}, "unt.*unit"),
+    ]:
+        with pytest.raises(SpecError, match=message):
+            create(saver=spec)
+
+
+def test_saver_by_the_clock(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("operant.saving.time.monotonic", lambda: now[0])
+    agent = create(saver={"directory": str(tmp_path), "frequency": 600, "unit": "seconds"})
+    run(agent, 5)
+    assert not list(tmp_path.iterdir())
+    now[0] = 700.0
+    run(agent, 1)
+    assert [p.name for p in tmp_path.iterdir() if not p.name.startswith(".")] == ["agent-6"]

@@ -1,0 +1,136 @@
+"""Summaries of an agent in the user's program, read back by TensorBoard's own reader."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from operant import Agent
+from operant.errors import SpecError, UsageError
+
+STATE = {"type": "float", "shape": (3,)}
+CHOICE = {"type": "int", "num_values": 3}
+NET = [{"type": "dense", "size": 8}]
+PPO = {"agent": "ppo", "n_steps": 4, "mini_batches": 2, "ppo_epochs": 1, "model": NET}
+
+
+def run(tmp_path, steps=20, **options):
+    agent = Agent.create(
+        **PPO, states=STATE, actions=CHOICE, summarizer={"directory": str(tmp_path), **options}
+    )
+    draw = np.random.default_rng(0)
+    for i in range(steps):
+        agent.act(states=draw.normal(size=3))
+        agent.observe(reward=float(i), terminal=i % 5 == 4)
+    return agent
+
+
+def read(folder):
+    events = EventAccumulator(
+        str(folder), size_guidance={"scalars": 0, "images": 0, "tensors": 0, "histograms": 0}
+    )
+    events.Reload()
+    return events
+
+
+def test_every_label_is_recorded(tmp_path):
+    agent = run(tmp_path, frequency=8)
+    updates = agent.updates
+    agent.close()
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.startswith("summary-20")
+    events = read(folder)
+    scalars = set(events.Tags()["scalars"])
+    assert {
+        "reward",
+        "episode-return",
+        "episode-length",
+        "loss/policy",
+        "loss/value",
+        "policy/entropy",
+    } < scalars
+    assert {"update/kl", "update/grad_norm", "update/lr", "value/mean"} < scalars
+    assert [(e.step, e.value) for e in events.Scalars("reward")] == [(8, 7.0), (16, 15.0)]
+    assert [(e.step, e.value) for e in events.Scalars("episode-return")] == [
+        (1, 10.0),
+        (2, 35.0),
+        (3, 60.0),
+        (4, 85.0),
+    ]
+    assert {e.value for e in events.Scalars("episode-length")} == {5.0}
+    assert [e.step for e in events.Scalars("loss/policy")] == list(range(1, updates + 1))
+    variables = [name for name in scalars if name.startswith("variables/model/")]
+    changes = [name for name in scalars if name.startswith("updates/model/") and name.endswith("-variance")]
+    assert len(variables) == len(changes) > 3
+    assert any(e.value > 0 for e in events.Scalars(changes[0]))
+    assert f"{variables[0]}-histogram" in events.Tags()["histograms"]
+    graph = events.Tensors("graph/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "dense" in graph and "model" in graph
+
+
+def test_only_the_labels_asked_for(tmp_path):
+    run(tmp_path, labels=["entropy", "losses"]).close()
+    (folder,) = tmp_path.iterdir()
+    tags = read(folder).Tags()
+    assert set(tags["scalars"]) == {"policy/entropy", "loss/policy", "loss/value"}
+    assert not tags["tensors"] and not tags["histograms"]
+
+
+def test_custom_summaries(tmp_path):
+    custom = {
+        "picture": {"type": "image", "max_outputs": 2}, "number": {}, "spread": {"type": "histogram"},
+        "words": {"type": "text"}, "sound": {"type": "audio"},
+    }  # fmt: skip
+    agent = run(tmp_path, labels=[], custom=custom)
+    image = np.zeros((5, 6, 3), np.uint8)
+    image[..., 0] = 200
+    agent.summarize(summary="picture", value=np.stack([image] * 3))
+    agent.summarize("number", 2.5, step=7)
+    agent.summarize("spread", np.arange(10.0))
+    agent.summarize("words", "hello")
+    agent.summarize("sound", np.sin(np.arange(4000) / 10))
+    for name, value, message in [
+        ("pictur", image, "no custom summary 'pictur'.*picture"),
+        ("number", "x", "value must be numbers as a summary of type 'scalar'"),
+        ("sound", image, "type 'audio'"),
+    ]:
+        with pytest.raises(SpecError, match=message):
+            agent.summarize(name, value)
+    agent.close()
+    (folder,) = tmp_path.iterdir()
+    events = read(folder)
+    assert [(e.step, e.value) for e in events.Scalars("number")] == [(7, 2.5)]
+    assert events.Tags()["images"] == ["picture/0", "picture/1"]
+    assert (events.Images("picture/0")[0].height, events.Images("picture/0")[0].width) == (5, 6)
+    assert events.Images("picture/0")[0].step == 20
+    assert events.Histograms("spread")[0].histogram_value.num == 10
+    assert events.Tensors("words/text_summary")[0].tensor_proto.string_val[0] == b"hello"
+    assert events.Tags()["audio"] == ["sound"]
+    with pytest.raises(UsageError, match="summarize needs a summarizer"):
+        Agent.create(**PPO, states=STATE, actions=CHOICE).summarize("number", 1.0)
+
+
+def test_old_folders_go(tmp_path):
+    for day in range(4):
+        (tmp_path / f"summary-2020010{day}-000000").mkdir()
+    (tmp_path / "mine").mkdir()
+    run(tmp_path, steps=1, max_summaries=2).close()
+    found = sorted(p.name for p in tmp_path.iterdir())
+    assert found[:2] == ["mine", "summary-20200103-000000"] and len(found) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"labels": ["loss", "entropi"]}, "no summary label 'entropi'.*entropy"),
+        ({"labels": "loss"}, "labels must be 'all' or a list"),
+        ({"custom": {"a": {"type": "film"}}}, "custom summary 'a' must be a dict with type"),
+        ({"directory": ""}, "summarizer must say the directory"),
+        ({"frequncy": 3}, "frequncy.*frequency"),
+    ],
+)
+def test_mistakes_are_named_and_leave_nothing(tmp_path, options, message):
+    with pytest.raises(SpecError, match=message):
+        run(tmp_path / "s", **options)
+    assert not (tmp_path / "s").exists()
