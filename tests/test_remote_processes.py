@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,148 +17,16 @@ from operant.envs import Environment
 from operant.envs.remote import connect
 from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError
 
-MODULE = '''
-import os, signal, sys, time
-import numpy as np
-from operant.envs import Environment
-
-
-class Count(Environment):
-    """Observes its step and its process; does what the action says."""
-
-    def __init__(self, length=100, fail_reset=0):
-        self.length, self.fail_reset = length, fail_reset
-
-    def states(self):
-        return dict(count=dict(type="float", shape=(2,)), pid=dict(type="int"), seed=dict(type="int"))
-
-    def actions(self):
-        return dict(type="int", num_values=9)
-
-    def observe(self):
-        return dict(count=[self.t, -self.t], pid=os.getpid(), seed=self.seed)
-
-    def reset(self, seed=None):
-        if self.fail_reset:
-            raise RuntimeError("nothing to begin with")
-        self.t, self.seed = 0, -1 if seed is None else seed
-        return self.observe()
-
-    def execute(self, actions):
-        self.t += 1
-        if actions == 1:
-            raise RuntimeError("the motor is stuck")
-        if actions == 2:
-            time.sleep(60)
-        if actions == 3:
-            os._exit(5)
-        if actions == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if actions == 5:
-            return dict(count=[np.nan, 0.0], pid=0, seed=0), False, 0.0
-        if actions == 6:
-            return dict(count=[0.0], pid=0, seed=0), False, 0.0
-        if actions == 7:  # scribbles over what it must not touch
-            for descriptor in range(3, 20):
-                try:
-                    os.write(descriptor, b"\\xff" * 64)
-                except OSError:
-                    pass
-            time.sleep(60)
-        if actions == 8:
-            return self.observe(), False, "much"
-        return self.observe(), self.t == self.length, 0.1 * self.t
-
-
-class Masked(Environment):
-    def states(self):
-        return dict(state=dict(type="float", shape=(3,)), action_mask=dict(type="bool", shape=(4,)))
-
-    def actions(self):
-        return dict(type="int", num_values=4)
-
-    def reset(self):
-        return dict(state=[0.0, 0.0, 0.0], action_mask=[True, False, True, False])
-
-    def execute(self, actions):
-        return dict(state=[actions, 1.0, 2.0], action_mask=[False, True, False, True]), False, 1.0
-
-    def episode_return(self, parallel=None):
-        return 42.0
-
-
-class Team(Environment):
-    """Three actors, of which the one with the highest number leaves at every step."""
-
-    def states(self):
-        return dict(type="float", shape=(2,))
-
-    def actions(self):
-        return dict(type="float", shape=(1,), min_value=-1.0, max_value=1.0)
-
-    def num_actors(self):
-        return 3
-
-    def reset(self):
-        self.left = 3
-        return np.arange(3), np.zeros((3, 2))
-
-    def execute(self, actions):
-        if self.left == 2 and actions[0, 0] == 1.0:
-            os._exit(3)
-        acted, self.left = self.left, self.left - 1
-        terminal = np.zeros(acted, int)
-        terminal[-1] = 1
-        return np.arange(self.left), np.tile(actions[: self.left], (1, 2)), terminal, actions[:, 0]
-
-
-class Loaded(Environment):
-    """Observes what its process has loaded, and whether it knows the secret."""
-
-    def states(self):
-        return dict(type="int", num_values=2)
-
-    def actions(self):
-        return dict(type="bool")
-
-    def reset(self):
-        secret = "OPERANT_TOKEN" in os.environ
-        return int(secret or any(name in sys.modules for name in ("jax", "keras", "pytest")))
-
-    def execute(self, actions):
-        return self.reset(), True, 0.0
-
-
-class Pixels(Environment):
-    """A state of as many bytes as asked for."""
-
-    def __init__(self, size=1):
-        self.size = size
-
-    def states(self):
-        return dict(type="float", shape=(self.size,), dtype="uint8")
-
-    def actions(self):
-        return dict(type="int", num_values=2)
-
-    def reset(self):
-        return np.arange(self.size, dtype=np.uint64).astype(np.uint8)
-
-    def execute(self, actions):
-        return self.reset()[::-1], False, 1.0
-'''
+FOLDER = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def module(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("modules")
-    (folder / "remote_envs.py").write_text(MODULE)
-    sys.path.insert(0, str(folder))
+def module():
+    sys.path.insert(0, str(FOLDER))
     import remote_envs
 
     yield remote_envs
-    sys.path.remove(str(folder))
-    del sys.modules["remote_envs"]
+    sys.path.remove(str(FOLDER))
 
 
 def is_gone(pid):
@@ -380,34 +249,64 @@ def test_no_process_is_left_behind(module):
     connections[0].close()
     connections[0].close()
     assert is_gone(pids[0])
-    del connections, _
+    del connections
     assert is_gone(pids[1])
 
 
 def test_processes_end_with_a_killed_parent_even_while_they_hang(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent(MODULE)
-        + textwrap.dedent(
-            """
-            if __name__ == "__main__":
-                from operant.envs import worker
-                from operant.envs.remote import connect
-                (c,) = connect(Count, remote="multiprocessing")
-                c.send_reset()
-                pid = c.receive().states["pid"]
-                c.send_execute(2)
-                print(pid, flush=True)
-                os.kill(os.getpid(), 9)
-            """
-        )
+    text = (FOLDER / "remote_envs.py").read_text() + textwrap.dedent(
+        """
+        if __name__ == "__main__":
+            from operant.envs.remote import connect
+            (c,) = connect(Count, remote="multiprocessing")
+            c.send_reset()
+            pid = c.receive().states["pid"]
+            c.send_execute(2)
+            print(pid, flush=True)
+            os.kill(os.getpid(), 9)
+        """
     )
+    script.write_text(text)
     run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
     pid = int(run.stdout)
     deadline = time.monotonic() + 15
     while not is_gone(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert is_gone(pid)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_while_processes_are_killed(module):
+    """Whenever one is ready it is asked again, and now and then one is killed, whatever it is at."""
+    generator = np.random.default_rng(0)
+    connections = connect(module.Count, num_parallel=3, remote="multiprocessing", length=30, max_restarts=20)
+    for connection in connections:
+        connection.send_reset()
+    pids, killed, cut, ended, steps = {}, 0, 0, 0, 0
+    while steps < 4000 or len(pids) < 3:
+        for i, connection in enumerate(connections):
+            if not connection.ready(0.001):
+                continue
+            answer = connection.receive()
+            steps += 1
+            pids[i] = connection._worker.process.pid
+            if answer.terminal:
+                assert (answer.terminal == 2) == bool(answer.lost)
+                cut, ended = cut + (answer.terminal == 2), ended + (answer.terminal == 1)
+                connection.send_reset()
+            else:
+                connection.send_execute(0)
+            if steps % 100 == 0 and killed < 30:
+                os.kill(pids[i], signal.SIGKILL)
+                time.sleep(float(generator.uniform(0, 0.01)))
+                killed += 1
+    restarts = sum(connection.restarts for connection in connections)
+    assert killed == 30 and killed - 3 <= restarts <= killed  # the last ones may not have been noticed yet
+    assert 0 < cut <= restarts and ended > 50
+    for connection in connections:
+        connection.close()
+    assert all(is_gone(pid) for pid in pids.values())
 
 
 # Environment.create and the arguments of connect

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from operant.errors import value_error
 from operant.spaces import Spaces
@@ -90,6 +90,21 @@ class Environment(abc.ABC):
         """Return the return to report for the last episode, or None to report the sum of its rewards."""
         return None
 
+    @overload
+    @staticmethod
+    def create(
+        environment: Any,
+        max_episode_timesteps: int | None = None,
+        reward_shaping: None = None,
+        *,
+        remote: Literal["socket-server"],
+        blocking: bool = False,
+        host: Any = None,
+        port: Any = None,
+        **kwargs: Any,
+    ) -> None: ...
+
+    @overload
     @staticmethod
     def create(
         environment: Any = None,
@@ -100,7 +115,19 @@ class Environment(abc.ABC):
         host: Any = None,
         port: Any = None,
         **kwargs: Any,
-    ) -> Checked:
+    ) -> Checked: ...
+
+    @staticmethod
+    def create(
+        environment: Any = None,
+        max_episode_timesteps: int | None = None,
+        reward_shaping: Shaping | None = None,
+        remote: str | None = None,
+        blocking: bool = False,
+        host: Any = None,
+        port: Any = None,
+        **kwargs: Any,
+    ) -> Checked | None:
         """Make an environment of a specification.
 
         Args:

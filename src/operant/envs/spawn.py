@@ -41,7 +41,16 @@ _SECRET = ("OPERANT_TOKEN",)
 
 
 class LostError(Exception):
-    """The other side died, does not answer, or answers what makes no sense."""
+    """The other side died, does not answer, or answers what makes no sense.
+
+    Args:
+        reason: goes behind its name.
+        final: whether it is of no use to try again.
+    """
+
+    def __init__(self, reason: str, *, final: bool = False) -> None:
+        super().__init__(reason)
+        self.final = final
 
 
 class Worker:

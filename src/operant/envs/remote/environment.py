@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from operant.envs.checked import Checked
 from operant.envs.connection import Answer, Connection
 from operant.envs.environment import Environment, Shaping, nest
-from operant.envs.remote import connect
+from operant.envs.remote import connect, read_ports
 from operant.envs.remote.processes import ProcessConnection
 from operant.envs.remote.replaceable import Limits
 from operant.envs.source import Source
 from operant.errors import UsageError, suggest, value_error
 
+_log = logging.getLogger("operant")
 MODES = ("multiprocessing", "socket-client", "socket-server")
 
 
@@ -65,6 +68,18 @@ class Elsewhere(Environment):
         self.connection.close()
 
 
+def serve(source: Source, host: str | None, port: Any) -> None:
+    """Serve one environment until interrupted; `operant.serve.serve` has more to choose."""
+    from operant.envs.remote.auth import read_token
+    from operant.envs.remote.server import PORT, Server
+
+    ports = [PORT] if port is None else read_ports(port)
+    with Server(source, "127.0.0.1" if host is None else host, ports, token=read_token()) as server:
+        _log.info("Serving %s.", server)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.wait()
+
+
 def create(
     source: Source | None,
     reward_shaping: Shaping | None,
@@ -74,8 +89,8 @@ def create(
     blocking: bool,
     host: Any,
     port: Any,
-) -> Checked:
-    """Do what `Environment.create` does with `remote`.
+) -> Checked | None:
+    """Do what `Environment.create` does with `remote`; return None when a server ended.
 
     Args:
         source: the environment, without `reward_shaping`; None for `socket-client`.
@@ -108,6 +123,13 @@ def create(
         (connection,) = connect(remote="socket-client", blocking=blocking, host=host, port=port, **arguments)
         return Checked(Elsewhere(connection), None, reward_shaping, connection.name)
     assert source is not None
+    if remote == "socket-server":
+        if reward_shaping is not None:
+            raise UsageError(
+                "Rewards of served environments are shaped by the client. Give reward_shaping there."
+            )
+        serve(source, host, port)
+        return None
     process = ProcessConnection(source, 0, Limits(), blocking)
     process.meet()
     return Checked(Elsewhere(process), None, reward_shaping, process.name)

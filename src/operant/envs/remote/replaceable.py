@@ -148,7 +148,7 @@ class Replaceable(abc.ABC):
         try:
             self._attempt()
         except LostError as lost:
-            self._lose(str(lost))
+            self._lose(lost)
         if self._blocking:
             self.ready(_FOREVER)
 
@@ -163,16 +163,26 @@ class Replaceable(abc.ABC):
         self._deadline = time.monotonic() + seconds
         self._ask(self._request)
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, lost: LostError) -> None:
         """Note that the other side is gone: end the episode, or ask the replacement for another."""
+        if not self._is_open:  # closed from another thread, which is no reason to make another
+            self._error = EnvironmentError(f"{self.where} was closed.")
+            return
         self._drop()
         self._there = False
-        which, text = self.where, reason
+        which = self.where
         while True:
-            if self.restarts >= self._limits.max_restarts:
-                self._error = EnvironmentError(
-                    f"{which} {_with(text, f', and it was replaced {_times(self.restarts)} already. Mend the environment, or raise timeout_seconds or max_restarts.')}"
+            text = str(lost)
+            if lost.final or self.restarts >= self._limits.max_restarts:
+                again = (
+                    "" if lost.final else "Mend the environment, or raise timeout_seconds or max_restarts."
                 )
+                more = (
+                    f", and it was replaced {_times(self.restarts)} already. {again}"
+                    if self.restarts
+                    else f". {again}"
+                )
+                self._error = EnvironmentError(f"{which} {_with(text, more.rstrip())}")
                 return
             self.restarts += 1
             _log.warning("%s %s", which, _with(text, "; it is replaced."))
@@ -181,11 +191,10 @@ class Replaceable(abc.ABC):
                 return
             try:
                 self._attempt()
-            except LostError as lost:
-                self._drop()
-                self._there, text = False, str(lost)
-            else:
                 return
+            except LostError as next_lost:
+                self._drop()
+                self._there, lost = False, next_lost
 
     def _cut(self, lost: str) -> Answer:
         """Return the answer to a step that nobody answers any more."""
@@ -212,7 +221,7 @@ class Replaceable(abc.ABC):
                 elif time.monotonic() >= until:
                     return False
             except LostError as lost:
-                self._lose(str(lost))
+                self._lose(lost)
         return self._asked
 
     def _late(self) -> str:
