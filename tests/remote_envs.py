@@ -14,8 +14,9 @@ from operant.envs import Environment
 class Count(Environment):
     """Observes its step and its process; does what the action says."""
 
-    def __init__(self, length=100, fail_reset=0):
-        self.length, self.fail_reset = length, fail_reset
+    def __init__(self, length=100, fail_reset=0, hang=60.0):
+        self.length, self.fail_reset, self.hang = length, fail_reset, hang
+        self.resets = 0
 
     def states(self):
         return dict(count=dict(type="float", shape=(2,)), pid=dict(type="int"), seed=dict(type="int"))
@@ -27,7 +28,8 @@ class Count(Environment):
         return dict(count=[self.t, -self.t], pid=os.getpid(), seed=self.seed)
 
     def reset(self, seed=None):
-        if self.fail_reset:
+        self.resets += 1
+        if self.fail_reset and self.resets >= self.fail_reset:
             raise RuntimeError("nothing to begin with")
         self.t, self.seed = 0, -1 if seed is None else seed
         return self.observe()
@@ -37,7 +39,7 @@ class Count(Environment):
         if actions == 1:
             raise RuntimeError("the motor is stuck")
         if actions == 2:
-            time.sleep(60)
+            time.sleep(self.hang)
         if actions == 3:
             os._exit(5)
         if actions == 4:
@@ -128,7 +130,7 @@ class Pixels(Environment):
         return dict(type="int", num_values=2)
 
     def reset(self):
-        return np.arange(self.size, dtype=np.uint64).astype(np.uint8)
+        return np.resize(np.arange(251, dtype=np.uint8), self.size)
 
     def execute(self, actions):
         return self.reset()[::-1], False, 1.0

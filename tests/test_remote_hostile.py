@@ -212,6 +212,7 @@ def test_the_proof_is_that_of_the_documents():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_hundred_thousand_bad_frames(server):
     begun = server.rejected
     threads = threading.active_count()

@@ -34,7 +34,7 @@ OK, FAULT = b"k", b"e"
 """First byte of what it answers."""
 VECTOR_FIELDS = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
 """What a vector answers beside observations, `[N]` each."""
-_ORPHAN_SECONDS = 5.0
+_ORPHAN_SECONDS = 2.0
 """How long a worker whose parent died may go on computing before it ends."""
 
 

@@ -116,7 +116,7 @@ class Replaceable(abc.ABC):
         self._check_free()
         if seed is not None:
             self._seed = seed = int(seed)
-        elif self._fresh and self._seed is not None:
+        elif (self._fresh or not self._there) and self._seed is not None:
             # A replacement has no generator of its own to go on with; so that runs can be repeated it gets one.
             seed = seed_of(self._seed, 2**20 + self.restarts)
         self._begin(seed)

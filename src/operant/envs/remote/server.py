@@ -30,6 +30,7 @@ PORT = 65432
 _MOST_GREETINGS = 64
 """How many clients may be greeted at once; more are turned away, so that they cannot use up threads and memory."""
 _SEND_SECONDS = 30.0
+_LEAVE_SECONDS = 1.0
 _log = logging.getLogger("operant")
 
 
@@ -177,7 +178,7 @@ class Server:
             channels, threads = list(self._channels), list(self._threads)
         for channel in channels:
             channel.close()
-        deadline = time.monotonic() + 5.0
+        deadline = time.monotonic() + _LEAVE_SECONDS
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         for environment in self._environments.values():
