@@ -191,6 +191,7 @@ def test_a_killed_process_at_rest_costs_no_episode(counts):
     assert counts.restarts == 1
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_replaced(counts):
     pid = ask(counts).states["pid"]
     os.kill(pid, signal.SIGSTOP)
@@ -257,6 +258,7 @@ def test_no_process_is_left_behind(module):
     assert is_gone(pids[1])
 
 
+@pytest.mark.slow
 def test_processes_end_with_a_killed_parent_even_while_they_hang(tmp_path):
     script = tmp_path / "script.py"
     text = (FOLDER / "remote_envs.py").read_text() + textwrap.dedent(
@@ -339,6 +341,7 @@ def test_environment_create_in_a_process(module, caplog):
     assert is_gone(states["pid"])
 
 
+@pytest.mark.slow
 def test_environment_create_of_several_actors(module):
     env = Environment.create(module.Team, remote="multiprocessing")
     parallel, states = env.reset()

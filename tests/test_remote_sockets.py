@@ -379,6 +379,7 @@ def test_an_error_in_the_servers_own_process_comes_with_its_traceback(module):
         assert ask(connection).terminal == 0  # another connection, another environment
 
 
+@pytest.mark.slow
 def test_environments_that_fail_too_often_are_made_anew_for_the_next_client(module):
     with serving(module.Count, processes=True, limits=Limits(max_restarts=0)) as server:
         with clients(server.ports[0], max_restarts=0) as (connection,):
@@ -468,6 +469,7 @@ def test_a_server_that_does_not_come_back_is_named():
         connect(remote="socket-client", host=HOST, port=server.ports[0], start_seconds=0.2)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_silent_is_named(module):
     with (
         serving(module.Count, processes=True) as server,
@@ -651,6 +653,7 @@ def test_serving_loads_neither_jax_nor_keras():
     assert run.stdout == "set()\n", run.stderr
 
 
+@pytest.mark.slow
 def test_serve_several_ports_with_arguments(module):
     config = ServeConfig(environment="remote_envs.Count", arguments=dict(length=2), port=[0, 0], num_envs=2)
     with start(config) as server:

@@ -196,7 +196,7 @@ def test_answers_of_actors_that_all_ended_have_no_states():
     np.testing.assert_equal(back._asdict(), answer._asdict())
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.binary(max_size=200), st.integers(0, 3))
 def test_random_content_is_no_answer(data, acted):
     for schema in (SINGLE, TEAM):
@@ -311,6 +311,7 @@ def test_descriptions_that_are_none(change):
         wire.unpack_description(memoryview(json.dumps({**PLAIN, **change}).encode()))
 
 
+@settings(max_examples=40)
 @given(
     st.binary(max_size=100)
     | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(lambda x: json.dumps(x).encode())

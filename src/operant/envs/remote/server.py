@@ -268,6 +268,8 @@ class Server:
             channel.send(wire.FAULT, wire.pack_fault("Busy", text, ""), seconds=_SEND_SECONDS)
             self._reject("beyond the last", text)
             return False
+        if isinstance(environment, ProcessConnection):
+            environment.restarts = 0
         sound = False
         try:
             left = _Session(channel, environment, self._schema, self._described, self._patience).run()
