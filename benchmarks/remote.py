@@ -173,7 +173,7 @@ def main() -> None:
             found = times[way, name]
             cells.append(f"{statistics.median(found):.0f} ({min(found):.0f} to {max(found):.0f})")
         lines.append(f"| {way} | {cells[0]} | {cells[1]} |")
-    where = f"{os.cpu_count()} processors ({platform.machine()}), Python {platform.python_version()}, Gymnasium {gymnasium.__version__}"
+    where = f"{os.cpu_count()} processors ({platform.machine()}), Python {platform.python_version()}, Gymnasium {gymnasium.__version__}, load {os.getloadavg()[1]:.1f}"
     text = (
         f"Medians of {RUNS} alternating runs of {asked.seconds:g} s (smallest to largest). {where}.\n\n"
         + "\n".join(lines)
