@@ -8,8 +8,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from operant.envs import Environment, table
-from operant.errors import EnvironmentError, OperantError, SpecError, UsageError
+from operant.envs import Environment, check_env, table
+from operant.errors import EnvironmentError, SpecError, UsageError
 
 
 class Corridor(Environment):
@@ -231,12 +231,11 @@ def test_unknown_arguments_are_named():
         Environment.create("CartPole-v1", max_episode_steps=3)
 
 
-def test_remote_is_refused():
-    for kwargs in (dict(remote="multiprocessing"), dict(blocking=True), dict(host="localhost"), dict(port=1)):
-        with pytest.raises(OperantError, match=r"Remote environments are not available in this version"):
-            Environment.create("CartPole-v1", **kwargs)
-    with pytest.raises(SpecError, match=r"Remote environments are not available.*remote='socket-client'"):
-        Environment.create(dict(environment="CartPole-v1", remote="socket-client", blocking=False))
+def test_remote_in_a_specification_is_for_environment_create():
+    with pytest.raises(
+        SpecError, match=r"remote is no part of one environment's specification here.*'socket-client'"
+    ):
+        check_env(dict(environment="CartPole-v1", remote="socket-client", blocking=False))
 
 
 # Order of calls, limits, shaping

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
-from operant.errors import OperantError
+from operant.errors import value_error
 from operant.spaces import Spaces
 
 if TYPE_CHECKING:
@@ -89,6 +90,21 @@ class Environment(abc.ABC):
         """Return the return to report for the last episode, or None to report the sum of its rewards."""
         return None
 
+    @overload
+    @staticmethod
+    def create(
+        environment: Any,
+        max_episode_timesteps: int | None = None,
+        reward_shaping: None = None,
+        *,
+        remote: Literal["socket-server"],
+        blocking: bool = False,
+        host: Any = None,
+        port: Any = None,
+        **kwargs: Any,
+    ) -> None: ...
+
+    @overload
     @staticmethod
     def create(
         environment: Any = None,
@@ -96,10 +112,22 @@ class Environment(abc.ABC):
         reward_shaping: Shaping | None = None,
         remote: str | None = None,
         blocking: bool = False,
-        host: str | None = None,
-        port: int | None = None,
+        host: Any = None,
+        port: Any = None,
         **kwargs: Any,
-    ) -> Checked:
+    ) -> Checked: ...
+
+    @staticmethod
+    def create(
+        environment: Any = None,
+        max_episode_timesteps: int | None = None,
+        reward_shaping: Shaping | None = None,
+        remote: str | None = None,
+        blocking: bool = False,
+        host: Any = None,
+        port: Any = None,
+        **kwargs: Any,
+    ) -> Checked | None:
         """Make an environment of a specification.
 
         Args:
@@ -111,30 +139,44 @@ class Environment(abc.ABC):
                 limit, which is the default.
             reward_shaping: called as ``(states, actions, terminal, reward, next_states)`` after every step; returns the
                 reward, or reward and terminal.
-            remote: must be None.
-            blocking: for remote environments.
-            host: for remote environments.
-            port: for remote environments.
-            kwargs: arguments of the environment itself.
+            remote: None: in this process. `multiprocessing`: in a process of its own, replaced when it dies or hangs.
+                `socket-client`: at a server on another machine, which defines environment and time limit.
+                `socket-server`: be such a server, until interrupted (`operant serve`); returns nothing.
+            blocking: whether requests wait for their answers (they do here in any case; see `Runner`).
+            host: of the server, or the address to serve at (default: this machine only).
+            port: of the server.
+            kwargs: arguments of the environment itself; for `socket-client`, of the connection
+                (`operant.envs.remote.connect`).
 
         Raises:
             SpecError: the specification is not understood; names the close match, or the package to install.
-            UsageError: an environment that was created already is to be changed.
+            UsageError: an environment that was created already is to be changed, or arguments exclude one another.
+            EnvironmentError: a process cannot be started, or a server not be reached.
         """
-        if remote is not None or blocking or host is not None or port is not None:
-            raise OperantError(
-                "Remote environments are not available in this version. "
-                f"Received: remote={remote!r}, blocking={blocking!r}, host={host!r}, port={port!r}. "
-                "Leave these out; to step environments in local processes, use operant.envs.vector.create."
-            )
         from operant.envs.table import resolve
 
-        return resolve(
-            environment,
-            max_episode_timesteps=max_episode_timesteps,
-            reward_shaping=reward_shaping,
-            arguments=kwargs,
-        ).create()
+        elsewhere: dict[str, Any] = {"remote": remote, "blocking": blocking, "host": host, "port": port}
+        options: dict[str, Any] = {
+            "max_episode_timesteps": max_episode_timesteps,
+            "reward_shaping": reward_shaping,
+        }
+        source = None
+        if environment is not None or remote != "socket-client":
+            source = resolve(environment, **options, arguments=kwargs, remote=elsewhere)
+        if not any(value not in (None, False) for value in elsewhere.values()):
+            assert source is not None
+            return source.create()
+        from operant.envs.remote.environment import create
+
+        if source is not None:
+            source, reward_shaping = dataclasses.replace(source, reward_shaping=None), source.reward_shaping
+        elif max_episode_timesteps is not None:
+            raise value_error(
+                "max_episode_timesteps",
+                "left out with remote='socket-client': the server defines it",
+                max_episode_timesteps,
+            )
+        return create(source, reward_shaping, kwargs, **elsewhere)
 
 
 def nest(spaces: Spaces, states: Any, mask: Callable[[str], Any]) -> Any:

@@ -189,7 +189,8 @@ def _path(target: Any, name: str) -> str:
 
 def _unsendable(name: str, what: str, remedy: str) -> SpecError:
     return SpecError(
-        f"Environment {name!r} cannot run in worker processes: {what} cannot be sent. {remedy}, or use mode='in-process'."
+        f"Environment {name!r} cannot run in worker processes: {what} cannot be sent. {remedy}, or use mode='in-process' "
+        f"(a Runner: remote=None)."
     )
 
 

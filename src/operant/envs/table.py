@@ -94,15 +94,23 @@ def resolve(
     max_episode_timesteps: int | None = None,
     reward_shaping: Any = None,
     arguments: Mapping[str, Any] | None = None,
+    remote: dict[str, Any] | None = None,
 ) -> Source:
     """Read a specification (see `Environment.create`); nothing is made yet.
+
+    Args:
+        environment: the specification.
+        max_episode_timesteps: see `Environment.create`.
+        reward_shaping: see `Environment.create`.
+        arguments: of the environment.
+        remote: takes up what a dict or file says of `remote`, `blocking`, `host` and `port`; None: they are refused.
 
     Raises:
         SpecError: the specification is not understood.
     """
     given = dict(arguments or {})
     options = {"max_episode_timesteps": max_episode_timesteps, "reward_shaping": reward_shaping}
-    environment = _unfold(environment, given, options)
+    environment = _unfold(environment, given, options, remote)
     if environment in ("gym", "gymnasium", "default"):
         environment = given.pop("level", None)
         if environment is None:
@@ -127,7 +135,9 @@ def resolve(
     return Source(target, name, given, path=path, **options)
 
 
-def _unfold(environment: Any, given: dict[str, Any], options: dict[str, Any]) -> Any:
+def _unfold(
+    environment: Any, given: dict[str, Any], options: dict[str, Any], remote: dict[str, Any] | None
+) -> Any:
     """Follow dicts and JSON files to what they name, gathering arguments into `given` and `options`."""
     files: list[str] = []
     while True:
@@ -148,13 +158,18 @@ def _unfold(environment: Any, given: dict[str, Any], options: dict[str, Any]) ->
         environment = inner.pop(keys[0])
         for key, value in inner.items():
             if key in _REMOTE:
-                if value not in (None, False):
+                if value in (None, False):
+                    continue
+                if remote is None:
                     raise SpecError(
-                        f"Remote environments are not available in this version. Received: {key}={value!r}."
+                        f"{key} is no part of one environment's specification here. Received: {key}={value!r}. Give "
+                        f"remote, host and port beside it, to Environment.create or a Runner."
                     )
-                continue
-            into = options if key in _OPTIONS else given
-            if into.get(key) is not None and into[key] != value:
+            into: dict[str, Any] = options if key in _OPTIONS else given
+            if key in _REMOTE and remote is not None:
+                into = remote
+            given_before = into.get(key) is not None and not (into is remote and into[key] is False)
+            if given_before and into[key] != value:
                 raise SpecError(
                     f"environment argument {key!r} is given twice, as {value!r} and {into[key]!r}."
                 )

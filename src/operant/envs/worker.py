@@ -1,4 +1,7 @@
-"""What a worker process runs: its share of a vector's environments, on memory that it shares with its parent."""
+"""What a worker process runs, on memory that it shares with its parent.
+
+Either its share of a vector's environments, or one environment that answers requests (`remote.host`).
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,16 @@ import contextlib
 import mmap
 import os
 import runpy
+import select
 import signal
 import sys
+import threading
+import time
 import traceback
 import types
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,16 +32,28 @@ RESET, STEP, RESTART, CLOSE = b"r", b"s", b"n", b"c"
 """First byte of what a worker is told."""
 OK, FAULT = b"k", b"e"
 """First byte of what it answers."""
+VECTOR_FIELDS = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
+"""What a vector answers beside observations, `[N]` each."""
+_ORPHAN_SECONDS = 2.0
+"""How long a worker whose parent died may go on computing before it ends."""
 
 
 class Memory:
-    """Arrays of a whole vector in memory that processes share."""
+    """Arrays of `N` environments or actors in memory that processes share.
 
-    def __init__(self, spaces: Spaces, n: int, descriptor: int, *, create: bool) -> None:
+    Args:
+        spaces: whose observations and actions are passed.
+        n: rows.
+        descriptor: of the file that both sides map.
+        fields: what else is passed: dtypes by name.
+        create: whether to give the file its size.
+    """
+
+    def __init__(
+        self, spaces: Spaces, n: int, descriptor: int, fields: Mapping[str, Any], *, create: bool
+    ) -> None:
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {
-            "reward": ((n,), np.float32),
-            "terminated": ((n,), np.bool_),
-            "truncated": ((n,), np.bool_),
+            f"f:{name}": ((n,), dtype) for name, dtype in fields.items()
         }
         for group, leaves in (("o:", spaces.observation_components), ("a:", spaces.actions.components)):
             shapes |= {group + name: ((n, *leaf.shape), leaf.storage) for name, leaf in leaves.items()}
@@ -48,33 +66,87 @@ class Memory:
             os.ftruncate(descriptor, size)
         memory = mmap.mmap(descriptor, size)
         arrays = {name: np.ndarray(of[0], of[1], memory, offsets[name]) for name, of in shapes.items()}
-        self.reward, self.terminated, self.truncated = (
-            arrays[k] for k in ("reward", "terminated", "truncated")
-        )
+        self.fields = {name[2:]: array for name, array in arrays.items() if name.startswith("f:")}
         self.observation = {name[2:]: array for name, array in arrays.items() if name.startswith("o:")}
         self.action = {name[2:]: array for name, array in arrays.items() if name.startswith("a:")}
 
 
+class Task(Protocol):
+    """What a worker does. Made of what its parent tells it first."""
+
+    def describe(self) -> Any:
+        """Return what the parent must know of the environments, as plain data."""
+
+    def share(self, n: int, descriptor: int) -> None:
+        """Map the memory, of `n` rows."""
+
+    def obey(self, message: bytes) -> None:
+        """Do what a message says; answers lie in the memory."""
+
+    def close(self) -> None:
+        """Close the environments."""
+
+
+class VectorTask:
+    """A share of a vector's environments, stepped one after the other."""
+
+    def __init__(self, begin: Mapping[str, Any]) -> None:
+        cells = [make_cell(Source.from_literal(literal)) for literal in begin["sources"]]
+        self._vector = InProcess(cells, begin["name"], begin["check"], begin["offset"])
+        self._rows = slice(begin["offset"], begin["offset"] + self._vector.num_envs)
+        self.close = self._vector.close
+
+    def describe(self) -> Any:
+        """Return spaces and time limit."""
+        return self._vector.spaces.to_spec(), self._vector.max_episode_timesteps
+
+    def share(self, n: int, descriptor: int) -> None:
+        """Map the memory."""
+        self._memory = Memory(self._vector.spaces, n, descriptor, VECTOR_FIELDS, create=False)
+
+    def obey(self, message: bytes) -> None:
+        """Step, reset or restart."""
+        vector, memory, rows = self._vector, self._memory, self._rows
+        if message == STEP:
+            step = vector.step({name: array[rows] for name, array in memory.action.items()})
+            observation = step.observation
+            for name, array in memory.fields.items():
+                array[rows] = getattr(step, name)
+        else:
+            argument = ast.literal_eval(message[1:].decode())
+            observation = vector.reset(argument) if message[:1] == RESET else vector.restart(*argument)
+        for name, array in memory.observation.items():
+            array[rows] = observation[name]
+
+
 def work(connection_descriptor: int, memory_descriptor: int) -> None:
-    """Be a worker: what the process that `Processes` starts does."""
+    """Be a worker: what the process that `spawn.Worker` starts does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    threading.Thread(target=_follow, args=(connection_descriptor,), daemon=True).start()
     connection = Connection(connection_descriptor)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         _serve(connection, memory_descriptor)
 
 
+def _follow(descriptor: int) -> None:
+    """End the process soon after its parent, also while an environment hangs."""
+    watch = select.poll()
+    watch.register(descriptor, 0)  # nothing but the other side's end
+    watch.poll()
+    time.sleep(_ORPHAN_SECONDS)
+    os._exit(1)
+
+
 def _serve(connection: Connection, descriptor: int) -> None:
     begin = ast.literal_eval(connection.recv_bytes().decode())
-    vector: Any = None
+    task: Task | None = None
     try:
-        vector = _make(begin)
-        connection.send_bytes(OK + repr((vector.spaces.to_spec(), vector.max_episode_timesteps)).encode())
-        n = ast.literal_eval(connection.recv_bytes().decode())
-        memory = Memory(vector.spaces, n, descriptor, create=False)
-        rows = slice(begin["offset"], begin["offset"] + vector.num_envs)
+        task = _make(begin)
+        connection.send_bytes(OK + repr(task.describe()).encode())
+        task.share(ast.literal_eval(connection.recv_bytes().decode()), descriptor)
         while (message := connection.recv_bytes()) != CLOSE:
             try:
-                _obey(message, vector, memory, rows)
+                task.obey(message)
             except Exception as error:
                 connection.send_bytes(FAULT + _described(error))
             else:
@@ -84,31 +156,21 @@ def _serve(connection: Connection, descriptor: int) -> None:
     except Exception as error:
         connection.send_bytes(FAULT + _described(error))
     finally:
-        if vector is not None:
-            vector.close()
+        if task is not None:
+            task.close()
 
 
-def _make(begin: Mapping[str, Any]) -> InProcess:
+def _make(begin: Mapping[str, Any]) -> Task:
     if begin["main"] is not None:
         # As multiprocessing does: the user's script under another name, so that its guarded part does not run.
         module = types.ModuleType("__mp_main__")
         module.__dict__.update(runpy.run_path(begin["main"], run_name="__mp_main__"))
         sys.modules["__main__"] = sys.modules["__mp_main__"] = module
-    cells = [make_cell(Source.from_literal(literal)) for literal in begin["sources"]]
-    return InProcess(cells, begin["name"], begin["check"], begin["offset"])
+    if begin["task"] == "vector":
+        return VectorTask(begin)
+    from operant.envs.remote.host import HostTask
 
-
-def _obey(message: bytes, vector: Any, memory: Memory, rows: slice) -> None:
-    if message == STEP:
-        step = vector.step({name: array[rows] for name, array in memory.action.items()})
-        observation = step.observation
-        memory.reward[rows], memory.terminated[rows] = step.reward, step.terminated
-        memory.truncated[rows] = step.truncated
-    else:
-        argument = ast.literal_eval(message[1:].decode())
-        observation = vector.reset(argument) if message[:1] == RESET else vector.restart(*argument)
-    for name, array in memory.observation.items():
-        array[rows] = observation[name]
+    return HostTask(begin)
 
 
 def _described(error: Exception) -> bytes:

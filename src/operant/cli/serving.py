@@ -1,0 +1,22 @@
+"""`operant serve`."""
+
+from __future__ import annotations
+
+from operant.cli import parse, tables
+from operant.cli.training import HEADER
+from operant.serve import ServeConfig, serve
+
+
+def run(arguments: list[str]) -> int:
+    """Serve environments, or print help when there is nothing to serve."""
+    if not arguments or "--help" in arguments or "-h" in arguments:
+        print(help_text())
+        return 0
+    serve(ServeConfig.from_dict(parse.parse([ServeConfig], arguments, "serve")))
+    return 0
+
+
+def help_text() -> str:
+    """Return usage and the table of flags."""
+    usage = "operant serve --level <environment id> --port <port> [options]"
+    return f"Usage:\n    {usage}\n\n" + tables.table("serve", HEADER, tables.option_rows([ServeConfig], {}))

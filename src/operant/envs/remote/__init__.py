@@ -1,0 +1,213 @@
+"""Environments elsewhere: in processes, and on other machines.
+
+`connect` is the door: it returns one connection (`operant.envs.connection`) for each environment, wherever they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from operant.envs.connection import Connection, Local
+from operant.envs.remote.processes import ProcessConnection
+from operant.envs.remote.replaceable import Limits
+from operant.envs.table import resolve
+from operant.errors import UsageError, suggest, value_error
+from operant.spec import build
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+Remote = Literal["multiprocessing", "socket-client"]
+
+_REACH_SECONDS = 30.0
+
+__all__ = ["Limits", "connect", "credentials", "read_ports"]
+
+
+def connect(
+    environment: Any = None,
+    *,
+    environments: Sequence[Any] | None = None,
+    num_parallel: int | None = None,
+    max_episode_timesteps: int | None = None,
+    remote: Remote | None = None,
+    blocking: bool = False,
+    host: str | Sequence[str] | None = None,
+    port: int | str | Sequence[int] | None = None,
+    timeout_seconds: float = 60.0,
+    start_seconds: float | None = None,
+    max_restarts: int = 3,
+    **kwargs: Any,
+) -> list[Connection]:
+    """Connect to environments: here, in processes, or served on other machines.
+
+    Args:
+        environment: what `Environment.create` takes, for all; without `remote` also an object, which stays open.
+        environments: one by one instead.
+        num_parallel: how many (default: one, or as many as `environments`, hosts or ports).
+        max_episode_timesteps: steps after which an episode is cut.
+        remote: None: in this process. `multiprocessing`: each in a process of its own, which imports neither JAX nor
+            Keras. `socket-client`: at servers (`operant serve`), which define environment and time limit.
+        blocking: whether requests wait for their answers; only with `remote`.
+        host: name or address of the server, or one for each environment.
+        port: of the server, or one for each environment; a single host and port stand for an increasing sequence of ports.
+        timeout_seconds: how long an answer may take before the environment counts as lost.
+        start_seconds: how long a process may take to start (default: 120), or a server to be reached (default: 30).
+        max_restarts: how often each may be replaced, or reached again.
+        kwargs: arguments of the environment; for `socket-client`, `token`, `token_file` and `certificate` (see
+            `credentials`).
+
+    Raises:
+        SpecError: a specification is not understood, or cannot be sent.
+        UsageError: arguments exclude one another, or the environments' spaces differ.
+        EnvironmentError: an environment cannot be made, or a server not be reached.
+    """
+    if remote not in (None, "multiprocessing", "socket-client"):
+        hint = suggest(str(remote), ("multiprocessing", "socket-client")).strip()
+        raise value_error("remote", "None, 'multiprocessing' or 'socket-client'", remote, hint)
+    whole = isinstance(num_parallel, int) and not isinstance(num_parallel, bool)
+    if num_parallel is not None and not (whole and num_parallel >= 1):
+        raise value_error("num_parallel", "a whole number of at least 1, or None", num_parallel)
+    if blocking and remote is None:
+        raise UsageError("blocking is for remote environments. Received: blocking=True without remote.")
+    if start_seconds is None:
+        start_seconds = _REACH_SECONDS if remote == "socket-client" else 120.0
+    limits = Limits(timeout_seconds, start_seconds, max_restarts)
+    if remote == "socket-client":
+        if environment is not None or environments is not None or max_episode_timesteps is not None:
+            raise UsageError(
+                "With remote='socket-client' the server defines the environment. Leave environment, environments and "
+                "max_episode_timesteps out here, and give them to the server."
+            )
+        return _reach(_addresses(host, port, num_parallel), limits, blocking, **kwargs)
+    if host is not None or port is not None:
+        raise UsageError(
+            f"host and port are for remote='socket-client'. Received: host={host!r}, port={port!r} with remote={remote!r}."
+        )
+    connections: list[Connection] = []
+    try:
+        for given in _each(environment, environments, num_parallel):
+            source = resolve(given, max_episode_timesteps=max_episode_timesteps, arguments=kwargs)
+            if remote is None:
+                if source.is_object and environments is None and num_parallel not in (None, 1):
+                    raise UsageError(
+                        f"The environment {source.name!r} exists already, and there is only one of it. "
+                        f"Received: num_parallel={num_parallel}. Give its id or its class."
+                    )
+                connections.append(Local(source.create(), own=not source.is_object))
+            else:
+                connections.append(ProcessConnection(source, len(connections), limits, blocking))
+        for connection in connections:
+            if isinstance(connection, ProcessConnection):
+                connection.meet()
+        _check_alike(connections)
+    except BaseException:
+        for connection in connections:
+            connection.close()
+        raise
+    return connections
+
+
+def _reach(
+    addresses: Sequence[tuple[str, int]], limits: Limits, blocking: bool, **kwargs: Any
+) -> list[Connection]:
+    from operant.envs.remote.client import SocketConnection
+
+    token, context = build(credentials, kwargs, "remote='socket-client'")
+    connections: list[SocketConnection] = []
+    try:
+        for host, port in addresses:
+            connection = SocketConnection(host, port, len(connections), limits, blocking, token, context)
+            connections.append(connection)
+        for connection in connections:
+            connection.meet()
+        _check_alike(connections)
+    except BaseException:
+        for connection in connections:
+            connection.close()
+        raise
+    return list(connections)
+
+
+def credentials(
+    token: str | None = None, token_file: str | None = None, certificate: str | None = None
+) -> tuple[bytes, SSLContext | None]:
+    """Return what a client needs to be let in.
+
+    Args:
+        token: that both sides know (default: that of `token_file`, or else the variable `OPERANT_TOKEN`).
+        token_file: a file that holds it, and that only its owner may read.
+        certificate: file of the certificate that the server shows, or of whoever signed it; ``'system'``: what the system
+            trusts. The connection uses TLS if it is given.
+    """
+    from operant.envs.remote.auth import read_token
+    from operant.envs.remote.client import tls_context
+
+    return read_token(token, token_file), tls_context(certificate)
+
+
+def read_ports(port: Any) -> list[int]:
+    """Read one port, several in a list, or several behind commas.
+
+    Raises:
+        SpecError: one is none.
+    """
+    parts = port.split(",") if isinstance(port, str) else port if isinstance(port, list | tuple) else [port]
+    ports: list[int] = []
+    for part in parts:
+        text = part.strip() if isinstance(part, str) else part
+        whole = isinstance(text, int) and not isinstance(text, bool)
+        number = int(text) if whole or (isinstance(text, str) and text.isdecimal()) else -1
+        if not 0 <= number < 2**16:
+            raise value_error("port", "a whole number of at most 65535, or several", port)
+        ports.append(number)
+    return ports
+
+
+def _addresses(host: Any, port: Any, num_parallel: int | None) -> list[tuple[str, int]]:
+    """Return host and port for each environment."""
+    if host is None or port is None:
+        raise UsageError(
+            f"remote='socket-client' needs host and port of the server. Received: host={host!r}, port={port!r}."
+        )
+    hosts = [part.strip() for part in host.split(",")] if isinstance(host, str) else list(host)
+    ports = read_ports(port)
+    if not hosts or not all(isinstance(one, str) and one for one in hosts):
+        raise value_error("host", "a name or address, or several", host)
+    count = num_parallel or max(len(hosts), len(ports))
+    if len(ports) == 1:
+        # One server and one port stand for ports in a row; several servers may have the same port each.
+        ports = [ports[0] + i for i in range(count)] if len(hosts) == 1 else ports * count
+    if len(hosts) == 1:
+        hosts *= count
+    for name, values, given in (("host", hosts, host), ("port", ports, port)):
+        if len(values) != count:
+            raise value_error(name, f"one, or {count}, as many as environments", given)
+    if ports[-1] >= 2**16:
+        raise value_error("port", f"at most {2**16 - count} for {count} environments", port)
+    return list(zip(hosts, ports, strict=True))
+
+
+def _each(environment: Any, environments: Sequence[Any] | None, num_parallel: int | None) -> list[Any]:
+    """Return one specification for each environment."""
+    if (environment is None) == (environments is None):
+        raise UsageError("Give either environment or environments.")
+    if environments is None:
+        return [environment] * (num_parallel or 1)
+    if isinstance(environments, str) or not environments:
+        raise value_error("environments", "a list of at least one environment", environments)
+    if num_parallel not in (None, len(environments)):
+        raise value_error("num_parallel", f"{len(environments)}, as many as environments", num_parallel)
+    return list(environments)
+
+
+def _check_alike(connections: Sequence[Connection]) -> None:
+    first = connections[0]
+    for i, connection in enumerate(connections):
+        if connection.spaces != first.spaces or connection.num_actors != first.num_actors:
+            raise UsageError(
+                f"All environments must have the same states and actions. Environment {i} ({connection.name!r}) has "
+                f"{connection.spaces} and {connection.num_actors} actor(s), environment 0 ({first.name!r}) has "
+                f"{first.spaces} and {first.num_actors}."
+            )

@@ -1,0 +1,145 @@
+"""A socket that passes frames, each within its time."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import time
+
+from operant.envs.remote.wire import GREETING_BYTES, Frames, Seal, frame
+from operant.envs.spawn import LostError
+
+
+class Channel:
+    """One connection, of which each side uses one end. No call takes longer than it is told.
+
+    Args:
+        sock: connected; the channel's own from now on.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._frames = Frames(GREETING_BYTES)
+        self._seal: Seal | None = None
+        self._frame: tuple[int, memoryview] | None = None
+        sock.setblocking(False)
+        if sock.family != getattr(socket, "AF_UNIX", None):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+
+    def secure(self, context: ssl.SSLContext, seconds: float, host: str | None = None) -> None:
+        """Put TLS under the frames: as the server, or as the client of `host`.
+
+        Raises:
+            LostError: the other side went, is too slow, or is not whom it claims to be.
+        """
+        until = time.monotonic() + seconds
+        try:
+            wrapped = context.wrap_socket(
+                self._sock, server_side=host is None, server_hostname=host, do_handshake_on_connect=False
+            )
+            self._sock = wrapped
+            while True:
+                try:
+                    wrapped.do_handshake()
+                    return
+                except ssl.SSLWantReadError:
+                    self._wait(select.POLLIN, until)
+                except ssl.SSLWantWriteError:
+                    self._wait(select.POLLOUT, until)
+        except (OSError, ValueError) as error:
+            raise LostError(f"did not agree on TLS: {error}") from None
+
+    def seal(self, theirs: Seal, ours: Seal) -> None:
+        """Check the tags of frames from now on, and send them."""
+        self._frames.seal, self._seal = theirs, ours
+
+    def limit(self, size: int) -> None:
+        """Take frames of up to `size` bytes from now on."""
+        self._frames.limit = size
+
+    def send(self, kind: int, content: bytes = b"", *, seconds: float) -> None:
+        """Send a frame.
+
+        Raises:
+            LostError: the other side went, or does not read.
+        """
+        until = time.monotonic() + seconds
+        rest = memoryview(frame(kind, content, self._seal))
+        while rest:
+            try:
+                rest = rest[self._sock.send(rest) :]
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                self._wait(select.POLLOUT, until)
+            except ssl.SSLWantReadError:
+                self._wait(select.POLLIN, until)
+            except OSError as error:
+                raise LostError(f"closed the connection ({_reason(error)})") from None
+
+    def poll(self, seconds: float) -> bool:
+        """Tell whether a whole frame is there, after waiting for at most `seconds`.
+
+        Raises:
+            LostError: the other side went.
+            WireError: what came is no frame.
+        """
+        until = time.monotonic() + seconds
+        while self._frame is None:
+            self._frame = self._frames.next()
+            if self._frame is None and not self._fill(until):
+                return False
+        return True
+
+    def _fill(self, until: float) -> bool:
+        """Read what there is; return False when the time is up."""
+        while True:
+            try:
+                count = self._sock.recv_into(self._frames.room())
+            except (BlockingIOError, ssl.SSLWantReadError):
+                if not self._ready(select.POLLIN, until):
+                    return False
+            except ssl.SSLWantWriteError:
+                if not self._ready(select.POLLOUT, until):
+                    return False
+            except OSError as error:
+                raise LostError(f"closed the connection ({_reason(error)})") from None
+            else:
+                if not count:
+                    raise LostError("closed the connection")
+                self._frames.fill(count)
+                return True
+
+    def receive(self, seconds: float) -> tuple[int, memoryview]:
+        """Return kind and content of the next frame; the content is valid until the next call.
+
+        Raises:
+            LostError: the other side went, or did not send one within `seconds`.
+            WireError: what came is no frame.
+        """
+        if not self.poll(seconds):
+            raise LostError(f"did not answer within {seconds:g} s")
+        assert self._frame is not None
+        found, self._frame = self._frame, None
+        return found
+
+    def close(self) -> None:
+        """Close the connection."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    def _ready(self, event: int, until: float) -> bool:
+        self._poll.modify(self._sock, event)
+        return bool(self._poll.poll(max(0.0, until - time.monotonic()) * 1000))
+
+    def _wait(self, event: int, until: float) -> None:
+        if not self._ready(event, until):
+            raise LostError("did not go on in time")
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or type(error).__name__

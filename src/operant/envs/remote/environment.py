@@ -1,0 +1,135 @@
+"""One remote environment that is used like any other: `Environment.create(remote=...)`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from operant.envs.checked import Checked
+from operant.envs.connection import Answer, Connection
+from operant.envs.environment import Environment, Shaping, nest
+from operant.envs.remote import connect, read_ports
+from operant.envs.remote.processes import ProcessConnection
+from operant.envs.remote.replaceable import Limits
+from operant.envs.source import Source
+from operant.errors import UsageError, suggest, value_error
+
+_log = logging.getLogger("operant")
+MODES = ("multiprocessing", "socket-client", "socket-server")
+
+
+class Elsewhere(Environment):
+    """An environment at the other side of a connection; every call waits for its answer."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.spaces = connection.spaces
+
+    def states(self) -> Any:
+        """Return the specification of the states, masks included."""
+        return nest(
+            self.spaces, self.spaces.states.to_spec(), lambda name: self.spaces.mask_leaf(name).to_spec()
+        )
+
+    def actions(self) -> Any:
+        """Return the specification of the actions."""
+        return self.spaces.actions.to_spec()
+
+    def max_episode_timesteps(self) -> int | None:
+        """Return the time limit."""
+        return self.connection.max_episode_timesteps
+
+    def num_actors(self) -> int:
+        """Return how many actors act in it."""
+        return self.connection.num_actors
+
+    def reset(self, seed: int | None = None) -> Any:
+        """Begin an episode and wait for its first states."""
+        self.connection.send_reset(seed)
+        answer = self.connection.receive()
+        return answer.states if self.num_actors() == 1 else (answer.parallel, answer.states)
+
+    def execute(self, actions: Any) -> tuple[Any, ...]:
+        """Take a step and wait for what came of it; terminal 2 with the last states where the environment was lost."""
+        self.connection.send_execute(actions)
+        answer: Answer = self.connection.receive()
+        if self.num_actors() == 1:
+            return answer.states, answer.terminal, answer.reward
+        return answer.parallel, answer.states, answer.terminal, answer.reward
+
+    def episode_return(self, parallel: int | None = None) -> float | None:
+        """Return what the environment reports."""
+        return self.connection.episode_return()
+
+    def close(self) -> None:
+        """Close the environment, or leave the server."""
+        self.connection.close()
+
+
+def serve(source: Source, host: str | None, port: Any) -> None:
+    """Serve one environment until interrupted; `operant.serve.serve` has more to choose."""
+    from operant.envs.remote.auth import read_token
+    from operant.envs.remote.server import PORT, Server
+
+    ports = [PORT] if port is None else read_ports(port)
+    with Server(source, "127.0.0.1" if host is None else host, ports, token=read_token()) as server:
+        _log.info("Serving %s.", server)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.wait()
+
+
+def create(
+    source: Source | None,
+    reward_shaping: Shaping | None,
+    arguments: Mapping[str, Any],
+    *,
+    remote: str | None,
+    blocking: bool,
+    host: Any,
+    port: Any,
+) -> Checked | None:
+    """Do what `Environment.create` does with `remote`; return None when a server ended.
+
+    Args:
+        source: the environment, without `reward_shaping`; None for `socket-client`.
+        reward_shaping: runs in this process.
+        arguments: for `socket-client`: of the connection.
+        remote: one of `MODES`, or None where one of the others was given.
+        blocking: of connections.
+        host: of sockets.
+        port: of sockets.
+    """
+    if remote is not None and remote not in MODES:
+        hint = suggest(remote, MODES).strip() if isinstance(remote, str) else ""
+        raise value_error("remote", f"None, {', '.join(map(repr, MODES))}", remote, hint)
+    if blocking and remote not in ("multiprocessing", "socket-client"):
+        raise UsageError(
+            f"blocking is for remote='multiprocessing' and 'socket-client'. Received: blocking={blocking!r} with "
+            f"remote={remote!r}."
+        )
+    if (host is not None or port is not None) and remote not in ("socket-client", "socket-server"):
+        raise UsageError(
+            f"host and port are for remote='socket-client' and 'socket-server'. Received: host={host!r}, port={port!r} "
+            f"with remote={remote!r}."
+        )
+    if remote == "socket-client":
+        if source is not None:
+            raise UsageError(
+                "With remote='socket-client' the server defines the environment. Leave environment and "
+                "max_episode_timesteps out here, and give them to the server."
+            )
+        (connection,) = connect(remote="socket-client", blocking=blocking, host=host, port=port, **arguments)
+        return Checked(Elsewhere(connection), None, reward_shaping, connection.name)
+    assert source is not None
+    if remote == "socket-server":
+        if reward_shaping is not None:
+            raise UsageError(
+                "Rewards of served environments are shaped by the client. Give reward_shaping there."
+            )
+        serve(source, host, port)
+        return None
+    process = ProcessConnection(source, 0, Limits(), blocking)
+    process.meet()
+    return Checked(Elsewhere(process), None, reward_shaping, process.name)

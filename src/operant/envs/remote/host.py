@@ -1,0 +1,92 @@
+"""The worker's side of one environment in a process of its own."""
+
+from __future__ import annotations
+
+import ast
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from operant.envs.source import Source
+from operant.envs.worker import STEP, Memory
+from operant.errors import EnvironmentError, SpaceError
+
+FIELDS = {
+    "terminal": np.uint8,
+    "reward": np.float64,
+    "parallel": np.int32,
+    "acted": np.int32,
+    "running": np.int32,
+    "seconds": np.float64,
+    "return": np.float64,
+}
+"""What it answers beside states, in rows of actors. The last four are numbers, in the first row: how many actors acted, and
+how many go on; how long the environment computed; its own return of the episode, or NaN."""
+
+
+class HostTask:
+    """One environment, asked for episodes and steps. See `operant.envs.worker.Task`."""
+
+    def __init__(self, begin: Mapping[str, Any]) -> None:
+        (literal,) = begin["sources"]
+        self._env = Source.from_literal(literal).create()
+        self._spaces, self._actors = self._env.spaces, self._env.num_actors()
+        self._running = 0
+        self.close = self._env.close
+
+    def describe(self) -> Any:
+        """Return spaces, time limit and number of actors."""
+        return self._spaces.to_spec(), self._env.max_episode_timesteps(), self._actors
+
+    def share(self, n: int, descriptor: int) -> None:
+        """Map the memory."""
+        self._memory = Memory(self._spaces, n, descriptor, FIELDS, create=False)
+
+    def obey(self, message: bytes) -> None:
+        """Begin an episode or take a step, and write what came of it."""
+        fields = self._memory.fields
+        acted: int = self._running if message == STEP else 0
+        parallel: Any = ()
+        if message == STEP:
+            actions = self._actions()
+            began = time.perf_counter()
+            *rest, states, terminal, reward = self._env.execute(actions)
+            fields["seconds"][0] = time.perf_counter() - began
+            parallel = rest[0] if rest else (0,) if terminal == 0 else ()
+            fields["terminal"][:acted], fields["reward"][:acted] = terminal, reward
+        else:
+            seed = ast.literal_eval(message[1:].decode())
+            began = time.perf_counter()
+            states = self._env.reset(seed=seed)
+            fields["seconds"][0] = time.perf_counter() - began
+            parallel, states = states if self._actors > 1 else ((0,), states)
+        self._write(states, parallel)
+        own = self._env.episode_return()
+        fields["return"][0] = math.nan if own is None else own
+        fields["acted"][0], fields["running"][0] = acted, len(parallel)
+        fields["parallel"][: len(parallel)] = parallel
+        self._running = len(parallel)
+
+    def _actions(self) -> Any:
+        if self._actors == 1:
+            flat = {name: array[0].copy() for name, array in self._memory.action.items()}
+        else:
+            flat = {name: array[: self._running].copy() for name, array in self._memory.action.items()}
+        return self._spaces.actions.unflatten(flat)
+
+    def _write(self, states: Any, parallel: Any) -> None:
+        memory, n = self._memory, len(parallel)
+        if self._actors > 1 and not n:
+            return
+        try:
+            flat = self._spaces.observe(states, (n,) if self._actors > 1 else ())
+        except SpaceError as error:
+            raise EnvironmentError(f"{self._env.name!r} returned states that do not fit: {error}") from None
+        for name, array in memory.observation.items():
+            if self._actors > 1:
+                array[:n] = flat[name]
+            else:
+                array[0] = flat[name]

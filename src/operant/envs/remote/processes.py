@@ -1,0 +1,147 @@
+"""An environment in a process of its own, asked and answered through shared memory."""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+
+from operant.envs.connection import Answer
+from operant.envs.environment import nest
+from operant.envs.remote.host import FIELDS
+from operant.envs.remote.replaceable import Limits, Replaceable
+from operant.envs.source import Source
+from operant.envs.spawn import LostError, Worker, end, main_file, memory_file
+from operant.envs.vector import Flat
+from operant.envs.worker import RESET, STEP, Memory
+from operant.errors import EnvironmentError, OperantError
+from operant.spaces import Spaces
+
+
+class ProcessConnection(Replaceable):
+    """An environment in a process of its own. The process imports neither JAX nor Keras.
+
+    It starts at once; `meet` waits for it.
+
+    Args:
+        source: the environment.
+        index: its number, for messages.
+        limits: how long to wait, and how often to replace the process.
+        blocking: whether requests wait for their answers.
+
+    Raises:
+        SpecError: the environment cannot be sent.
+    """
+
+    def __init__(self, source: Source, index: int, limits: Limits, blocking: bool = False) -> None:
+        literal = source.literal()
+        main = main_file([literal])
+        super().__init__(index, limits, blocking)
+        self.name = source.name
+        self._descriptor = memory_file()
+        begin = {"task": "host", "sources": [literal], "main": main}
+        self._worker = Worker(index, begin, self._descriptor)
+        self._finalizer = weakref.finalize(self, end, [self._worker], self._descriptor)
+        self._met = False
+        try:
+            self._worker.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def meet(self) -> None:
+        """Learn the spaces of the environment.
+
+        Raises:
+            SpecError: it cannot be made.
+            EnvironmentError: the process ends, or is not there in time.
+        """
+        seconds = max(self._limits.timeout_seconds, self._limits.start_seconds)
+        try:
+            described = self._worker.receive(time.monotonic() + seconds, seconds)
+        except LostError as lost:
+            self.close()
+            raise EnvironmentError(f"{self.where} {lost} while it started.") from None
+        except BaseException:
+            self.close()
+            raise
+        self._described = described
+        spec, self.max_episode_timesteps, self.num_actors = described
+        self.spaces = Spaces.from_spec(spec)
+        self._memory = Memory(self.spaces, self.num_actors, self._descriptor, FIELDS, create=True)
+        self._worker.send(repr(self.num_actors).encode())
+        self._met = True
+
+    def _place(self) -> str:
+        process = self._worker.process
+        return "process" if process is None else f"process {process.pid}"
+
+    def _open(self) -> None:
+        try:
+            self._worker.start()
+        except OSError as error:
+            raise LostError(f"could not be started: {error}") from None
+        self._met = False
+        self._worker.send(repr(self.num_actors).encode())
+
+    def _drop(self) -> None:
+        self._worker.kill()
+
+    def _ask(self, request: int | Flat | None) -> None:
+        if isinstance(request, dict):
+            for name, array in self._memory.action.items():
+                if self.num_actors > 1:
+                    array[: len(request[name])] = request[name]
+                else:
+                    array[0] = request[name]
+            self._worker.send(STEP)
+        else:
+            self._worker.send(RESET + repr(request).encode())
+
+    def _read(self, seconds: float) -> tuple[Answer, float | None] | None:
+        until = time.monotonic() + seconds
+        try:
+            if not self._met:
+                if not self._worker.poll(seconds):
+                    return None
+                if self._worker.receive(until + 1.0, seconds) != self._described:
+                    raise LostError("came back as another environment")
+                self._met = True
+            if not self._worker.poll(until - time.monotonic()):
+                return None
+            self._worker.receive(until + 1.0, seconds)
+        except OperantError as fault:
+            raise LostError(f"failed: {fault}") from None
+        return self._answered()
+
+    def _answered(self) -> tuple[Answer, float | None]:
+        fields = self._memory.fields
+        acted, running = int(fields["acted"][0]), int(fields["running"][0])
+        own = float(fields["return"][0])
+        seconds = float(fields["seconds"][0])
+        if self.num_actors == 1:
+            terminal: Any = int(fields["terminal"][0]) if acted else 0
+            reward: Any = float(fields["reward"][0]) if acted else 0.0
+            parallel, rows = None, 0
+        else:
+            terminal = fields["terminal"][:acted].astype(np.int64) if acted else 0
+            reward = fields["reward"][:acted].copy() if acted else 0.0
+            parallel, rows = fields["parallel"][:running].astype(np.int64), running
+        flat: dict[str, Any] = {
+            name: (array[0] if parallel is None else array[:rows]).copy()
+            for name, array in self._memory.observation.items()
+        }
+        states = None if parallel is not None and not rows else nested(self.spaces, flat)
+        return Answer(states, terminal, reward, parallel, seconds), None if math.isnan(own) else own
+
+    def _finish(self) -> None:
+        self._finalizer()
+
+
+def nested(spaces: Spaces, flat: dict[str, Any]) -> Any:
+    """Return stored components of an observation in the user's structure, masks among them."""
+    states = spaces.states.unflatten({name: flat[name] for name in spaces.states.components})
+    return nest(spaces, states, lambda action: flat[f"{action}_mask"])

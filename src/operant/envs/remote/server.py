@@ -1,0 +1,380 @@
+"""Environments served to other machines, each to one client at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import selectors
+import socket
+import ssl
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from operant.envs.connection import Connection, Local
+from operant.envs.remote import wire
+from operant.envs.remote.auth import check_reach, is_loopback, welcome
+from operant.envs.remote.channel import Channel
+from operant.envs.remote.processes import ProcessConnection
+from operant.envs.remote.replaceable import Description, Limits
+from operant.envs.remote.wire import Schema, WireError
+from operant.envs.source import Source
+from operant.envs.spawn import LostError
+from operant.errors import EnvironmentError, OperantError, SpecError
+
+PORT = 65432
+"""Where a server listens unless told otherwise."""
+_MOST_GREETINGS = 64
+"""How many clients may be greeted at once; more are turned away, so that they cannot use up threads and memory."""
+_SEND_SECONDS = 30.0
+_LEAVE_SECONDS = 1.0
+_log = logging.getLogger("operant")
+
+
+class Patience(NamedTuple):
+    """How long a server waits."""
+
+    greeting_seconds: float = 10.0
+    """For a client to prove who it is."""
+    idle_seconds: float = 3600.0
+    """For a client's next request; then its environment is free for others."""
+
+
+class Server:
+    """Serves environments on one or more ports.
+
+    Args:
+        source: the environment.
+        host: address to listen at.
+        ports: to listen on; 0: any that is free (`ports` tells which).
+        num_envs: environments behind each port, so many clients can be served at once.
+        token: what clients must know; empty: whoever reaches the port is served.
+        context: for TLS; None: without.
+        limits: of the environments, which run in processes of their own.
+        patience: with clients.
+        sessions: the server ends when so many clients took their leave; None: it does not.
+        processes: whether environments run in processes of their own.
+
+    Raises:
+        UsageError: it would be reached from outside without a token.
+        SpecError: the environment cannot be made, sent to a process, or its states are too large.
+        EnvironmentError: a port is taken.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        host: str = "127.0.0.1",
+        ports: Sequence[int] = (0,),
+        num_envs: int = 1,
+        token: bytes = b"",
+        context: ssl.SSLContext | None = None,
+        limits: Limits = Limits(30.0),  # noqa: B008  (immutable)
+        patience: Patience = Patience(),  # noqa: B008
+        sessions: int | None = None,
+        processes: bool = True,
+    ) -> None:
+        check_reach(host, token, "Serving at")
+        self._source, self._token, self._context = source, token, context
+        self._limits, self._patience, self._processes = limits, patience, processes
+        self._left = sessions
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._channels: set[Channel] = set()
+        self._threads: set[threading.Thread] = set()
+        self._greeting = 0
+        self.rejected = 0
+        """How many connections were turned away: of strangers, and of clients beyond the number of environments."""
+        self._free: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+        self._environments: dict[int, Connection] = {}
+        self._listeners: list[socket.socket] = []
+        try:
+            self._listen(host, ports)
+            self._make(num_envs * len(self.ports))
+        except BaseException:
+            self.close()
+            raise
+        if not is_loopback(host) and context is None:
+            _log.warning(
+                "Frames of the environments at %r are neither secret nor hidden: the token keeps strangers out, and TLS "
+                "(certificate and key) keeps others from reading.",
+                host,
+            )
+        self._selector = selectors.DefaultSelector()
+        for listener in self._listeners:
+            self._selector.register(listener, selectors.EVENT_READ)
+        self._acceptor = threading.Thread(target=self._accept, name="operant-accept", daemon=True)
+        self._acceptor.start()
+
+    def _listen(self, host: str, ports: Sequence[int]) -> None:
+        self.ports: list[int] = []
+        for port in ports:
+            try:
+                family, kind, proto, _, address = socket.getaddrinfo(
+                    host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+                )[0]
+                listener = socket.socket(family, kind, proto)
+                self._listeners.append(listener)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(address)
+                listener.listen(128)
+            except OSError as error:
+                raise EnvironmentError(
+                    f"Port {port} of host {host!r} cannot be listened on: {error}. Give another port or host."
+                ) from None
+            listener.setblocking(False)
+            self.ports.append(listener.getsockname()[1])
+
+    def _make(self, count: int) -> None:
+        for index in range(count):
+            self._environments[index] = self._start(index)
+        for environment in self._environments.values():
+            if isinstance(environment, ProcessConnection):
+                environment.meet()
+            self._free.put(environment)
+        first = self._environments[0]
+        self._description = Description(
+            first.name, first.spaces, first.max_episode_timesteps, first.num_actors
+        )
+        self._schema = Schema(first.spaces, first.num_actors)
+        self._described = wire.pack_description(self._description)
+        if len(self._described) > wire.DESCRIPTION_BYTES - 64:
+            raise SpecError(
+                f"The description of {first.name!r} takes {len(self._described)} bytes. Name fewer states."
+            )
+
+    def _start(self, index: int) -> Connection:
+        if self._processes:
+            return ProcessConnection(self._source, index, self._limits)
+        return Local(self._source.create())
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether clients must know a token."""
+        return bool(self._token)
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self._environments)} x {self._description.name} on port {', '.join(map(str, self.ports))}"
+        )
+
+    def wait(self) -> None:
+        """Serve until `close`, or until `sessions` clients took their leave."""
+        while not self._ended.wait(1.0):  # in pieces, so that signals are heard
+            pass
+
+    def close(self) -> None:
+        """Take leave of all clients and close the environments; a second call does nothing."""
+        self._ended.set()
+        for listener in self._listeners:
+            listener.close()
+        if hasattr(self, "_acceptor"):
+            self._acceptor.join(5.0)
+            self._selector.close()
+        with self._lock:
+            channels, threads = list(self._channels), list(self._threads)
+        for channel in channels:
+            channel.close()
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        for environment in self._environments.values():
+            environment.close()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        while not self._ended.is_set():
+            for key, _ in self._selector.select(0.2):
+                listener = key.fileobj
+                assert isinstance(listener, socket.socket)
+                try:
+                    sock, address = listener.accept()
+                except BlockingIOError:
+                    continue
+                except OSError:  # no descriptors left, or closed
+                    self._ended.wait(0.1)
+                    continue
+                with self._lock:
+                    full = self._greeting >= _MOST_GREETINGS
+                    self._greeting += not full
+                if full:
+                    sock.close()
+                    self._reject(address, "too many are greeted at once")
+                    continue
+                thread = threading.Thread(target=self._client, args=(sock, address), daemon=True)
+                with self._lock:
+                    self._threads.add(thread)
+                thread.start()
+
+    def _client(self, sock: socket.socket, address: object) -> None:
+        """Greet one client and serve it."""
+        channel = Channel(sock)
+        with self._lock:
+            self._channels.add(channel)
+        greeting = True
+        try:
+            if self._context is not None:
+                channel.secure(self._context, self._patience.greeting_seconds)
+            welcome(channel, self._token, self._patience.greeting_seconds)
+            with self._lock:
+                self._greeting -= 1
+            greeting = False
+            channel.limit(self._schema.request_limit)
+            if self._session(channel):
+                self._leave()
+        except (WireError, LostError) as error:
+            if greeting or isinstance(error, WireError):
+                self._reject(address, str(error))
+            else:
+                _log.info("Client %s %s.", address, error)
+        except Exception:
+            if not self._ended.is_set():
+                _log.exception("Client %s could not be served.", address)
+        finally:
+            channel.close()
+            with self._lock:
+                self._greeting -= greeting
+                self._channels.discard(channel)
+                self._threads.discard(threading.current_thread())
+
+    def _reject(self, address: object, reason: str) -> None:
+        with self._lock:
+            self.rejected += 1
+            count = self.rejected
+        if count & (count - 1) == 0:  # the first, second, fourth, ...: a flood must not fill the disk
+            _log.warning("Client %s was turned away: %s (%d so far).", address, reason, count)
+
+    def _leave(self) -> None:
+        with self._lock:
+            if self._left is not None:
+                self._left -= 1
+                if self._left <= 0:
+                    self._ended.set()
+
+    def _session(self, channel: Channel) -> bool:
+        """Serve a client that is known; return whether it took its leave."""
+        try:
+            environment = self._free.get_nowait()
+        except queue.Empty:
+            text = f"All {len(self._environments)} environments are taken."
+            channel.send(wire.FAULT, wire.pack_fault("Busy", text, ""), seconds=_SEND_SECONDS)
+            self._reject("beyond the last", text)
+            return False
+        if isinstance(environment, ProcessConnection):
+            environment.restarts = 0
+        sound = False
+        try:
+            left = _Session(channel, environment, self._schema, self._described, self._patience).run()
+            sound = True
+            return left
+        except (WireError, LostError):
+            sound = True
+            raise
+        except Exception as error:
+            _tell(channel, error)
+            return False
+        finally:
+            if not self._ended.is_set():
+                self._free.put(environment if sound else self._again(environment))
+
+    def _again(self, environment: Connection) -> Connection:
+        """Make an environment anew that failed for good."""
+        index = next(i for i, known in self._environments.items() if known is environment)
+        environment.close()
+        new = self._start(index)
+        with self._lock:
+            self._environments[index] = new
+        if isinstance(new, ProcessConnection):
+            new.meet()
+        return new
+
+
+class _Session:
+    """One client's use of one environment."""
+
+    def __init__(
+        self, channel: Channel, environment: Connection, schema: Schema, described: bytes, patience: Patience
+    ) -> None:
+        self._channel, self._environment, self._schema = channel, environment, schema
+        self._described, self._patience = described, patience
+        self._running = 0
+
+    def run(self) -> bool:
+        """Obey until the client takes its leave.
+
+        Raises:
+            WireError: the client asks for what there is not.
+            LostError: the client went, or is silent.
+        """
+        channel = self._channel
+        while True:
+            kind, content = channel.receive(self._patience.idle_seconds)
+            if kind == wire.STEP:
+                self._step(content)
+            elif kind == wire.RESET:
+                self._environment.send_reset(wire.unpack_seed(content))
+                self._answer(acted=0)
+            elif kind == wire.DESCRIBE and not content:
+                channel.send(wire.DESCRIPTION, self._described, seconds=_SEND_SECONDS)
+            elif kind == wire.CLOSE and not content:
+                channel.send(wire.CLOSED, seconds=_SEND_SECONDS)
+                return True
+            else:
+                raise WireError(f"a request of kind {kind} with {len(content)} bytes")
+
+    def _step(self, content: memoryview) -> None:
+        if not self._running:
+            raise WireError("a step before an episode was begun")
+        try:
+            actions = self._schema.unpack_actions(content, self._running)
+        except OperantError as error:
+            raise WireError(str(error)) from None
+        self._environment.send_execute(actions)
+        self._answer(acted=self._running)
+
+    def _answer(self, acted: int) -> None:
+        answer = self._environment.receive()
+        if self._schema.num_actors == 1:
+            self._running = int(answer.terminal == 0)
+        else:
+            self._running = len(answer.parallel)
+        own = self._environment.episode_return()
+        content = self._schema.pack_answer(answer, own, acted=acted > 0)
+        self._channel.send(wire.ANSWER, content, seconds=_SEND_SECONDS)
+
+
+def _tell(channel: Channel, error: Exception) -> None:
+    """Send an error to the client, as far as it still listens."""
+    text = str(error) if isinstance(error, OperantError) else f"{type(error).__name__}: {error}"
+    lines = "" if isinstance(error, OperantError) else "".join(traceback.format_exception(error)).strip()
+    with contextlib.suppress(LostError):
+        channel.send(wire.FAULT, wire.pack_fault(type(error).__name__, text, lines), seconds=_SEND_SECONDS)
+
+
+def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
+    """Return the server's side of TLS for files of a certificate chain and its key; None for None.
+
+    Raises:
+        SpecError: one is missing, or they cannot be used.
+    """
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise SpecError(
+            f"certificate and key go together. Received: certificate={certificate!r}, key={key!r}."
+        )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate, key)
+    except OSError as error:
+        raise SpecError(f"certificate {certificate!r} and key {key!r} cannot be used: {error}.") from None
+    return context

@@ -1,0 +1,360 @@
+"""Frames and their content, without sockets. `docs/remote.md` describes the same for other languages.
+
+All numbers are little-endian. A frame is its length (4 bytes, of what follows), its kind (1 byte), its content, and, once both
+sides know one another, a tag of 16 bytes: HMAC-SHA256 over the frame's number and the frame. Arrays are the plain bytes of
+the components in the order of the description, of a fixed table of dtypes; there is no other type.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import math
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from operant.envs.connection import Answer
+from operant.envs.environment import nest
+from operant.envs.remote.replaceable import Description
+from operant.envs.vector import Flat
+from operant.errors import OperantError, SpaceError, SpecError
+from operant.spaces import Leaf, Spaces
+
+VERSION = 1
+HELLO, PROOF, WELCOME, REFUSED = 1, 2, 3, 4
+DESCRIBE, RESET, STEP, CLOSE = 16, 17, 18, 19
+"""What a client may ask: nothing else can be called."""
+DESCRIPTION, ANSWER, FAULT, CLOSED = 32, 33, 34, 35
+
+MOST_BYTES = 1 << 26
+"""The longest frame that any environment may need, 64 MiB."""
+GREETING_BYTES = 256
+"""The longest frame before both sides know one another."""
+DESCRIPTION_BYTES = 1 << 20
+TEXT_BYTES = 1 << 15
+"""The longest message of an error."""
+DTYPES = {
+    "bool": "|u1",  # 0 or 1
+    "int8": "|i1",
+    "uint8": "|u1",
+    "int16": "<i2",
+    "uint16": "<u2",
+    "int32": "<i4",
+    "float16": "<f2",
+    "float32": "<f4",
+}
+
+_HEAD = struct.Struct("<IB")
+_SEED = struct.Struct("<q")
+_ANSWER = struct.Struct("<ddIII")
+_NUMBER = struct.Struct("<Q")
+_TAG_BYTES = 16
+_CHUNK = 1 << 16
+
+
+class WireError(Exception):
+    """What arrived is no frame that may arrive here."""
+
+
+class Seal:
+    """The tags of the frames in one direction: each is that of its number, so that none can be sent again."""
+
+    def __init__(self, key: bytes) -> None:
+        self._keyed = hmac.new(key, digestmod=hashlib.sha256)
+        self._count = 0
+
+    def tag(self, *parts: bytes | memoryview) -> bytes:
+        """Return the tag of the next frame."""
+        code = self._keyed.copy()
+        code.update(_NUMBER.pack(self._count))
+        for part in parts:
+            code.update(part)
+        self._count += 1
+        return code.digest()[:_TAG_BYTES]
+
+
+def frame(kind: int, content: bytes = b"", seal: Seal | None = None) -> bytes:
+    """Return the bytes of a frame."""
+    tag = b"" if seal is None else bytes(_TAG_BYTES)
+    head = _HEAD.pack(1 + len(content) + len(tag), kind)
+    if seal is not None:
+        tag = seal.tag(head, content)
+    return b"".join((head, content, tag))
+
+
+class Frames:
+    """Takes bytes as they arrive, in any pieces, and gives whole frames.
+
+    Args:
+        limit: the longest frame that is taken, in bytes behind its length. Nothing longer is ever stored.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.seal: Seal | None = None
+        """Checks tags; None: frames have none yet."""
+        self._buffer = bytearray(_CHUNK)
+        self._begin = self._end = 0
+
+    def room(self) -> memoryview:
+        """Return where the next bytes belong; frames that `next` returned are not valid any more."""
+        need = _HEAD.size
+        if self._end - self._begin >= 4:
+            need = 4 + self._length()
+        if self._begin == self._end:
+            self._begin = self._end = 0
+        if self._begin + need > len(self._buffer) or self._end == len(self._buffer):
+            rest = bytes(memoryview(self._buffer)[self._begin : self._end])
+            self._buffer = bytearray(max(need, _CHUNK))
+            self._buffer[: len(rest)] = rest
+            self._begin, self._end = 0, len(rest)
+        return memoryview(self._buffer)[self._end :]
+
+    def fill(self, count: int) -> None:
+        """Note that so many bytes were put into `room()`."""
+        self._end += count
+
+    def _length(self) -> int:
+        length = int.from_bytes(self._buffer[self._begin : self._begin + 4], "little")
+        least = 1 if self.seal is None else 1 + _TAG_BYTES
+        if not least <= length <= self.limit:
+            raise WireError(f"a frame of {length} bytes, where {least} to {self.limit} may come")
+        return length
+
+    def next(self) -> tuple[int, memoryview] | None:
+        """Return kind and content of the next frame, valid until `room` is called, or None if it is not whole.
+
+        Raises:
+            WireError: it is too long or too short, or its tag is wrong.
+        """
+        if self._end - self._begin < 4:
+            return None
+        length = self._length()
+        if self._end - self._begin < 4 + length:
+            return None
+        view = memoryview(self._buffer)[self._begin : self._begin + 4 + length]
+        self._begin += 4 + length
+        body = view
+        if self.seal is not None:
+            body = view[:-_TAG_BYTES]
+            if not hmac.compare_digest(self.seal.tag(body), view[-_TAG_BYTES:]):
+                raise WireError("a frame with a wrong tag")
+        return body[4], body[_HEAD.size :]
+
+
+class Schema:
+    """What frames of one environment hold: derived from its spaces, equal on both sides.
+
+    Args:
+        spaces: of the environment.
+        num_actors: rows of actions and of answers, at most.
+
+    Raises:
+        SpecError: its frames would be too long.
+    """
+
+    def __init__(self, spaces: Spaces, num_actors: int) -> None:
+        self.spaces, self.num_actors = spaces, num_actors
+        self.observation, self.action = spaces.observation_components, spaces.actions.components
+        row = 13 + _row_bytes(self.observation)
+        self.request_limit = 1 + _TAG_BYTES + max(_SEED.size, num_actors * _row_bytes(self.action))
+        self.answer_limit = 1 + _TAG_BYTES + _ANSWER.size + num_actors * row + 2 * TEXT_BYTES
+        if max(self.request_limit, self.answer_limit) > MOST_BYTES:
+            raise SpecError(
+                f"The states of {num_actors} actor(s) take {num_actors * row} bytes, and at most {MOST_BYTES} can be sent. "
+                f"Make them smaller inside the environment."
+            )
+
+    def pack_actions(self, flat: Mapping[str, np.ndarray]) -> bytes:
+        """Return the content of STEP; actions as stored, with a leading axis where there are several actors."""
+        return _pack(self.action, flat)
+
+    def unpack_actions(self, content: memoryview, rows: int) -> Any:
+        """Return actions in the user's structure.
+
+        Raises:
+            WireError: the size is wrong.
+            SpaceError: an action is none of the space.
+        """
+        if len(content) != rows * _row_bytes(self.action):
+            raise WireError(f"{len(content)} bytes of actions instead of {rows * _row_bytes(self.action)}")
+        flat: dict[str, Any] = _unpack(self.action, content, rows)
+        if self.num_actors == 1:
+            flat = {name: array[0] for name, array in flat.items()}
+        actions = self.spaces.actions.unflatten(flat)
+        self.spaces.actions.check(actions, () if self.num_actors == 1 else (rows,))
+        return actions
+
+    def pack_answer(self, answer: Answer, own: float | None, *, acted: bool) -> bytes:
+        """Return the content of ANSWER."""
+        single = self.num_actors == 1
+        terminal = np.atleast_1d(np.asarray(answer.terminal, "|u1")) if acted else np.zeros(0, "|u1")
+        reward = np.atleast_1d(np.asarray(answer.reward, "<f8")) if acted else np.zeros(0)
+        parallel = np.zeros(1, "<u4") if single else np.asarray(answer.parallel, "<u4")
+        lost = answer.lost.encode()[:TEXT_BYTES]
+        parts = [
+            _ANSWER.pack(
+                answer.seconds, math.nan if own is None else own, len(terminal), len(parallel), len(lost)
+            ),
+            terminal.tobytes(),
+            reward.astype("<f8").tobytes(),
+            parallel.tobytes(),
+        ]
+        if len(parallel):
+            flat = self.spaces.observe(answer.states, () if single else (len(parallel),), values=False)
+            parts.append(_pack(self.observation, flat))
+        return b"".join((*parts, lost))
+
+    def unpack_answer(self, content: memoryview, acted: int) -> tuple[Answer, float | None]:
+        """Return the answer, and the environment's own return; `acted` is how many actors acted.
+
+        Raises:
+            WireError: it is no answer of this environment.
+        """
+        if len(content) < _ANSWER.size:
+            raise WireError("an answer without its numbers")
+        seconds, own, n, rows, text = _ANSWER.unpack_from(content)
+        single = self.num_actors == 1
+        row = _row_bytes(self.observation)
+        if n != acted or rows > self.num_actors or (single and rows != 1):
+            raise WireError(f"an answer of {n} and {rows} rows for {acted} of {self.num_actors} actors")
+        if len(content) != _ANSWER.size + 9 * n + (4 + row) * rows + text:
+            raise WireError(f"an answer of {len(content)} bytes for {n} and {rows} rows")
+        at = _ANSWER.size
+        terminal = np.frombuffer(content, "|u1", n, at).astype(np.int64)
+        reward = np.frombuffer(content, "<f8", n, at + n).copy()
+        parallel = np.frombuffer(content, "<u4", rows, at + 9 * n).astype(np.int64)
+        at += 9 * n + 4 * rows
+        flat = _unpack(self.observation, content[at : at + row * rows], rows)
+        states = _nested(self.spaces, flat, single) if rows else None
+        try:
+            if rows:
+                self.spaces.observe(states, () if single else (rows,))
+        except SpaceError as error:
+            raise WireError(f"states that do not fit: {error}") from None
+        if (terminal > 2).any() or not np.isfinite(reward).all() or not math.isfinite(seconds):
+            raise WireError("an answer whose numbers are out of range")
+        if len(set(parallel.tolist()) & set(range(self.num_actors))) != rows:
+            raise WireError("an answer of actors that there are not")
+        lost = bytes(content[len(content) - text :]).decode(errors="replace")
+        if single:
+            end = (int(terminal[0]), float(reward[0])) if n else (0, 0.0)
+            answer = Answer(states, *end, None, seconds, lost)
+        else:
+            answer = Answer(states, terminal if n else 0, reward if n else 0.0, parallel, seconds, lost)
+        return answer, None if math.isnan(own) else own
+
+
+def pack_seed(seed: int | None) -> bytes:
+    """Return the content of RESET."""
+    return _SEED.pack(-1 if seed is None else seed)
+
+
+def unpack_seed(content: memoryview) -> int | None:
+    """Return the seed of RESET."""
+    if len(content) != _SEED.size:
+        raise WireError(f"a seed of {len(content)} bytes")
+    (seed,) = _SEED.unpack(content)
+    if seed < -1:
+        raise WireError("a negative seed")
+    return None if seed == -1 else seed
+
+
+def pack_description(description: Description) -> bytes:
+    """Return the content of DESCRIPTION: JSON."""
+    spaces = description.spaces
+    return json.dumps(
+        {
+            "name": description.name,
+            **spaces.to_spec(),
+            "max_episode_timesteps": description.max_episode_timesteps,
+            "num_actors": description.num_actors,
+            "layout": {
+                "observation": _layout(spaces.observation_components),
+                "action": _layout(spaces.actions.components),
+            },
+        }
+    ).encode()
+
+
+def unpack_description(content: memoryview) -> Description:
+    """Read DESCRIPTION.
+
+    Raises:
+        WireError: it describes no environment.
+    """
+    try:
+        data = json.loads(bytes(content))
+        spaces = Spaces.from_spec(data)
+        name, limit = data["name"], data.get("max_episode_timesteps")
+        actors = data.get("num_actors", 1)
+        layout = data.get("layout")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OperantError) as error:
+        raise WireError(f"a description that is none: {error}") from None
+    if not isinstance(name, str) or not _count(actors) or not (limit is None or _count(limit)):
+        raise WireError(
+            f"a description with name={name!r}, max_episode_timesteps={limit!r}, num_actors={actors!r}"
+        )
+    ours = {
+        "observation": _layout(spaces.observation_components),
+        "action": _layout(spaces.actions.components),
+    }
+    if layout is not None and layout != ours:
+        raise WireError(f"a description whose layout is not that of its states and actions, {ours}")
+    return Description(name[:200], spaces, limit, actors)
+
+
+def pack_fault(kind: str, text: str, traceback: str) -> bytes:
+    """Return the content of FAULT: JSON."""
+    fault = {"type": kind, "text": text[: TEXT_BYTES // 8], "traceback": traceback[-TEXT_BYTES // 8 :]}
+    return json.dumps(fault).encode()
+
+
+def unpack_fault(content: memoryview) -> tuple[str, str, str]:
+    """Read FAULT: type, text, traceback."""
+    try:
+        data = json.loads(bytes(content))
+        kind, text, traceback = (str(data[name]) for name in ("type", "text", "traceback"))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise WireError("an error that is none") from None
+    return kind, text, traceback
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _layout(components: Mapping[str, Leaf]) -> list[list[Any]]:
+    return [[name, leaf.dtype, list(leaf.shape)] for name, leaf in components.items()]
+
+
+def _row_bytes(components: Mapping[str, Leaf]) -> int:
+    return sum(leaf.size * leaf.storage.itemsize for leaf in components.values())
+
+
+def _pack(components: Mapping[str, Leaf], flat: Mapping[str, np.ndarray]) -> bytes:
+    return b"".join(
+        np.asarray(flat[name], leaf.storage.newbyteorder("<")).tobytes() for name, leaf in components.items()
+    )
+
+
+def _unpack(components: Mapping[str, Leaf], content: memoryview, rows: int) -> Flat:
+    flat: Flat = {}
+    at = 0
+    for name, leaf in components.items():
+        array = np.frombuffer(content, DTYPES[leaf.dtype], rows * leaf.size, at)
+        at += array.nbytes
+        if leaf.type == "bool" and (array > 1).any():
+            raise WireError(f"a truth value of {int(array.max())}")
+        flat[name] = array.astype(leaf.storage).reshape(rows, *leaf.shape)
+    return flat
+
+
+def _nested(spaces: Spaces, flat: Flat, single: bool) -> Any:
+    rows: dict[str, Any] = {name: array[0] for name, array in flat.items()} if single else flat
+    states = spaces.states.unflatten({name: rows[name] for name in spaces.states.components})
+    return nest(spaces, states, lambda action: rows[f"{action}_mask"])

@@ -1,0 +1,183 @@
+"""Worker processes, seen from the process that starts them.
+
+Workers are fresh interpreters: they neither fork this process nor import the user's main module (unless an environment is
+defined there), so they load neither JAX nor Keras. Messages to and fro are single bytes with at most some plain data behind
+them; arrays lie in memory that both sides map. What a worker does is in `worker`.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+from operant.envs.worker import CLOSE, FAULT, OK
+from operant.errors import EnvironmentError, OperantError, SpaceError, SpecError, UsageError
+
+START_SECONDS = 120.0
+"""How long a worker may take to start and to make its environments, at least."""
+_CLOSE_SECONDS = 5.0
+"""How long workers may take to close their environments before they are killed."""
+_MESSAGE_SECONDS = 5
+"""How long the rest of a message may take that has begun to arrive."""
+_MOST_BYTES = 1 << 24
+"""The longest message from a worker: descriptions of spaces and tracebacks. Anything longer is garbage."""
+_ERRORS: dict[str, type[OperantError]] = {
+    error.__name__: error for error in (SpecError, SpaceError, UsageError)
+}
+_SECRET = ("OPERANT_TOKEN",)
+"""Variables that are no environment's business."""
+
+
+class LostError(Exception):
+    """The other side died, does not answer, or answers what makes no sense.
+
+    Args:
+        reason: goes behind its name.
+        final: whether it is of no use to try again.
+    """
+
+    def __init__(self, reason: str, *, final: bool = False) -> None:
+        super().__init__(reason)
+        self.final = final
+
+
+class Worker:
+    """One worker process, seen from its parent.
+
+    Args:
+        index: for messages.
+        begin: what the worker is to make, as plain data; see `worker`.
+        descriptor: of the memory that is shared.
+    """
+
+    def __init__(self, index: int, begin: Mapping[str, Any], descriptor: int) -> None:
+        self.index = index
+        self._begin = repr(begin).encode()
+        self._descriptor = descriptor
+        self.process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._poll: select.poll | None = None
+
+    def start(self) -> None:
+        """Start the process and tell it what to make."""
+        self._connection, theirs = Pipe()
+        _bound(self._connection)
+        self._poll = select.poll()  # many times faster than the connection's own
+        self._poll.register(self._connection, select.POLLIN)
+        descriptors = (theirs.fileno(), self._descriptor)
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        # One thread per worker: libraries that each take all processors would only hinder one another.
+        threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+        inherited = {name: value for name, value in os.environ.items() if name not in _SECRET}
+        code = "import sys; from operant.envs.worker import work; work(int(sys.argv[1]), int(sys.argv[2]))"
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code, *map(str, descriptors)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=descriptors,
+            env={**threads, **inherited, "PYTHONPATH": path},
+        )
+        theirs.close()
+        self.send(self._begin)
+
+    def send(self, message: bytes) -> None:
+        """Send a message; that the worker is gone shows when its answer is awaited."""
+        assert self._connection is not None
+        with contextlib.suppress(OSError):
+            self._connection.send_bytes(message)
+
+    def poll(self, seconds: float) -> bool:
+        """Tell whether `receive` would return at once, or find the worker dead; wait for at most `seconds`."""
+        assert self._poll is not None
+        return bool(self._poll.poll(max(0.0, seconds) * 1000))
+
+    def receive(self, deadline: float, seconds: float) -> Any:
+        """Wait for an answer until `deadline` (`time.monotonic`) and return what it brings.
+
+        Raises:
+            LostError: the worker died, did not answer in time, or answered garbage.
+            OperantError: the worker answered with an error.
+        """
+        assert self._connection is not None and self.process is not None
+        if not self.poll(deadline - time.monotonic()):
+            raise LostError(f"did not answer within {seconds:g} s")
+        try:
+            message = self._connection.recv_bytes(_MOST_BYTES)
+        except (EOFError, ConnectionError):
+            self.process.kill()
+            code = self.process.wait()
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            raise LostError(how) from None
+        except OSError:  # a length beyond all bounds, or a message that stops half-way
+            raise LostError("sent a message that is none") from None
+        try:
+            if message[:1] not in (OK, FAULT):
+                raise ValueError
+            content: Any = ast.literal_eval(message[1:].decode()) if len(message) > 1 else None
+            if message[:1] == OK:
+                return content
+            text = f"{content['text']}\nWorker {self.index}, {content['traceback']}"
+            kind = _ERRORS.get(content["type"], EnvironmentError)
+        except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
+            raise LostError("sent a message that is none") from None
+        raise kind(text)
+
+    def kill(self) -> None:
+        """End the process."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        if self._connection is not None:
+            self._connection.close()
+
+
+def end(workers: Sequence[Worker], descriptor: int) -> None:
+    """Close the environments of workers, end the processes, and give their memory back."""
+    for worker in workers:
+        if worker.process is not None:
+            worker.send(CLOSE)
+    deadline = time.monotonic() + _CLOSE_SECONDS
+    for worker in workers:
+        if worker.process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
+        worker.kill()
+    os.close(descriptor)
+
+
+def memory_file() -> int:
+    """Return the descriptor of a file without a name, in memory where the system can."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("operant")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def main_file(literals: Sequence[str]) -> str | None:
+    """Return the user's script, if an environment is defined there and workers must run it."""
+    if not any("__main__:" in literal for literal in literals):
+        return None
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    if file is None:
+        raise SpecError(
+            "An environment class of an interactive session cannot be sent to worker processes. Define it in a module, "
+            "or use mode='in-process'."
+        )
+    return os.path.abspath(file)
+
+
+def _bound(connection: Connection) -> None:
+    """Let no read of a message take for ever: a worker may write half of one and hang."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end_of_pipe:
+        end_of_pipe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _MESSAGE_SECONDS, 0))

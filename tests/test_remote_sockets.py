@@ -1,0 +1,703 @@
+"""Environments served over sockets: the same answers as here, who is let in, and what happens when a side is lost."""
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from operant.cli import main
+from operant.envs import Environment
+from operant.envs.remote import connect
+from operant.envs.remote.auth import greet, read_token
+from operant.envs.remote.channel import Channel
+from operant.envs.remote.replaceable import Limits
+from operant.envs.remote.server import Patience, Server, tls_context
+from operant.envs.table import resolve
+from operant.errors import EnvironmentError, SpecError, UsageError
+from operant.serve import ServeConfig, start
+
+FOLDER = Path(__file__).parent
+HOST = "127.0.0.1"
+TOKEN = "0123456789abcdef0123456789abcdef"
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.fixture(autouse=True)
+def _no_token(monkeypatch):
+    monkeypatch.delenv("OPERANT_TOKEN", raising=False)
+
+
+@pytest.fixture(scope="module")
+def module():
+    sys.path.insert(0, str(FOLDER))
+    import remote_envs
+
+    yield remote_envs
+    sys.path.remove(str(FOLDER))
+
+
+def serving(environment, limit=None, **kwargs):
+    """A server whose environments run in its own process, unless told otherwise."""
+    arguments = kwargs.pop("arguments", {})
+    source = resolve(environment, max_episode_timesteps=limit, arguments=arguments)
+    return Server(source, **{"processes": False, **kwargs})
+
+
+@contextlib.contextmanager
+def clients(port, **kwargs):
+    found = connect(remote="socket-client", host=HOST, port=port, **kwargs)
+    try:
+        yield found
+    finally:
+        for connection in found:
+            connection.close()
+
+
+def ask(connection, actions=None, seed=None):
+    if actions is None:
+        connection.send_reset(seed)
+    else:
+        connection.send_execute(actions)
+    return connection.receive()
+
+
+def wait_until(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.01)
+
+
+def play(connection, steps, name):
+    """Answers to fixed actions, with the time that they took left out."""
+    generator = np.random.default_rng(0)
+    found = [ask(connection, seed=3)]
+    for _ in range(steps):
+        actors = 3 if found[-1].parallel is None else len(found[-1].parallel)
+        if name == "Team":
+            actions = generator.uniform(-0.9, 0.9, (actors, 1)).astype(np.float32)
+        elif name == "Pendulum-v1":
+            actions = generator.uniform(-2, 2, 1).astype(np.float32)
+        else:
+            actions = int(generator.integers(2))
+        found.append(ask(connection, actions))
+        if np.all(found[-1].terminal):
+            break
+    return [answer._replace(seconds=0.0) for answer in found], connection.episode_return()
+
+
+@pytest.mark.parametrize("name", ["Masked", "Team", "CartPole-v1", slow("Pendulum-v1")])
+def test_answers_are_those_of_an_environment_here(module, name):
+    given = getattr(module, name, name)
+    (here,) = connect(given, max_episode_timesteps=20)
+    with serving(given, 20) as server, clients(server.ports[0]) as (there,):
+        assert (here.name, here.spaces, here.num_actors) == (there.name, there.spaces, there.num_actors)
+        assert here.max_episode_timesteps == there.max_episode_timesteps == 20
+        (a, own), (b, other_own) = play(here, 30, name), play(there, 30, name)
+        assert len(a) == len(b) and own == other_own
+        for x, y in zip(a, b, strict=True):
+            np.testing.assert_allclose(x.reward, y.reward, rtol=1e-12)
+            np.testing.assert_equal(x._replace(reward=0)._asdict(), y._replace(reward=0)._asdict())
+    here.close()
+
+
+@pytest.mark.parametrize("size", [1, 4096, 65537, *map(slow, (4095, 4097, 65535, 65536, 1 << 24))])
+def test_states_of_all_sizes(module, size):
+    with (
+        serving(module.Pixels, arguments=dict(size=size)) as server,
+        clients(server.ports[0]) as (connection,),
+    ):
+        want = np.resize(np.arange(251, dtype=np.uint8), size)
+        np.testing.assert_array_equal(ask(connection).states, want)
+        np.testing.assert_array_equal(ask(connection, 0).states, want[::-1])
+
+
+def test_two_servers_on_two_ports_with_two_environments_each():
+    with serving("CartPole-v1", num_envs=2) as a, serving("CartPole-v1", num_envs=2) as b:
+        ports = [*a.ports * 2, *b.ports * 2]
+        with clients(ports, num_parallel=4) as found:
+            for i, connection in enumerate(found):
+                connection.send_reset(i)
+            first = [connection.receive().states for connection in found]
+            assert len({tuple(states.tolist()) for states in first}) == 4
+            for connection in found:
+                connection.send_execute(1)
+            while not all(connection.ready(1.0) for connection in found):
+                pass
+            assert [connection.receive().terminal for connection in found] == [0] * 4
+        # Whoever comes next finds them free.
+        with clients(ports) as found:
+            assert [ask(connection).terminal for connection in found] == [0] * 4
+
+
+def test_ports_in_a_row_for_one_host_and_port():
+    with serving("CartPole-v1") as a:
+        second = a.ports[0] + 1
+        try:
+            b = serving("CartPole-v1", ports=[second])
+        except EnvironmentError:
+            pytest.skip(f"port {second} is taken by another program")
+        with b, clients(a.ports[0], num_parallel=2) as found:
+            assert [c._place() for c in found] == [f"{HOST}:{a.ports[0]}", f"{HOST}:{second}"]
+
+
+# Who is let in
+
+
+def test_only_who_knows_the_token_is_let_in(tmp_path, monkeypatch):
+    file = tmp_path / "token"
+    file.write_text(TOKEN + "\n")
+    file.chmod(0o600)
+    with serving("CartPole-v1", token=TOKEN.encode()) as server:
+        port = server.ports[0]
+        for wrong in ({}, {"token": TOKEN[::-1]}):
+            with pytest.raises(
+                EnvironmentError, match=rf"\({HOST}:{port}\) refused: The token is not the server's"
+            ):
+                connect(remote="socket-client", host=HOST, port=port, **wrong)
+        wait_until(lambda: server.rejected == 2)
+        for right in ({"token": TOKEN}, {"token_file": str(file)}):
+            with clients(port, **right) as (connection,):
+                assert ask(connection).terminal == 0
+        monkeypatch.setenv("OPERANT_TOKEN", TOKEN)
+        with clients(port) as (connection,):
+            assert ask(connection).terminal == 0
+        assert server.rejected == 2
+
+
+def test_a_server_that_does_not_know_the_token_is_not_trusted():
+    """It greets as ours do, and lets anybody in."""
+    listener = socket.create_server((HOST, 0))
+
+    def pretend():
+        from operant.envs.remote import auth
+
+        sock, _ = listener.accept()
+        channel = Channel(sock)
+        channel.send(1, auth._HELLO.pack(b"operant\0", 1, bytes(32)), seconds=5)
+        channel.receive(5)
+        channel.send(3, bytes(32), seconds=5)
+        channel.close()
+
+    thread = threading.Thread(target=pretend)
+    thread.start()
+    with pytest.raises(
+        EnvironmentError, match=r"does not know the token. It may not be the server that you mean"
+    ):
+        connect(remote="socket-client", host=HOST, port=listener.getsockname()[1], token=TOKEN)
+    thread.join()
+    listener.close()
+
+
+def test_another_version_is_named():
+    listener = socket.create_server((HOST, 0))
+
+    def pretend():
+        from operant.envs.remote import auth
+
+        sock, _ = listener.accept()
+        channel = Channel(sock)
+        channel.send(1, auth._HELLO.pack(b"operant\0", 2, bytes(32)), seconds=5)
+        channel.close()
+
+    thread = threading.Thread(target=pretend)
+    thread.start()
+    with pytest.raises(EnvironmentError, match=r"speaks version 2 of the protocol, and this side version 1"):
+        connect(remote="socket-client", host=HOST, port=listener.getsockname()[1])
+    thread.join()
+    listener.close()
+
+
+def test_beyond_this_machine_a_token_is_needed(caplog):
+    for host in ("0.0.0.0", "", "::"):
+        with pytest.raises(UsageError, match=r"goes beyond this machine, and needs a token.*OPERANT_TOKEN"):
+            serving("CartPole-v1", host=host)
+    with pytest.raises(UsageError, match=r"The server at '192.0.2.1' goes beyond this machine"):
+        connect(remote="socket-client", host="192.0.2.1", port=1)
+    with (
+        caplog.at_level(logging.WARNING, "operant"),
+        serving("CartPole-v1", host="0.0.0.0", token=TOKEN.encode()),
+    ):
+        assert "neither secret nor hidden" in caplog.text
+    with pytest.raises(SpecError, match=r"host 'no.such.host.invalid' is not known"):
+        connect(remote="socket-client", host="no.such.host.invalid", port=1)
+
+
+def test_token_files_are_their_owners_alone(tmp_path, monkeypatch):
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o644)
+    with pytest.raises(SpecError, match=r"must be its owner's alone: chmod 600"):
+        read_token(token_file=file)
+    file.chmod(0o600)
+    assert read_token(token_file=file) == TOKEN.encode()
+    file.write_text("short")
+    with pytest.raises(SpecError, match=r"must have at least 16 characters. Received: 5. Make one") as error:
+        read_token(token_file=file)
+    assert "short" not in str(error.value)
+    with pytest.raises(SpecError, match=r"cannot be read"):
+        read_token(token_file=tmp_path / "none")
+    monkeypatch.setenv("OPERANT_TOKEN", "")
+    with pytest.raises(SpecError, match=r"The variable OPERANT_TOKEN must have at least 16"):
+        read_token()
+    monkeypatch.delenv("OPERANT_TOKEN")
+    assert read_token() == b""
+
+
+def test_a_recorded_session_cannot_be_replayed():
+    """What a client sent, sent again in another connection, is turned away."""
+    with serving("CartPole-v1", token=TOKEN.encode(), num_envs=2) as server:
+        recorded = []
+
+        class Recorder(socket.socket):
+            def send(self, data, *args):
+                count = super().send(data, *args)
+                recorded.append(bytes(data[:count]))
+                return count
+
+        sock = Recorder(socket.AF_INET, socket.SOCK_STREAM)
+        sock.connect((HOST, server.ports[0]))
+        channel = Channel(sock)
+        greet(channel, TOKEN.encode(), 5.0)
+        channel.limit(1 << 20)
+        channel.send(16, seconds=5)
+        assert channel.receive(5.0)[0] == 32
+        channel.close()
+        replay = socket.create_connection((HOST, server.ports[0]), timeout=5)
+        replay.sendall(b"".join(recorded))
+        received = b""
+        with contextlib.suppress(ConnectionResetError):
+            while piece := replay.recv(4096):
+                received += piece
+        assert b"The token is not the server's" in received
+        replay.close()
+        wait_until(lambda: server.rejected == 1)
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl here to make a certificate")
+    folder = tmp_path_factory.mktemp("tls")
+    paths = str(folder / "cert.pem"), str(folder / "key.pem")
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
+    )
+    files = ["-out", paths[0], "-keyout", paths[1], "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command.split(), *files], check=True, capture_output=True)
+    return paths
+
+
+def test_tls(module, certificate):
+    context = tls_context(*certificate)
+    with serving(
+        module.Pixels, token=TOKEN.encode(), context=context, arguments=dict(size=100_000)
+    ) as server:
+        port = server.ports[0]
+        with clients(port, token=TOKEN, certificate=certificate[0]) as (connection,):
+            assert isinstance(connection._channel._sock, ssl.SSLSocket)
+            assert ask(connection).states.shape == (100_000,)
+            assert ask(connection, 1).states[-1] == 0
+        with pytest.raises(EnvironmentError, match=r"did not agree on TLS: .*self-signed"):
+            connect(
+                remote="socket-client",
+                host=HOST,
+                port=port,
+                token=TOKEN,
+                certificate="system",
+                start_seconds=0.5,
+            )
+        with pytest.raises(EnvironmentError, match=r"could not be reached within 0.5 s"):
+            connect(remote="socket-client", host=HOST, port=port, token=TOKEN, start_seconds=0.5)
+        with clients(port, token=TOKEN, certificate=certificate[0]) as (connection,):
+            assert ask(connection).states.shape == (100_000,)
+    with (
+        serving("CartPole-v1") as server,
+        pytest.raises(EnvironmentError, match=r"could not be reached within 0.5 s"),
+    ):
+        connect(
+            remote="socket-client",
+            host=HOST,
+            port=server.ports[0],
+            certificate=certificate[0],
+            start_seconds=0.5,
+        )
+
+
+def test_certificates_that_cannot_be_used(certificate, tmp_path):
+    with pytest.raises(SpecError, match=r"certificate and key go together"):
+        tls_context(certificate[0], None)
+    with pytest.raises(SpecError, match=r"cannot be used"):
+        tls_context(certificate[0], str(tmp_path / "none"))
+    with pytest.raises(SpecError, match=r"certificate '.*none' cannot be used"):
+        connect(remote="socket-client", host=HOST, port=1, certificate=str(tmp_path / "none"))
+
+
+# What is lost
+
+
+@pytest.mark.parametrize("action", [1, slow(3), slow(5)])
+def test_an_environment_that_is_lost_at_the_server_costs_an_episode(module, action):
+    with serving(module.Count, processes=True) as server, clients(server.ports[0]) as (connection,):
+        first = ask(connection)
+        last = ask(connection, 0)
+        answer = ask(connection, action)
+        assert (answer.terminal, answer.reward, connection.restarts) == (2, 0.0, 1)
+        np.testing.assert_equal(answer.states, last.states)
+        reason = {1: "the motor is stuck", 3: "exit code 5", 5: "must be finite"}[action]
+        assert re.search(
+            rf"\({HOST}:{server.ports[0]}\) Environment 0 of 'Count' \(process \d+\).*{reason}", answer.lost
+        )
+        assert ask(connection).states["pid"] != first.states["pid"]
+        assert ask(connection, 0).terminal == 0
+
+
+def test_an_error_in_the_servers_own_process_comes_with_its_traceback(module):
+    with serving(module.Count) as server, clients(server.ports[0]) as (connection,):
+        ask(connection)
+        answer = ask(connection, 1)
+        assert (answer.terminal, connection.restarts) == (2, 1)
+        assert re.search(r"(?s)failed: RuntimeError: the motor is stuck\nTraceback.*in execute", answer.lost)
+        assert ask(connection).terminal == 0  # another connection, another environment
+
+
+@pytest.mark.slow
+def test_environments_that_fail_too_often_are_made_anew_for_the_next_client(module):
+    with serving(module.Count, processes=True, limits=Limits(max_restarts=0)) as server:
+        with clients(server.ports[0], max_restarts=0) as (connection,):
+            ask(connection)
+            with pytest.raises(
+                EnvironmentError, match=r"(?s)failed: Environment 0 of 'Count'.*the motor is stuck"
+            ):
+                ask(connection, 1)
+        with clients(server.ports[0]) as (connection,):
+            assert ask(connection).terminal == 0
+
+
+@pytest.fixture
+def processes():
+    """Start servers in processes of their own; whatever is left of them is killed."""
+    started = []
+
+    def start_one(*flags, port=0):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "operant", "serve", "--port", str(port), *flags],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(FOLDER), *filter(None, sys.path)])},
+        )
+        started.append(process)
+        return process, int(re.search(r"on port (\d+)", process.stdout.readline()).group(1))
+
+    yield start_one
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_server_that_is_killed_is_named_and_found_again(processes, caplog):
+    process, port = processes("--environment", "remote_envs.Count")
+    with clients(port, timeout_seconds=5.0) as (connection,):
+        pid = ask(connection).states["pid"]
+        last = ask(connection, 0)
+        connection.send_execute(2)  # the environment hangs
+        time.sleep(0.2)
+        process.kill()
+        begun = time.monotonic()
+        with caplog.at_level(logging.WARNING, "operant"):
+            answer = connection.receive()
+        assert time.monotonic() - begun < 5.0
+        assert answer.terminal == 2
+        np.testing.assert_equal(answer.states, last.states)
+        name = rf"Environment 0 of 'remote_envs.Count' \({HOST}:{port}\) closed the connection"
+        assert re.search(name, answer.lost) and re.search(name + ".*; it is replaced", caplog.text)
+        process.wait()
+        wait_until(lambda: is_gone(pid))  # though it hung
+        connection.send_reset()
+        assert not connection.ready(0.3)
+        again, _ = processes("--environment", "remote_envs.Count", port=port)
+        assert connection.ready(30.0)
+        assert connection.receive().states["pid"] != pid
+        pid = ask(connection, 0).states["pid"]
+        assert connection.restarts == 1
+        again.send_signal(signal.SIGTERM)
+        assert again.wait(20) == 0
+        assert is_gone(pid)
+
+
+def is_gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_a_server_that_does_not_come_back_is_named():
+    server = serving("CartPole-v1")
+    with clients(server.ports[0], start_seconds=0.5) as (connection,):
+        ask(connection)
+        server.close()
+        assert ask(connection, 0).terminal == 2
+        with pytest.raises(
+            EnvironmentError,
+            match=rf"'CartPole-v1' \({HOST}:{server.ports[0]}\) could not be reached within 0.5 s: .*refused, and it was",
+        ):
+            ask(connection)
+    with pytest.raises(
+        EnvironmentError, match=rf"Environment 0 \({HOST}:{server.ports[0]}\) could not be reached"
+    ):
+        connect(remote="socket-client", host=HOST, port=server.ports[0], start_seconds=0.2)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_silent_is_named(module):
+    with (
+        serving(module.Count, processes=True) as server,
+        clients(server.ports[0], timeout_seconds=0.5) as (c,),
+    ):
+        ask(c)
+        begun = time.monotonic()
+        answer = ask(c, 2)
+        assert time.monotonic() - begun < 5
+        assert answer.lost.endswith(f"({HOST}:{server.ports[0]}) did not answer within 0.5 s")
+
+
+def test_another_environment_in_its_place_is_refused():
+    first = serving("CartPole-v1")
+    port = first.ports[0]
+    with clients(port) as (connection,):
+        ask(connection)
+        first.close()
+        with serving("Pendulum-v1", ports=[port]):
+            assert ask(connection, 0).terminal == 2
+            with pytest.raises(EnvironmentError, match=r"came back with another environment"):
+                ask(connection)
+
+
+def test_one_client_for_one_environment():
+    with serving("CartPole-v1") as server:
+        taken = pytest.raises(EnvironmentError, match=r"within 0.3 s: All 1 environments are taken")
+        with clients(server.ports[0]), taken:
+            connect(remote="socket-client", host=HOST, port=server.ports[0], start_seconds=0.3)
+        with clients(server.ports[0]) as (connection,):
+            assert ask(connection).terminal == 0
+
+
+def test_silent_clients_lose_their_environment():
+    patience = Patience(idle_seconds=0.2)
+    with serving("CartPole-v1", patience=patience) as server, clients(server.ports[0]) as (silent,):
+        ask(silent)
+        time.sleep(0.4)
+        with clients(server.ports[0]) as (other,):
+            assert ask(other).terminal == 0
+
+
+def test_silent_strangers_are_sent_away():
+    with serving("CartPole-v1", patience=Patience(greeting_seconds=0.2)) as server:
+        stranger = socket.create_connection((HOST, server.ports[0]), timeout=5)
+        assert stranger.recv(100)[5:12] == b"operant"
+        assert stranger.recv(100) == b""  # the end
+        stranger.close()
+        wait_until(lambda: server.rejected == 1)
+
+
+def test_the_server_ends_after_so_many_sessions():
+    with serving("CartPole-v1", sessions=2) as server:
+        for _ in range(2):
+            assert not server._ended.is_set()
+            with clients(server.ports[0]) as (connection,):
+                ask(connection)
+        server.wait()
+
+
+def test_a_port_that_is_taken():
+    taken = pytest.raises(EnvironmentError, match=rf"Port \d+ of host '{HOST}' cannot be listened on")
+    with serving("CartPole-v1") as server, taken:
+        serving("CartPole-v1", ports=server.ports)
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "num_parallel", "want"),
+    [
+        ("a", 7, None, [("a", 7)]),
+        ("a", 7, 3, [("a", 7), ("a", 8), ("a", 9)]),
+        ("a,b", "7,8", 2, [("a", 7), ("b", 8)]),
+        (["a", "b"], 7, None, [("a", 7), ("b", 7)]),
+        ("a", [7, 7, 9], None, [("a", 7), ("a", 7), ("a", 9)]),
+    ],
+)
+def test_hosts_and_ports(host, port, num_parallel, want):
+    from operant.envs.remote import _addresses
+
+    assert _addresses(host, port, num_parallel) == want
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (dict(host=HOST), r"needs host and port"),
+        (
+            dict(host=HOST, port="x"),
+            r"port must be a whole number of at most 65535, or several. Received: port='x'",
+        ),
+        (dict(host=HOST, port=[1, 2], num_parallel=3), r"port must be one, or 3, as many as environments"),
+        (dict(host=[HOST, 3], port=1), r"host must be a name or address, or several"),
+        (dict(host=HOST, port=65535, num_parallel=2), r"port must be at most 65534 for 2 environments"),
+        (dict(environment="CartPole-v1", host=HOST, port=1), r"the server defines the environment"),
+        (dict(host=HOST, port=1, max_episode_timesteps=3), r"the server defines the environment"),
+        (dict(host=HOST, port=1, tokn="x"), r"takes no argument 'tokn'. Did you mean 'token'"),
+        (dict(host=HOST, port=1, token="x"), r"token must have at least 16 characters"),
+    ],
+    ids=str,
+)
+def test_arguments_that_make_no_client(arguments, match):
+    with pytest.raises((UsageError, SpecError), match=match):
+        connect(remote="socket-client", **arguments)
+
+
+def test_environment_create_of_a_server(caplog):
+    with serving("CartPole-v1", 30) as server:
+        env = Environment.create(
+            remote="socket-client",
+            host=HOST,
+            port=server.ports[0],
+            reward_shaping=lambda s, a, t, r, n: 2 * r,
+        )
+        assert (env.name, env.max_episode_timesteps()) == ("CartPole-v1", 30)
+        assert env.reset(seed=1).shape == (4,)
+        assert env.execute(0)[1:] == (0, 2.0)
+        env.close()
+        with pytest.raises(UsageError, match=r"the server defines the environment"):
+            Environment.create("CartPole-v1", remote="socket-client", host=HOST, port=server.ports[0])
+        with pytest.raises(SpecError, match=r"max_episode_timesteps must be left out"):
+            Environment.create(
+                remote="socket-client", max_episode_timesteps=3, host=HOST, port=server.ports[0]
+            )
+
+
+def test_environment_create_serves(tmp_path):
+    """As the environment machine of the documents does, and with the agent's side in this process."""
+    script = tmp_path / "serve.py"
+    script.write_text(
+        "import logging\nfrom operant import Environment\n"
+        "logging.basicConfig(level=logging.INFO)\n"
+        "assert Environment.create('gym', level='CartPole-v1', remote='socket-server', port=0) is None\n"
+        "print('ended')\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+    port = int(re.search(r"Serving 1 x CartPole-v1 on port (\d+)", process.stderr.readline()).group(1))
+    with clients(port) as (connection,):
+        assert ask(connection).terminal == 0
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=20)[0] == "ended\n" and process.returncode == 0
+
+
+# The command
+
+
+def test_serve_helps_and_refuses(capsys):
+    assert main(["serve"]) == 0
+    out = capsys.readouterr().out
+    assert "operant serve --level" in out and "--token-file" in out
+    for flags, message in (
+        (["--port", "0"], "level must be given"),
+        (["--level", "CartPole-v1", "--host", "0.0.0.0"], "goes beyond this machine, and needs a token"),
+        (["--level", "CartPole-v1", "--certificate", "x"], "certificate and key go together"),
+        (["--level", "CartPole-v1", "--arguments", "[3]"], "arguments must be a dict"),
+        (["--level", "CartPole-v1", "--port", "7x"], "port must be a whole number"),
+        (["--level", "CartPol-v1", "--port", "0"], "Did you mean 'CartPole-v1'"),
+        (["--levl", "CartPole-v1"], "Did you mean '--level'"),
+    ):
+        assert main(["serve", *flags]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_serving_loads_neither_jax_nor_keras():
+    code = (
+        "import sys, threading\n"
+        "from operant.serve import ServeConfig, start\n"
+        "from operant.envs.remote import connect\n"
+        "with start(ServeConfig(level='CartPole-v1', port=0, max_episode_timesteps=5)) as server:\n"
+        "    (c,) = connect(remote='socket-client', host='127.0.0.1', port=server.ports[0])\n"
+        "    c.send_reset(); c.receive(); c.send_execute(0); c.receive(); c.close()\n"
+        "import operant.cli.serving\n"
+        "print({'jax', 'keras'} & set(sys.modules))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.stdout == "set()\n", run.stderr
+
+
+@pytest.mark.slow
+def test_serve_several_ports_with_arguments(module):
+    config = ServeConfig(environment="remote_envs.Count", arguments=dict(length=2), port=[0, 0], num_envs=2)
+    with start(config) as server:
+        assert str(server) == f"4 x remote_envs.Count on port {server.ports[0]}, {server.ports[1]}"
+        with clients([*server.ports, *server.ports]) as found:
+            assert len({ask(connection).states["pid"] for connection in found}) == 4
+            assert [ask(found[0], 0).terminal for _ in range(2)] == [0, 1]
+
+
+# The documents
+
+
+def test_the_example_of_the_page_runs():
+    page = (FOLDER.parent / "docs" / "remote.md").read_text()
+    code = re.search(r"```python\n(from operant import Environment.*?)```", page, re.S).group(1)
+    names = {}
+    exec(compile(code, "docs/remote.md", "exec"), names)
+    assert (names["terminal"], names["reward"]) == (0, 1.0)
+
+
+def test_an_environment_in_another_language():
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node here to run examples/remote/corridor.mjs")
+    process = subprocess.Popen(
+        [node, str(FOLDER.parent / "examples" / "remote" / "corridor.mjs"), "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OPERANT_TOKEN": TOKEN},
+    )
+    try:
+        port = int(process.stdout.readline().split()[-1])
+        address = dict(remote="socket-client", host=HOST, port=port)
+        env = Environment.create(**address, token=TOKEN)
+        assert env.name == "corridor" and env.max_episode_timesteps() == 100
+        for action, steps, end, terminal in ((1, 9, 9.0, 1), (0, 100, 0.0, 2)):
+            assert env.reset(seed=1).tolist() == [0.0]
+            answers = [env.execute(action) for _ in range(steps)]
+            assert [answer[1] for answer in answers] == [0] * (steps - 1) + [terminal]
+            assert answers[-1][0].tolist() == [end] and answers[-1][2] == -1.0
+        env.close()
+        with pytest.raises(EnvironmentError, match=r"refused: The token is not the server's"):
+            connect(**address, token=TOKEN[::-1])
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
