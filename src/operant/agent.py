@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -126,6 +128,7 @@ class Agent:
         self._columns: list[tuple[int, list[Row]]] = []
         self._reported = 0
         self._draws = 0
+        self._held = False
         self._start()
 
     def _declare_masks(self, states: Any) -> None:
@@ -208,8 +211,7 @@ class Agent:
                 max_episode_timesteps = limit
         elif states is None or actions is None:
             raise SpecError("Give environment, or both states and actions.")
-        if not isinstance(parallel_interactions, int) or parallel_interactions < 1:
-            raise value_error("parallel_interactions", "a whole number of at least 1", parallel_interactions)
+        _count(parallel_interactions)
         seed = 0 if seed is None else seed
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
             raise value_error("seed", "a whole number from 0 to 2^32 - 1", seed)
@@ -242,7 +244,7 @@ class Agent:
     @property
     def updates(self) -> int:
         """Updates made."""
-        return self._engine.counter("updates")
+        return self._engine.updates
 
     # Acting
 
@@ -459,7 +461,7 @@ class Agent:
     def _learn(self) -> None:
         """Update for every set of columns that is complete."""
         n = self.parallel_interactions
-        while len(self._columns) >= n:
+        while len(self._columns) >= n and not self._held:
             taken, self._columns = self._columns[:n], self._columns[n:]
             taken.sort(key=lambda column: column[0])  # stable: an actor's older column stays first
             block = _block(taken)
@@ -468,16 +470,43 @@ class Agent:
             else:  # actors out of step: some column is there twice
                 self._engine.absorb_columns(block, [index for index, _ in taken])
 
-    def reset(self) -> None:
-        """Forget unfinished episodes: what they brought so far is kept, as if cut by a time limit."""
-        for actor in self.actors:
+    def reset(self, parallel: Any = None, next_states: Any = None) -> None:
+        """Forget unfinished episodes: what they brought so far is kept, as if cut by a time limit.
+
+        Args:
+            parallel: index of the actor whose episode is cut, or a list of such; None: all of them.
+            next_states: the state (with a list as `parallel`, a list of states) after each episode's last action.
+                Without it the value at the cut is taken at the last state that was acted on. It needs `parallel`.
+        """
+        if parallel is None:
+            if next_states is not None:
+                raise UsageError("next_states belong to actors. Give their indices as parallel.")
+            actors = self.actors
+        else:
+            single = isinstance(parallel, int | np.integer)
+            actors = self._actors([parallel] if single else parallel)
+            if next_states is not None and single:
+                next_states = [next_states]
+        given = [None if next_states is None else _take(next_states, i) for i in range(len(actors))]
+        observations = [None if states is None else self.spaces.observe(states, ()) for states in given]
+        for actor, last in zip(actors, observations, strict=True):
             if actor.acted:
-                self._observe(actor, 0.0, 2, None)
+                self._observe(actor, 0.0, 2, last)
             elif not actor.first and actor.rows and actor.rows[-1].valid:
                 actor.fill_row(truncated=True)
-                actor.end_episode(actor.rows[-1].observation)
+                last = actor.rows[-1].observation if last is None else last
+                actor.end_episode({name: np.array(x) for name, x in last.items()})
                 self._collect(actor)
         self._learn()
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Record without learning: no update is made inside; what came due is learnt from at the first call after."""
+        before, self._held = self._held, True
+        try:
+            yield
+        finally:
+            self._held = before
 
     # Files
 
@@ -526,7 +555,11 @@ class Agent:
 
     @staticmethod
     def load(
-        directory: str | Path, filename: str | None = None, environment: Any = None, agent: Any = None
+        directory: str | Path,
+        filename: str | None = None,
+        environment: Any = None,
+        agent: Any = None,
+        parallel_interactions: int | None = None,
     ) -> Agent:
         """Load an agent: a checkpoint, the newest one in a folder, or the newest one of a training run.
 
@@ -535,6 +568,8 @@ class Agent:
             filename: name of the checkpoint in the folder (default: the newest).
             environment: checked against the saved spaces, if given.
             agent: the algorithm's class, for one that is not operant's own: a file never says what to import.
+            parallel_interactions: how many actors act, if others than when it was saved. Parameters, optimizer and
+                counters are taken over then; unfinished episodes and a replay memory stay behind.
 
         Raises:
             CheckpointError: there is none, or it cannot be used; the message says why.
@@ -550,10 +585,12 @@ class Agent:
                 raise checkpoint.CheckpointError(f"There is no checkpoint in {str(directory)!r}.")
             path = found
         header = checkpoint.read_header(path)
-        return Agent._loaded(path, header, environment, agent)
+        return Agent._loaded(path, header, environment, agent, parallel_interactions)
 
     @staticmethod
-    def _loaded(path: Path, header: dict[str, Any], environment: Any, agent: Any) -> Agent:
+    def _loaded(
+        path: Path, header: dict[str, Any], environment: Any, agent: Any, actors: int | None
+    ) -> Agent:
         try:
             saved = header["specification"]
             spaces = Spaces.from_spec(saved["spaces"])
@@ -578,12 +615,29 @@ class Agent:
         agent = Agent(
             definition,
             spaces,
-            parallel_interactions=saved["parallel_interactions"],
+            parallel_interactions=saved["parallel_interactions"] if actors is None else _count(actors),
             max_episode_timesteps=saved["max_episode_timesteps"],
             seed=saved["seed"],
         )
-        agent._restore(path, header.get("interaction"))
+        if actors in (None, saved["parallel_interactions"]):
+            agent._restore(path, header.get("interaction"))
+        else:
+            agent._take_over(path)
         return agent
+
+    def _take_over(self, path: Path) -> None:
+        """Restore what was learnt from a checkpoint of another number of actors."""
+        fresh = self._engine.train
+        if jax.tree.leaves(fresh.memory):
+            warnings.warn(
+                f"The replay memory starts empty: that of {str(path)!r} belongs to another number of actors.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        fields = [name for name in fresh._fields if name != "memory"]
+        parts = {name: checkpoint.load_part(path, "train", getattr(fresh, name), name) for name in fields}
+        self._engine.put(fresh._replace(**parts))
+        self._start()
 
     def _restore(self, path: Path, interaction: dict[str, Any] | None) -> None:
         like: dict[str, Any] = {"train": self._engine.train}
@@ -617,6 +671,12 @@ class Agent:
     def close(self) -> None:
         """Release the compiled functions and arrays; further calls are errors."""
         self.engine = None
+
+
+def _count(actors: Any) -> int:
+    if isinstance(actors, bool) or not isinstance(actors, int) or actors < 1:
+        raise value_error("parallel_interactions", "a whole number of at least 1", actors)
+    return actors
 
 
 def _stack(trees: Sequence[Tree]) -> Tree:
