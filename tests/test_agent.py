@@ -313,3 +313,61 @@ def test_time_limit_bootstraps_from_the_state_that_follows():
     agent.act(states=state(1))
     agent.observe(terminal=2)
     np.testing.assert_array_equal(agent.actors[0].rows[-1].observation["state"], state(1))
+
+
+def rows_of(agent, actor=0):
+    return agent.actors[actor].rows
+
+
+def test_reset_cuts_the_actors_named_at_their_true_last_states():
+    agent = create(parallel_interactions=3, seed=2)
+    agent.act(states=[state(i) for i in range(3)], parallel=[0, 1, 2])
+    agent.observe(reward=[1.0, 2.0, 3.0], terminal=[0, 0, 0], parallel=[0, 1, 2])
+    agent.reset(parallel=[2, 1], next_states=[state(12), state(11)])
+    agent.reset(parallel=2, next_states=state(7))  # nothing is open there any more
+    assert [len(rows_of(agent, i)) for i in range(3)] == [1, 2, 2]
+    assert not rows_of(agent, 0)[0].truncated and agent.episodes == 2
+    for actor, last in ((1, state(11)), (2, state(12))):
+        row, end = rows_of(agent, actor)
+        assert row.truncated and not row.terminated and row.valid and not end.valid
+        np.testing.assert_array_equal(end.observation["state"], last)
+    with pytest.raises(UsageError, match="Give their indices as parallel"):
+        agent.reset(next_states=state())
+    with pytest.raises(SpecError, match="parallel must be an index below"):
+        agent.reset(parallel=[3])
+    with pytest.raises(SpaceError):
+        agent.reset(parallel=0, next_states=[1.0])
+    assert len(rows_of(agent, 0)) == 1  # what is refused changes nothing
+
+
+def test_what_is_held_is_learnt_from_at_the_next_call():
+    free, held = create(seed=1), create(seed=1)
+    run(free, 9)
+    with held.hold():
+        run(held, 9)
+        assert held.updates == 0
+    assert free.updates == 2
+    assert run(free, 1, start=9) and run(held, 1, start=9)
+    assert held.updates == free.updates and held.timesteps == free.timesteps == 10
+
+
+@pytest.mark.parametrize("spec", [ROLLOUT, REPLAY], ids=["ppo", "dqn"])
+def test_loading_for_another_number_of_actors(tmp_path, spec):
+    agent = create(spec, parallel_interactions=2, seed=3)
+    for parallel in (0, 1):
+        run(agent, 12, parallel)
+    agent.save(tmp_path)
+    if spec is REPLAY:
+        with pytest.warns(RuntimeWarning, match="replay memory starts empty"):
+            loaded = Agent.load(tmp_path, parallel_interactions=3)
+    else:
+        loaded = Agent.load(tmp_path, parallel_interactions=3)
+    assert loaded.parallel_interactions == 3 and loaded.updates == agent.updates > 0
+    before, after = leaves(agent), leaves(loaded)
+    for name in before:
+        if name.startswith((".state", ".counters")):
+            np.testing.assert_array_equal(before[name], after[name], err_msg=name)
+    assert loaded.act(state(), independent=True) == agent.act(state(), independent=True)
+    run(loaded, 20, parallel=2)
+    with pytest.raises(SpecError, match="parallel_interactions must be a whole number"):
+        Agent.load(tmp_path, parallel_interactions=0)

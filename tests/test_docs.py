@@ -13,7 +13,7 @@ from operant.agents import AGENTS, config_class
 from operant.cli.tables import markdown
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")]
 
 
 @pytest.mark.parametrize("module", sorted({entry.module for entry in AGENTS.values()}))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from operant.agent import Agent as Agent
     from operant.envs import Environment as Environment
     from operant.errors import OperantError as OperantError
+    from operant.execution.runner import Runner as Runner
     from operant.inputs import create_envs as create_envs
     from operant.nn.cfg import ModelReader as ModelReader
 
@@ -29,10 +30,20 @@ _PUBLIC = {
     "Environment": "operant.envs",
     "ModelReader": "operant.nn.cfg",
     "OperantError": "operant.errors",
+    "Runner": "operant.execution.runner",
     "create_envs": "operant.inputs",
 }
 
-__all__ = ["Agent", "Environment", "ModelReader", "OperantError", "__version__", "agents", "create_envs"]
+__all__ = [
+    "Agent",
+    "Environment",
+    "ModelReader",
+    "OperantError",
+    "Runner",
+    "__version__",
+    "agents",
+    "create_envs",
+]
 
 
 def __getattr__(name: str) -> Any:

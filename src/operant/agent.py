@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -77,6 +79,7 @@ class Agent:
         self._reported = 0
         self._last_block: Block | None = None
         self._draws = 0
+        self._held = False
         self._start()
 
     def _declare_masks(self, states: Any) -> None:
@@ -170,8 +173,7 @@ class Agent:
                 max_episode_timesteps = limit
         elif states is None or actions is None:
             raise SpecError("Give environment, or both states and actions.")
-        if not isinstance(parallel_interactions, int) or parallel_interactions < 1:
-            raise value_error("parallel_interactions", "a whole number of at least 1", parallel_interactions)
+        _count(parallel_interactions)
         seed = 0 if seed is None else seed
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
             raise value_error("seed", "a whole number from 0 to 2^32 - 1", seed)
@@ -207,7 +209,7 @@ class Agent:
     @property
     def updates(self) -> int:
         """Updates made."""
-        return self._engine.counter("updates")
+        return self._engine.updates
 
     # Acting
 
@@ -422,7 +424,7 @@ class Agent:
 
     def _learn(self) -> None:
         """Update for every block that is complete."""
-        for block, columns in self.actors.blocks():
+        for block, columns in () if self._held else self.actors.blocks():
             if columns is None:
                 self._engine.absorb(block)
             else:  # actors out of step: some column is there twice
@@ -430,19 +432,46 @@ class Agent:
             self._last_block = block
             self._writers.updated()
 
-    def reset(self) -> None:
-        """Forget unfinished episodes: what they brought so far is kept, as if cut by a time limit."""
-        self._writers.forget()
+    def reset(self, parallel: Any = None, next_states: Any = None) -> None:
+        """Forget unfinished episodes: what they brought so far is kept, as if cut by a time limit.
+
+        Args:
+            parallel: index of the actor whose episode is cut, or a list of such; None: all of them.
+            next_states: the state (with a list as `parallel`, a list of states) after each episode's last action.
+                Without it the value at the cut is taken at the last state that was acted on. It needs `parallel`.
+        """
+        if parallel is None:
+            if next_states is not None:
+                raise UsageError("next_states belong to actors. Give their indices as parallel.")
+            actors = list(self.actors)
+        else:
+            single = isinstance(parallel, int | np.integer)
+            actors = self._actors([parallel] if single else parallel)
+            if next_states is not None and single:
+                next_states = [next_states]
+        given = [None if next_states is None else _take(next_states, i) for i in range(len(actors))]
+        observations = [None if states is None else self.spaces.observe(states, ()) for states in given]
+        self._writers.forget([actor.index for actor in actors])
         self._writers.pause(True)
-        for actor in self.actors:
+        for actor, last in zip(actors, observations, strict=True):
             if actor.acted:
-                self._observe(actor, 0.0, 2, None)
+                self._observe(actor, 0.0, 2, last)
             elif not actor.first and actor.rows and actor.rows[-1].valid:
                 actor.fill_row(truncated=True)
-                actor.end_episode(actor.rows[-1].observation)
+                last = actor.rows[-1].observation if last is None else last
+                actor.end_episode({name: np.array(x) for name, x in last.items()})
                 self.actors.collect(actor)
         self._learn()
         self._writers.pause(False)
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Record without learning: no update is made inside; what came due is learnt from at the first call after."""
+        before, self._held = self._held, True
+        try:
+            yield
+        finally:
+            self._held = before
 
     def summarize(self, summary: str, value: Any, step: int | None = None) -> None:
         """Write one of the `custom` summaries.
@@ -649,6 +678,7 @@ class Agent:
         format: Format | None = None,
         environment: Any = None,
         agent: Any = None,
+        parallel_interactions: int | None = None,
     ) -> Agent:
         """Load an agent: a checkpoint or weights, the newest in a folder, or the newest checkpoint of a training run.
 
@@ -658,6 +688,8 @@ class Agent:
             format: see `save`; default: a checkpoint if there is one, else weights of any format.
             environment: checked against the saved spaces, if given.
             agent: the algorithm's class, for one that is not operant's own: a file never says what to import.
+            parallel_interactions: how many actors act, if others than when it was saved. Parameters, optimizer and
+                counters are taken over then; unfinished episodes and a replay memory stay behind.
 
         Raises:
             CheckpointError: there is none, or it cannot be used; the message says why.
@@ -669,15 +701,19 @@ class Agent:
             path = path / "checkpoints"
         weights = saving.find(path, filename, format) if format != "checkpoint" else None
         if weights is not None and (format is not None or not Agent._has_checkpoint(path, filename)):
-            loaded = Agent._loaded(weights, {"specification": saving.header(weights)}, environment, agent)
+            header = {"specification": saving.header(weights)}
+            loaded = Agent._loaded(weights, header, environment, agent, parallel_interactions)
             loaded._put_weights(saving.read(weights), weights)
             return loaded
         if format in saving.FORMATS:
             raise CheckpointError(f"There are no weights (*{saving.FORMATS[format]}) in {str(directory)!r}.")
         path = Agent._found(path, filename)
         header = checkpoint.read_header(path)
-        loaded = Agent._loaded(path, header, environment, agent)
-        loaded._restore(path, header.get("interaction"))
+        loaded = Agent._loaded(path, header, environment, agent, parallel_interactions)
+        if loaded.parallel_interactions == header["specification"]["parallel_interactions"]:
+            loaded._restore(path, header.get("interaction"))
+        else:
+            loaded._take_over(path)
         return loaded
 
     @staticmethod
@@ -722,7 +758,9 @@ class Agent:
         self._restore(path, header.get("interaction"))
 
     @staticmethod
-    def _loaded(path: Path, header: dict[str, Any], environment: Any, agent: Any) -> Agent:
+    def _loaded(
+        path: Path, header: dict[str, Any], environment: Any, agent: Any, actors: int | None
+    ) -> Agent:
         try:
             saved = header["specification"]
             spaces = Spaces.from_spec(saved["spaces"])
@@ -747,11 +785,25 @@ class Agent:
         agent = Agent(
             definition,
             spaces,
-            parallel_interactions=saved["parallel_interactions"],
+            parallel_interactions=saved["parallel_interactions"] if actors is None else _count(actors),
             max_episode_timesteps=saved["max_episode_timesteps"],
             seed=saved["seed"],
         )
         return agent
+
+    def _take_over(self, path: Path) -> None:
+        """Restore what was learnt from a checkpoint of another number of actors."""
+        fresh = self._engine.train
+        if jax.tree.leaves(fresh.memory):
+            warnings.warn(
+                f"The replay memory starts empty: that of {str(path)!r} belongs to another number of actors.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        fields = [name for name in fresh._fields if name != "memory"]
+        parts = {name: checkpoint.load_part(path, "train", getattr(fresh, name), name) for name in fields}
+        self._engine.put(fresh._replace(**parts))
+        self._start()
 
     def _restore(self, path: Path, interaction: dict[str, Any] | None) -> None:
         if interaction is None:  # a training run's: environments are not part of it
@@ -770,6 +822,12 @@ class Agent:
             return
         self._writers.close()
         self.engine = None
+
+
+def _count(actors: Any) -> int:
+    if isinstance(actors, bool) or not isinstance(actors, int) or actors < 1:
+        raise value_error("parallel_interactions", "a whole number of at least 1", actors)
+    return actors
 
 
 def _take(states: Any, i: int) -> Any:

@@ -160,6 +160,11 @@ class Engine:
         """Return one of the counters: timesteps, episodes, updates, rows."""
         return int(getattr(self.train.counters, name))
 
+    @property
+    def updates(self) -> int:
+        """Updates made; known without asking the device."""
+        return self._updates
+
     def scale_lr(self, factor: float) -> tuple[float, float]:
         """Multiply the learning rate; return the old and the new one. Compiles nothing."""
         train, old, new = self.learner.scaled_lr(self.train, factor)

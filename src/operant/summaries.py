@@ -24,7 +24,7 @@ import io
 import shutil
 import time
 import wave
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,11 @@ class Summarizer:
                 self._writer.add_scalar("episode-length", int(self._lengths[actor]), self._episodes + 1)
         if terminal:
             self._episodes += 1
+            self._returns[actor], self._lengths[actor] = 0.0, 0
+
+    def forget(self, actors: Sequence[int]) -> None:
+        """Drop the unfinished episodes of some actors."""
+        for actor in actors:
             self._returns[actor], self._lengths[actor] = 0.0, 0
 
     def update(self, number: int, metrics: Mapping[str, float], weights: Mapping[str, np.ndarray]) -> None:

@@ -267,9 +267,10 @@ class Recorder:
         if len(self._finished) == self.config.frequency:
             self._write()
 
-    def forget(self) -> None:
-        """Drop unfinished episodes."""
-        self._running = [[] for _ in self._running]
+    def forget(self, actors: Sequence[int]) -> None:
+        """Drop the unfinished episodes of some actors."""
+        for actor in actors:
+            self._running[actor] = []
 
     def _write(self) -> None:
         folder = Path(self.config.directory)

@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import gymnasium
 import numpy as np
 
+from operant.envs.checked import Checked
 from operant.envs.vector import Flat, Step, VectorEnv
 from operant.errors import SpecError, UsageError
 
@@ -185,6 +187,65 @@ class Watched(VectorEnv):
             raise SpecError(f"{self.name!r} gives no pictures to render. Received: {type(frame).__name__}.")
         for output in self._outputs:
             output.frame(frame[..., :3], self._number)
+
+
+class Filmed(gymnasium.Wrapper):
+    """A Gymnasium environment that hands every frame to an output.
+
+    Args:
+        env: made with ``render_mode='rgb_array'``.
+        output: what takes the frames; told of the end of each episode.
+    """
+
+    def __init__(self, env: Any, output: Output) -> None:
+        super().__init__(env)
+        self._output = output
+        self._number = 0
+
+    def reset(self, **arguments: Any) -> Any:
+        """Begin an episode and show its first frame; one that was cut is finished first."""
+        self._output.end()
+        answer = self.env.reset(**arguments)
+        self._number = 0
+        self._show()
+        return answer
+
+    def step(self, action: Any) -> Any:
+        """Take a step and show what followed."""
+        answer = self.env.step(action)
+        self._number += 1
+        self._show()
+        return answer
+
+    def close(self) -> None:
+        """Finish what is open."""
+        self._output.end()
+        super().close()
+
+    def _show(self) -> None:
+        self._output.frame(np.asarray(self.env.render())[..., :3], self._number)
+
+
+def filmed(environment: Any, directory: str | Path, max_episode_timesteps: int | None = None) -> Checked:
+    """Make an environment that writes a video of each episode.
+
+    Args:
+        environment: the specification of a Gymnasium environment.
+        directory: where the videos go; made if it does not exist.
+        max_episode_timesteps: as `Environment.create` takes it.
+
+    Raises:
+        SpecError: it is no Gymnasium environment, or a package is missing.
+    """
+    from operant.envs.table import resolve
+
+    arguments = {"render_mode": "rgb_array"}
+    source = resolve(environment, max_episode_timesteps=max_episode_timesteps, arguments=arguments)
+    made = None if source.is_native else source.make()
+    if not isinstance(made, gymnasium.Env):
+        raise SpecError(f"{source.name!r} cannot be filmed: it is no Gymnasium environment.")
+    rate = float(made.metadata.get("render_fps") or 30)
+    return source.create(Filmed(made, Video(directory, rate)))
 
 
 def frame_rate(env: VectorEnv) -> float:

@@ -126,10 +126,12 @@ class Writers:
         if self._saver is not None:
             self._saver.look()
 
-    def forget(self) -> None:
-        """Drop unfinished episodes."""
+    def forget(self, actors: Sequence[int]) -> None:
+        """Drop the unfinished episodes of some actors."""
         if self._recorder is not None:
-            self._recorder.forget()
+            self._recorder.forget(actors)
+        if self._summarizer is not None:
+            self._summarizer.forget(actors)
 
     def pause(self, paused: bool) -> None:
         """Take no notice of what happens, or do so again."""

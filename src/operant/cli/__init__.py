@@ -14,6 +14,7 @@ from operant.errors import OperantError
 COMMANDS = {
     "train": "Train given an agent and environment",
     "play": "Play a game given a trained agent and environment",
+    "run": "Run an agent in one or many environments, here or elsewhere",
     "serve": "Serve environments to agents on other machines",
     "list": "List agents, environments or presets",
 }
@@ -58,6 +59,10 @@ def _dispatch(arguments: list[str]) -> int:
         from operant.cli import playing
 
         return playing.run(rest)
+    if command == "run":
+        from operant.cli import running
+
+        return running.run(rest)
     if command == "serve":
         from operant.cli import serving
 

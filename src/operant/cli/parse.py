@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from operant.cli.tables import flag
@@ -20,11 +20,16 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message[:1].upper() + message[1:] + ".")
 
 
-def parse(configs: Iterable[type[Config]], arguments: Sequence[str], command: str) -> dict[str, Any]:
+def parse(
+    configs: Iterable[type[Config]],
+    arguments: Sequence[str],
+    command: str,
+    short: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Return the options that were given, by name.
 
     A flag may be abbreviated as long as it is clear. Values are read by the option's type; a number with a schedule is
-    written `linear:START:END:STEPS`, structured values as JSON.
+    written `linear:START:END:STEPS`, structured values as JSON. `short` holds the letters of options that have one.
 
     Raises:
         UsageError: an unknown or ambiguous flag, or a value of the wrong type.
@@ -35,7 +40,8 @@ def parse(configs: Iterable[type[Config]], arguments: Sequence[str], command: st
         hints = typing.get_type_hints(config)
         for name in options(config):
             known[flag(name)] = name
-            _add(parser, name, hints[name], default(config, name))
+            letter = (short or {}).get(name)
+            _add(parser, name, hints[name], default(config, name), () if letter is None else (f"-{letter}",))
     given, unknown = parser.parse_known_args(list(arguments))
     if unknown:
         bad = unknown[0]
@@ -44,14 +50,14 @@ def parse(configs: Iterable[type[Config]], arguments: Sequence[str], command: st
     return vars(given)
 
 
-def _add(parser: argparse.ArgumentParser, name: str, hint: Any, value: Any) -> None:
+def _add(parser: argparse.ArgumentParser, name: str, hint: Any, value: Any, short: tuple[str, ...]) -> None:
     if hint is bool:
         action = argparse.BooleanOptionalAction if value else "store_true"
-        parser.add_argument(flag(name), dest=name, action=action)
+        parser.add_argument(*short, flag(name), dest=name, action=action)
     elif typing.get_origin(hint) is tuple:
-        parser.add_argument(flag(name), dest=name, nargs="+")
+        parser.add_argument(*short, flag(name), dest=name, nargs="+")
     else:
-        parser.add_argument(flag(name), dest=name, type=_reader(name, hint))
+        parser.add_argument(*short, flag(name), dest=name, type=_reader(name, hint))
 
 
 def _reader(name: str, hint: Any) -> Any:

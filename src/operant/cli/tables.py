@@ -33,20 +33,26 @@ def base_help(commands: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def option_rows(configs: Iterable[type[Config]], fixed: Mapping[str, Any] | None = None) -> list[list[str]]:
+def option_rows(
+    configs: Iterable[type[Config]],
+    fixed: Mapping[str, Any] | None = None,
+    short: Mapping[str, str] | None = None,
+) -> list[list[str]]:
     """Return a row of flag, help, default and search kind for every option, sorted by flag.
 
     Args:
         configs: where the options stand.
         fixed: defaults that differ under the agent's name.
+        short: letters of options that have one.
     """
     rows = []
     for config in configs:
         for name, meta in options(config).items():
             value = (fixed or {}).get(name, default(config, name))
             shown = "-" if value is None or value is False or value == () or value == "" else str(value)
-            rows.append([flag(name), meta.help, shown, meta.search or "-"])
-    return sorted(rows)
+            letter = f"-{short[name]}, " if short and name in short else ""
+            rows.append([letter + flag(name), meta.help, shown, meta.search or "-"])
+    return sorted(rows, key=lambda row: row[0][row[0].index("--") :])
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:

@@ -104,3 +104,92 @@ class RunConfig(Config):
                 "max_frame is a part of preprocessing. Received: max_frame=True, preprocess=False. "
                 "Add --preprocess (preprocess=True)."
             )
+
+
+class RunnerConfig(Config):
+    """Options of `operant run` and `run.py`, which start a `Runner`."""
+
+    agent: str | None = option(
+        None, "Agent: a name, a JSON file, an importable class, or the directory of a saved one"
+    )
+    environment: str | None = option(
+        None, "Environment: an id, a JSON file, an importable class, or gym with --level"
+    )
+    level: str | None = option(None, "Level of the environment: for gym the id")
+    max_episode_timesteps: int | None = option(
+        None, "Time limit of an episode, if shorter than the environment's own", low=1
+    )
+    import_modules: str | None = option(
+        None, "Modules to import before the environment is made, separated by commas"
+    )
+    visualize: bool = option(False, "Show the environment in a window")
+    visualize_directory: str | None = option(None, "Directory for a video (mp4) of each episode")
+    episodes: int | None = option(None, "Episodes to run, of all environments together", low=1)
+    timesteps: int | None = option(None, "Timesteps to run, of all environments together", low=1)
+    updates: int | None = option(None, "Updates of the agent to run", low=1)
+    num_parallel: int | None = option(None, "Number of environments", low=2)
+    batch_agent_calls: bool = option(False, "One call of the agent for all environments")
+    sync_timesteps: bool = option(False, "Environments take their steps together")
+    sync_episodes: bool = option(False, "Environments begin their episodes together")
+    remote: str | None = option(
+        None,
+        "Environments in processes (multiprocessing) or on servers (socket-client); socket-server: be such a server",
+        choices=("multiprocessing", "socket-client", "socket-server"),
+    )
+    blocking: bool = option(False, "Each call of a remote environment waits for its answer")
+    host: str | None = option(
+        None, "Hosts of the servers, separated by commas; of a server: the address to listen on"
+    )
+    port: str | None = option(
+        None, "Ports of the servers, separated by commas, or the first of an increasing sequence"
+    )
+    evaluation: bool = option(
+        False, "The last of several environments evaluates; a single one only evaluates"
+    )
+    mean_horizon: int = option(1, "Episodes over which figures and the score are averaged", low=1)
+    save_best_agent: str | None = option(None, "Directory for the agent with the best score")
+    checkpoints: str | None = option(
+        None, "DIRECTORY[,NAME] where the agent is saved, every five minutes and at the end"
+    )
+    summaries: str | None = option(None, "Directory for TensorBoard's event files")
+    repeat: int = option(1, "How often to run, each time with a fresh agent and the next seed", low=1)
+    path: str | None = option(
+        None, "Write returns, lengths and times to PATH.json and a plot to PATH.png; needs --episodes"
+    )
+    seaborn: bool = option(False, "The plot in the style of seaborn")
+    seed: int | None = option(None, "Random seed (default: the agent's own, else 0)", low=0, high=2**32 - 1)
+    quiet: bool = option(False, "Show no progress bar")
+
+    def check(self) -> Iterator[str]:
+        """Ask for what a run needs."""
+        if self.remote == "socket-client":
+            if self.environment is not None or self.level is not None:
+                yield "With --remote socket-client the servers have the environments. Leave --environment and --level out."
+        elif self.environment is None and self.level is None:
+            yield "run needs an environment: --environment CartPole-v1, or --environment gym --level CartPole-v1."
+        if self.remote == "socket-server":
+            if self.agent is not None:
+                yield "--remote socket-server serves an environment; the agent is elsewhere. Leave --agent out."
+            return
+        if self.agent is None:
+            yield "run needs an agent: --agent with a name (see `operant list agents`) or a JSON file."
+        if self.episodes is None and self.timesteps is None and self.updates is None:
+            yield "run needs a limit: --episodes, --timesteps or --updates."
+        if self.path is not None and self.episodes is None:
+            yield "--path writes a row for each episode. Give --episodes."
+
+
+SHORT = {
+    "agent": "a",
+    "checkpoints": "c",
+    "summaries": "s",
+    "environment": "e",
+    "level": "l",
+    "max_episode_timesteps": "m",
+    "evaluation": "v",
+    "episodes": "n",
+    "timesteps": "t",
+    "updates": "u",
+    "repeat": "r",
+}
+"""Short forms of flags of `operant run`."""

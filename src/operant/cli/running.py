@@ -1,0 +1,151 @@
+"""`operant run`: the `Runner` from a shell."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from operant.cli import parse, tables
+from operant.errors import SpecError, UsageError
+from operant.execution.config import SHORT, RunnerConfig
+
+if TYPE_CHECKING:
+    from operant.tracking.repeats import Repeats
+
+HEADER = ("flags", "help", "default")
+USAGE = (
+    "operant run --agent <agent> --environment <environment> --episodes <n> ...",
+    "operant run --environment <environment> --remote socket-server --port <port>",
+)
+
+
+def run(arguments: list[str]) -> int:
+    """Run, or print help when nothing was asked for."""
+    if not arguments or "--help" in arguments or "-h" in arguments:
+        print(help_text())
+        return 0
+    config = RunnerConfig.from_dict(parse.parse([RunnerConfig], arguments, "run", SHORT))
+    if config.remote == "socket-server":
+        _serve(config)
+        return 0
+    from operant.tracking.repeats import Repeats
+
+    repeats = Repeats()
+    try:
+        for i in range(config.repeat):
+            _once(config, i, repeats)
+    finally:
+        if config.path is not None and repeats.runs:
+            for path in repeats.write(config.path, "seaborn-v0_8" if config.seaborn else None):
+                print(f"Wrote {path}")
+    return 0
+
+
+def help_text() -> str:
+    """Return usage and the table of flags."""
+    rows = [row[:3] for row in tables.option_rows([RunnerConfig], short=SHORT)]
+    return "Usage:\n    " + "\n    ".join(USAGE) + "\n\n" + tables.table("run", HEADER, rows)
+
+
+def _once(config: RunnerConfig, number: int, repeats: Repeats) -> None:
+    """One run with a fresh agent."""
+    from operant.execution.runner import Runner
+    from operant.tracking.following import Following
+
+    single = config.num_parallel is None
+    with (
+        _filmed(config) as environment,
+        Runner(
+            _agent(config, number),
+            environment,
+            max_episode_timesteps=config.max_episode_timesteps,
+            num_parallel=config.num_parallel,
+            evaluation=config.evaluation and not single,
+            remote=config.remote,
+            blocking=config.blocking,
+            host=config.host,
+            port=config.port,
+        ) as runner,
+    ):
+        following = Following(config.checkpoints, config.summaries, config.mean_horizon)
+        try:
+            runner.run(
+                num_episodes=config.episodes,
+                num_timesteps=config.timesteps,
+                num_updates=config.updates,
+                batch_agent_calls=config.batch_agent_calls,
+                sync_timesteps=config.sync_timesteps,
+                sync_episodes=config.sync_episodes,
+                callback=following,
+                use_tqdm=not config.quiet,
+                mean_horizon=config.mean_horizon,
+                evaluation=config.evaluation and single,
+                save_best_agent=config.save_best_agent,
+            )
+        finally:
+            following.close(runner)
+            repeats.add(runner)
+
+
+@contextlib.contextmanager
+def _filmed(config: RunnerConfig) -> Iterator[Any]:
+    """Yield the environment's specification; where videos are asked for, an environment that makes them."""
+    given = _environment(config)
+    if config.visualize_directory is None:
+        yield given
+        return
+    from operant.watch import filmed
+
+    if config.num_parallel is not None or config.remote is not None:
+        raise UsageError("--visualize-directory films a single environment in this process.")
+    environment = filmed(given, config.visualize_directory, config.max_episode_timesteps)
+    try:
+        yield environment
+    finally:
+        environment.close()
+
+
+def _serve(config: RunnerConfig) -> None:
+    """Serve one environment until its client closes it."""
+    from operant.envs import Environment
+
+    port: Any = config.port
+    Environment.create(
+        _environment(config),
+        max_episode_timesteps=config.max_episode_timesteps,
+        remote="socket-server",
+        host=config.host,
+        port=port,
+    )
+
+
+def _agent(config: RunnerConfig, number: int) -> Any:
+    """Return what the Runner takes as its agent."""
+    agent: Any = config.agent
+    if agent is not None and Path(agent).is_dir():
+        if config.seed is not None:
+            raise SpecError("A saved agent brings its own seed. Leave --seed out.")
+        return {"directory": agent}
+    if config.seed is None and number == 0:
+        return agent
+    from operant.spec import read_json
+
+    given = read_json(agent, "agent") if str(agent).endswith(".json") else {"agent": agent}
+    first = config.seed if config.seed is not None else given.get("seed", 0)
+    return {**given, "seed": first + number}
+
+
+def _environment(config: RunnerConfig) -> Any:
+    """Return the environment's specification."""
+    if config.remote == "socket-client":
+        return None
+    given: dict[str, Any] = {"environment": config.environment or "gym"}
+    if config.level is not None:
+        given["level"] = config.level
+    if config.import_modules is not None:
+        given["import_modules"] = config.import_modules.split(",")
+    if config.visualize:
+        given["visualize"] = True
+    return given

@@ -1,0 +1,217 @@
+"""What a run counts and records of its timesteps and episodes, and whom it tells: callbacks, the bar, the best agent."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from operant.errors import SpecError, value_error
+from operant.execution.progress import Bar, figure
+from operant.execution.seats import Seat, Tally
+
+if TYPE_CHECKING:
+    from operant.execution.runner import Runner
+
+BEST = "best-model"
+"""Name under which the best agent is saved."""
+
+
+class Episodes:
+    """The finished episodes, as lists in the order in which they ended."""
+
+    def __init__(self) -> None:
+        self.returns: list[float] = []
+        self.timesteps: list[int] = []
+        self.seconds: list[float] = []
+        self.agent_seconds: list[float] = []
+        self.env_seconds: list[float] = []
+
+    def mean(self, name: str, horizon: int) -> float:
+        """Return the mean over the last `horizon` episodes; NaN before the first."""
+        last = getattr(self, name)[-horizon:]
+        return sum(last) / len(last) if last else math.nan
+
+
+@dataclasses.dataclass(frozen=True)
+class Calls:
+    """The user's callbacks and how often they are called."""
+
+    callbacks: tuple[Callable[..., Any], ...]
+    episodes: int | None
+    timesteps: int | None
+
+    @classmethod
+    def read(cls, callback: Any, episodes: Any, timesteps: Any) -> Calls:
+        """Check the arguments of `Runner.run`."""
+        callbacks = () if callback is None else (callback,)
+        if isinstance(callback, list | tuple):
+            callbacks = tuple(callback)
+        for each in callbacks:
+            if not callable(each):
+                raise value_error(
+                    "callback", "a callable (runner, parallel) -> bool, or a list of such", callback
+                )
+        episodes = whole("callback_episode_frequency", episodes)
+        timesteps = whole("callback_timestep_frequency", timesteps)
+        return cls(callbacks, 1 if episodes is None and timesteps is None else episodes, timesteps)
+
+    def go_on(self, runner: Runner, parallel: int) -> bool:
+        """Call all of them; False if one returned False. Whatever else they return, None above all, is no veto."""
+        answers = [callback(runner, parallel) for callback in self.callbacks]
+        return not any(isinstance(answer, bool | np.bool_) and not answer for answer in answers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scoring:
+    """How the agent is scored, and where the best one is saved."""
+
+    horizon: int
+    function: Callable[[Runner], Any] | None
+    directory: str | Path | None
+
+    @classmethod
+    def read(cls, evaluation_callback: Any, horizon: int, directory: Any) -> Scoring:
+        """Check the arguments of `Runner.run`."""
+        if directory is not None and not isinstance(directory, str | Path):
+            raise value_error("save_best_agent", "a directory", directory)
+        if callable(evaluation_callback):
+            return cls(horizon, evaluation_callback, directory)
+        episodes = whole("evaluation_callback", evaluation_callback)
+        return cls(horizon if episodes is None else episodes, None, directory)
+
+    def score(self, runner: Runner, returns: list[float]) -> float | None:
+        """Return the score after an evaluation episode, of which these are the returns; None for none."""
+        if self.function is not None:
+            value = self.function(runner)
+            if value is None:
+                return None
+            try:
+                return float(value)
+            except (TypeError, ValueError):
+                raise SpecError(
+                    f"evaluation_callback must return a number or None. Received: {value!r}."
+                ) from None
+        return sum(returns[-self.horizon :]) / self.horizon if len(returns) >= self.horizon else None
+
+
+class Order(NamedTuple):
+    """What a run is asked to tell."""
+
+    calls: Calls
+    scoring: Scoring
+    mean_horizon: int
+    comm: bool
+    """Whether there is communication to report."""
+
+    @classmethod
+    def read(
+        cls, callback: Any, every_episodes: Any, every_timesteps: Any, horizon: Any, evaluation_callback: Any,
+        directory: Any, comm: bool,
+    ) -> Order:  # fmt: skip
+        """Check the arguments of `Runner.run`."""
+        horizon = whole("mean_horizon", horizon, needed=True)
+        calls = Calls.read(callback, every_episodes, every_timesteps)
+        return cls(calls, Scoring.read(evaluation_callback, horizon, directory), horizon, comm)
+
+
+class Ledger:
+    """The record of one run.
+
+    Args:
+        runner: is handed to callbacks, and its agent saved.
+        order: what to tell.
+        actors: how many there are, of all environments.
+        evaluation: whether an environment beside the others evaluates.
+    """
+
+    def __init__(self, runner: Runner, order: Order, actors: int, evaluation: bool) -> None:
+        self.timesteps = self.episodes = self.updates = 0
+        self.best = -math.inf
+        self.tally = Tally(actors)
+        self.training = Episodes()
+        self.evaluations = Episodes() if evaluation else self.training
+        self.bar: Bar | None = None
+        self._runner = runner
+        self._order = order
+
+    def timestep(self, parallel: int) -> bool:
+        """Take note of a timestep; return whether the callbacks let the run go on."""
+        self.show()
+        every = self._order.calls.timesteps
+        return every is None or self.timesteps % every != 0 or self._order.calls.go_on(self._runner, parallel)
+
+    def episode(self, parallel: int, seat: Seat) -> bool:
+        """Record an episode; return whether the callbacks let the run go on."""
+        reported = seat.connection.episode_return() if seat.single else None
+        if reported is not None:
+            self.tally.returns[parallel] = float(reported)
+        into = self.training if seat.counts else self.evaluations
+        seconds, agent_seconds = self.tally.elapsed(parallel)
+        into.returns.append(self.tally.returns[parallel])
+        into.timesteps.append(self.tally.timesteps[parallel])
+        into.seconds.append(seconds)
+        into.agent_seconds.append(agent_seconds)
+        into.env_seconds.append(seat.seconds)
+        self.show(episode=True)
+        go_on, every = True, self._order.calls.episodes
+        if seat.counts and every is not None and self.episodes % every == 0:
+            go_on = self._order.calls.go_on(self._runner, parallel)
+        if into is self.evaluations:
+            self._score()
+        return go_on
+
+    def _score(self) -> None:
+        scoring = self._order.scoring
+        score = scoring.score(self._runner, self.evaluations.returns)
+        if score is not None and score > self.best:
+            self.best = score
+            if scoring.directory is not None:
+                self._runner.agent.save(scoring.directory, filename=BEST)
+
+    def show(self, episode: bool = False) -> None:
+        """Bring the bar up to date."""
+        if self.bar is not None and (episode or self.bar.what != "episodes"):
+            self.bar.show(getattr(self, self.bar.what), self.figures() if episode else None)
+
+    def figures(self) -> dict[str, str]:
+        """Return what the bar shows beside the count."""
+        horizon, figures = self._order.mean_horizon, dict[str, str]()
+        if self.training.returns:
+            steps, seconds, agent, env = (
+                self.training.mean(name, horizon)
+                for name in ("timesteps", "seconds", "agent_seconds", "env_seconds")
+            )
+            share = 100 / max(seconds, 1e-9)
+            figures = {
+                "return": figure(self.training.mean("returns", horizon), 2),
+                "ts/ep": figure(steps, 0),
+                "sec/ep": figure(seconds, 2),
+                "ms/ts": figure(1000 * seconds / steps, 2),
+                "agent": figure(share * agent, 1) + "%",
+            }
+            if self._order.comm:
+                figures["comm"] = figure(share * max(0.0, seconds - agent - env), 1) + "%"
+        if self.evaluations is not self.training and self.evaluations.returns:
+            figures["evaluation"] = figure(self.evaluations.mean("returns", horizon), 2)
+        return figures
+
+
+def whole(name: str, value: Any, *, needed: bool = False) -> Any:
+    """Check a whole number of at least 1; None passes unless it is needed."""
+    if value is None and not needed:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise value_error(name, f"a whole number of at least 1{'' if needed else ', or None'}", value)
+    return value
+
+
+def flags(**values: Any) -> None:
+    """Check switches."""
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise value_error(name, "True or False", value)

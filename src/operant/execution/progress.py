@@ -1,0 +1,107 @@
+"""The progress bar of a run: one line that fills, one with the figures of the last episodes."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.live import Live
+    from rich.progress import Progress
+
+EVERY = 10.0
+"""Seconds between two lines where there is no terminal to draw on."""
+
+
+class Bar:
+    """Shows how far a run is.
+
+    On a terminal it is a bar with a line of figures below it; elsewhere a line every ten seconds and one at the end.
+
+    Args:
+        what: what is counted: episodes, timesteps or updates.
+        total: how many there will be; None: not known.
+        stream: where to print; None: standard error.
+    """
+
+    def __init__(self, what: str, total: int | None, stream: TextIO | None = None) -> None:
+        self.what = what
+        self.total = total
+        self._stream = sys.stderr if stream is None else stream
+        self._count = 0
+        self._figures: Mapping[str, str] = {}
+        self._began = self._printed = time.perf_counter()
+        self._live: Live | None = None
+        self._bar: Progress | None = None
+        if self._stream.isatty():
+            self._start()
+
+    def show(self, count: int, figures: Mapping[str, str] | None = None) -> None:
+        """Bring it up to date; figures by name, None for those that stand."""
+        self._count = count
+        if figures is not None:
+            self._figures = figures
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=count)
+        elif time.perf_counter() - self._printed >= EVERY:
+            self._print()
+
+    def close(self) -> None:
+        """End it, leaving the last state in place."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        else:
+            self._print()
+
+    def line(self) -> str:
+        """Return the figures as text."""
+        return "  ".join(f"{name}={value}" for name, value in self._figures.items())
+
+    def _print(self) -> None:
+        self._printed = time.perf_counter()
+        of = "" if self.total is None else f"/{self.total}"
+        elapsed = f"{self._printed - self._began:.0f} s"
+        text = "  ".join(part for part in (f"{self.what} {self._count}{of}", elapsed, self.line()) if part)
+        print(text, file=self._stream, flush=True)
+
+    def _start(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            ProgressColumn,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )  # fmt: skip
+
+        columns: list[ProgressColumn] = [TextColumn(self.what), MofNCompleteColumn(), TimeElapsedColumn()]
+        if self.total is None:
+            columns.insert(0, SpinnerColumn())
+        else:
+            columns = [columns[0], BarColumn(bar_width=None), *columns[1:], TimeRemainingColumn()]
+        console = Console(file=self._stream, force_terminal=True)
+        self._bar = Progress(*columns, console=console, expand=self.total is not None)
+        self._bar.add_task("", total=self.total)
+        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
+        self._live.start()
+
+    def _render(self) -> Group:
+        from rich.console import Group
+        from rich.text import Text
+
+        assert self._bar is not None
+        return Group(self._bar.get_renderable(), Text(self.line()))
+
+
+def figure(value: float, digits: int) -> str:
+    """Return a number with so many decimals, or ``-`` for none."""
+    return f"{value:.{digits}f}" if math.isfinite(value) else "-"

@@ -1,0 +1,366 @@
+"""`Runner`: an agent and one or many environments, for so many episodes, timesteps or updates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from operant.agent import Agent
+from operant.envs.connection import Connection
+from operant.envs.environment import nest
+from operant.envs.vector import seed_of
+from operant.errors import SpaceError, SpecError, UsageError, value_error
+from operant.execution import connections
+from operant.execution.interaction import Interaction, Plan
+from operant.execution.ledger import Ledger, Order, flags, whole
+from operant.execution.progress import Bar
+from operant.execution.seats import Seat
+from operant.spec import read_json
+
+
+class Runner:
+    """Runs an agent in one environment, or in several at once, here, in other processes or on other machines.
+
+        runner = Runner(agent="ppo", environment="CartPole-v1", num_parallel=5)
+        runner.run(num_episodes=100, batch_agent_calls=True)
+        runner.close()
+
+    It closes what it made; agents and environments that were given as objects stay open. As a context manager it closes
+    itself.
+
+    Args:
+        agent: a specification as `Agent.create` takes it, an `Agent`, or a dict of arguments of `Agent.load` (with
+            `directory`). The environment's states, actions and time limit are passed on, and `num_parallel` as
+            `parallel_interactions`; an agent that exists must have at least as many.
+        environment: a specification as `Environment.create` takes it, or an `Environment`.
+        max_episode_timesteps: steps after which an episode is cut; at most the environment's own limit, the default.
+        num_parallel: number of environments, or of episodes side by side in one vectorizable environment.
+        environments: instead of `environment` and `num_parallel`, one specification or object for each.
+        evaluation: whether the last of several environments evaluates: the agent takes its best action there, and
+            neither records nor learns.
+        remote: None: in this process; ``'multiprocessing'``: each environment in a process of its own;
+            ``'socket-client'``: on servers started by ``Environment.create(..., remote='socket-server')``.
+        blocking: whether each call of a remote environment waits for its answer.
+        host: where the servers are, for ``'socket-client'``: one host, or one for each environment.
+        port: their ports: one for each environment, or the first of an increasing sequence on a single host.
+
+    Raises:
+        UsageError: arguments that exclude one another, or one that is missing.
+        SpecError: a value or a specification that is not understood.
+        SpaceError: the agent does not fit the environment.
+    """
+
+    def __init__(
+        self,
+        agent: Any,
+        environment: Any = None,
+        max_episode_timesteps: int | None = None,
+        num_parallel: int | None = None,
+        environments: Sequence[Any] | None = None,
+        evaluation: bool = False,
+        remote: str | None = None,
+        blocking: bool = False,
+        host: Any = None,
+        port: Any = None,
+    ) -> None:
+        if not isinstance(evaluation, bool):
+            raise value_error("evaluation", "True or False", evaluation)
+        self.is_environment_remote = remote is not None
+        self.is_agent_external = isinstance(agent, Agent)
+        self.evaluation = evaluation
+        self.environments: list[Connection] = connections.connect(
+            environment, environments, max_episode_timesteps=max_episode_timesteps, num_parallel=num_parallel,
+            evaluation=evaluation, remote=remote, blocking=blocking, host=host, port=port,
+        )  # fmt: skip
+        self._seats: list[Seat] = []
+        try:
+            learning = self.environments[:-1] if evaluation else self.environments
+            self.agent = _agent(agent, self.environments[0], sum(c.num_actors for c in learning))
+        except BaseException:
+            connections.close(self.environments)
+            raise
+        first = 0
+        for i, connection in enumerate(self.environments):
+            trains = not (evaluation and i == len(self.environments) - 1)
+            self._seats.append(Seat(connection, first, trains, counts=trains))
+            first += connection.num_actors
+        self._actors = first
+        self._runs = 0
+        self._closed = False
+        self._ledger = Ledger(self, Order.read(None, None, None, 1, None, None, False), first, evaluation)
+
+    # What was recorded
+
+    @property
+    def num_environments(self) -> int:
+        """How many environments there are."""
+        return len(self.environments)
+
+    @property
+    def restarts(self) -> int:
+        """How many environments were lost and replaced since the Runner was made."""
+        return sum(connection.restarts for connection in self.environments)
+
+    @property
+    def timesteps(self) -> int:
+        """Timesteps of this run, without those of an evaluation environment."""
+        return self._ledger.timesteps
+
+    @property
+    def episodes(self) -> int:
+        """Episodes that ended in this run, without those of an evaluation environment."""
+        return self._ledger.episodes
+
+    @property
+    def updates(self) -> int:
+        """Updates that the agent made in this run."""
+        return self._ledger.updates
+
+    @property
+    def best_evaluation_score(self) -> float:
+        """Best score of this run; minus infinity before the first."""
+        return self._ledger.best
+
+    @property
+    def episode_returns(self) -> list[float]:
+        """Return of each episode of this run, in the order in which they ended."""
+        return self._ledger.training.returns
+
+    @property
+    def episode_timesteps(self) -> list[int]:
+        """Length of each episode."""
+        return self._ledger.training.timesteps
+
+    @property
+    def episode_seconds(self) -> list[float]:
+        """How long each episode took."""
+        return self._ledger.training.seconds
+
+    @property
+    def episode_agent_seconds(self) -> list[float]:
+        """How long the agent computed while each episode ran, for whichever environment."""
+        return self._ledger.training.agent_seconds
+
+    @property
+    def episode_env_seconds(self) -> list[float]:
+        """How long the environment itself computed in each episode."""
+        return self._ledger.training.env_seconds
+
+    @property
+    def evaluation_returns(self) -> list[float]:
+        """Return of each evaluation episode; without an evaluation environment, the list `episode_returns`."""
+        return self._ledger.evaluations.returns
+
+    @property
+    def evaluation_timesteps(self) -> list[int]:
+        """Length of each evaluation episode."""
+        return self._ledger.evaluations.timesteps
+
+    @property
+    def evaluation_seconds(self) -> list[float]:
+        """How long each evaluation episode took."""
+        return self._ledger.evaluations.seconds
+
+    @property
+    def evaluation_agent_seconds(self) -> list[float]:
+        """How long the agent computed while each evaluation episode ran."""
+        return self._ledger.evaluations.agent_seconds
+
+    @property
+    def evaluation_env_seconds(self) -> list[float]:
+        """How long the environment itself computed in each evaluation episode."""
+        return self._ledger.evaluations.env_seconds
+
+    @property
+    def episode_return(self) -> list[float]:
+        """Return so far of each actor's episode, by parallel index; in a callback, that of the one that just ended."""
+        return self._ledger.tally.returns
+
+    @property
+    def episode_timestep(self) -> list[int]:
+        """Timesteps so far of each actor's episode, by parallel index."""
+        return self._ledger.tally.timesteps
+
+    # Running
+
+    def run(
+        self,
+        num_episodes: int | None = None,
+        num_timesteps: int | None = None,
+        num_updates: int | None = None,
+        batch_agent_calls: bool = False,
+        sync_timesteps: bool = False,
+        sync_episodes: bool = False,
+        num_sleep_secs: float = 0.001,
+        callback: Any = None,
+        callback_episode_frequency: int | None = None,
+        callback_timestep_frequency: int | None = None,
+        use_tqdm: bool = True,
+        mean_horizon: int = 1,
+        evaluation: bool = False,
+        save_best_agent: str | Path | None = None,
+        evaluation_callback: Any = None,
+    ) -> None:
+        """Run until the first of the limits; a later call goes on with new episodes and an empty record.
+
+        Limits are sums over all environments and actors, and exact. At the end, open episodes are cut: the agent
+        learns that they were (terminal 2), and they are not recorded.
+
+        Args:
+            num_episodes: episodes to run. No more are begun than that, so none is cut and short ones are not preferred.
+            num_timesteps: timesteps to run.
+            num_updates: updates of the agent to run.
+            batch_agent_calls: act and observe for all environments in one call; implies `sync_timesteps`.
+            sync_timesteps: let all environments take their steps together.
+            sync_episodes: let all environments begin their episodes together.
+            num_sleep_secs: longest wait, in seconds, between two looks for environments that are ready.
+            callback: called as ``callback(runner, parallel)``, or a list of such; False ends the run.
+            callback_episode_frequency: episodes between callbacks (default 1 if the next is not given).
+            callback_timestep_frequency: timesteps between callbacks.
+            use_tqdm: show a progress bar: return, ts/ep, sec/ep, ms/ts, agent (share of the time that the agent
+                computes) and, for remote environments, comm (share that neither agent nor environment explain).
+            mean_horizon: episodes over which the bar's figures and the score are averaged.
+            evaluation: only evaluate, in a single environment: best actions, nothing recorded by the agent or learnt.
+            save_best_agent: directory where the agent is saved, as ``best-model``, whenever the score is the best of
+                this run. The score is taken after each episode of evaluation, or of training where there is none, as
+                soon as there are `mean_horizon` of them.
+            evaluation_callback: called as ``evaluation_callback(runner)``, returns the score (or None for none); or a
+                number of episodes over which to average the return instead of `mean_horizon`.
+
+        Raises:
+            UsageError: no limit and no callback, or settings that exclude one another.
+            SpecError: a value that is not understood.
+            EnvironmentError: an environment failed.
+        """
+        if self._closed:
+            raise UsageError("The Runner is closed. Make another one.")
+        limits = {"num_episodes": num_episodes, "num_timesteps": num_timesteps, "num_updates": num_updates}
+        for name, value in limits.items():
+            whole(name, value)
+        manner = {
+            "batch_agent_calls": batch_agent_calls,
+            "sync_timesteps": sync_timesteps,
+            "sync_episodes": sync_episodes,
+        }
+        flags(**manner, use_tqdm=use_tqdm, evaluation=evaluation)
+        if not isinstance(num_sleep_secs, int | float) or not 0 <= num_sleep_secs < math.inf:
+            raise value_error("num_sleep_secs", "a number of at least 0", num_sleep_secs)
+        order = Order.read(
+            callback, callback_episode_frequency, callback_timestep_frequency, mean_horizon, evaluation_callback,
+            save_best_agent, self.is_environment_remote,
+        )  # fmt: skip
+        if set(limits.values()) == {None} and not order.calls.callbacks:
+            raise UsageError(
+                "Give num_episodes, num_timesteps or num_updates, or a callback that ends the run by returning False."
+            )
+        if evaluation and (self.num_environments > 1 or num_updates is not None):
+            what = "several environments" if num_updates is None else "num_updates, but nothing is learnt"
+            raise UsageError(f"run(evaluation=True) is for a single environment. Received: {what}.")
+        plan = Plan(num_episodes, num_timesteps, num_updates, **manner, num_sleep_secs=num_sleep_secs)
+        self._ledger = Ledger(self, order, self._actors, self.evaluation)
+        for seat in self._seats:
+            seat.drain()
+            seat.trains = seat.counts and not evaluation
+        if not evaluation:
+            with self.agent.hold():  # what an earlier run left to learn counts in this one
+                self.agent.reset()
+        if use_tqdm:
+            counted, total = next(
+                (pair for pair in limits.items() if pair[1] is not None), ("num_episodes", None)
+            )
+            self._ledger.bar = Bar(counted.removeprefix("num_"), total)
+        self._runs += 1
+        seed = seed_of(self.agent.seed, self.agent.timesteps + self._runs)
+        try:
+            Interaction(self.agent, self._seats, plan, self._ledger, seed).run()
+        finally:
+            if self._ledger.bar is not None:
+                self._ledger.show(episode=True)
+                self._ledger.bar.close()
+
+    def close(self) -> None:
+        """Close what the Runner made: the agent and the environments that were not given as objects."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self.is_agent_external:
+            self.agent.close()
+        connections.close(self.environments)
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Described:
+    """What an agent asks of an environment, told by a connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def states(self) -> Any:
+        spaces = self._connection.spaces
+        return nest(spaces, spaces.states.to_spec(), lambda name: spaces.mask_leaf(name).to_spec())
+
+    def actions(self) -> Any:
+        return self._connection.spaces.actions.to_spec()
+
+    def max_episode_timesteps(self) -> int | None:
+        return self._connection.max_episode_timesteps
+
+
+def _agent(agent: Any, connection: Connection, actors: int) -> Agent:
+    """Make, load or check the agent of so many actors."""
+    if isinstance(agent, Agent):
+        made = agent
+        if (made.spaces.states, made.spaces.actions) != (connection.spaces.states, connection.spaces.actions):
+            raise SpaceError(
+                f"The agent does not fit the environment {connection.name!r}. "
+                f"Agent: {made.spaces.to_spec()}. Environment: {connection.spaces.to_spec()}."
+            )
+    elif isinstance(agent, Mapping) and "directory" in agent:
+        given = {"environment": _Described(connection), **agent}
+        made = Agent.load(**given)
+        if made.parallel_interactions < actors and "parallel_interactions" not in agent:
+            made.close()
+            made = Agent.load(**given, parallel_interactions=actors)
+    else:
+        made = _created(agent, connection, actors)
+    own, limit = made.max_episode_timesteps, connection.max_episode_timesteps
+    if made.parallel_interactions < actors:
+        fault = (
+            f"The agent has parallel_interactions={made.parallel_interactions}, and {actors} are needed: one for each "
+            f"environment that it learns from. Make it with parallel_interactions={actors}."
+        )
+    elif own is not None and (limit is None or limit > own):
+        fault = (
+            f"The agent's max_episode_timesteps={own} is below the environment's ({limit}). "
+            f"Give the Runner max_episode_timesteps={own}, or the agent a larger one."
+        )
+    else:
+        return made
+    if made is not agent:
+        made.close()
+    raise UsageError(fault)
+
+
+def _created(agent: Any, connection: Connection, actors: int) -> Agent:
+    """Make an agent of a specification, which may hold any argument of `Agent.create`."""
+    given: dict[str, Any] = {"agent": agent}
+    if isinstance(agent, Path) or (isinstance(agent, str) and agent.endswith(".json")):
+        agent = read_json(agent, "agent")
+    if isinstance(agent, Mapping):
+        given = dict(agent)
+        given["agent"] = given.pop("agent", None) or given.pop("type", None)
+        if given["agent"] is None:
+            raise SpecError("An agent given as a dict needs a 'type' (or 'directory', to load one).")
+    for name in ("environment", "states", "actions"):
+        if name in given:
+            raise SpecError(
+                f"The agent takes {name} from the Runner's environment. Leave it out of the agent."
+            )
+    return Agent.create(**{"parallel_interactions": actors, **given, "environment": _Described(connection)})

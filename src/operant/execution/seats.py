@@ -1,0 +1,156 @@
+"""One environment in a run: where it stands, and how values of several actors are taken apart and put together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from operant.envs.connection import Answer, Connection
+from operant.execution.connections import Vectorized
+
+
+class Outcome(NamedTuple):
+    """What the last step brought one actor."""
+
+    actor: int
+    reward: float
+    terminal: int
+    states: Any
+    """What it saw afterwards; None where its environment does not tell."""
+
+
+class Seat:
+    """One environment and its actors.
+
+    Args:
+        connection: the environment.
+        first: index, among all actors of the run, of its first one.
+        trains: whether the agent learns from it.
+        counts: whether its timesteps and episodes are those that the run counts.
+    """
+
+    def __init__(self, connection: Connection, first: int, trains: bool, counts: bool) -> None:
+        self.connection = connection
+        self.first = first
+        self.trains = trains
+        self.counts = counts
+        self.single = connection.num_actors == 1
+        self.request = ""
+        """The open one: reset or execute."""
+        self.running: list[int] = []
+        """Actors whose episode goes on, in the order of `states`."""
+        self.states: Any = None
+        self.acting: list[int] = []
+        """Those of `running` for which the agent acted; the others were cut and only accompany them."""
+        self.counted: frozenset[int] = frozenset()
+        """Actors whose episodes were still wanted when they began."""
+        self.internals: list[Any] = []
+        """Of each actor, while a recurrent agent acts independently."""
+        self.seconds = 0.0
+        """How long the environment computed in this episode."""
+
+    @property
+    def size(self) -> int:
+        """How many actors it has."""
+        return self.connection.num_actors
+
+    def reset(self, count: int, seed: int | None) -> None:
+        """Ask for an episode of which `count` actors are wanted."""
+        if isinstance(self.connection, Vectorized):
+            self.connection.send_reset(seed, count)
+        else:
+            self.connection.send_reset(seed)
+        self.request, self.counted = "reset", frozenset(range(count))
+        self.running, self.acting, self.seconds = [], [], 0.0
+
+    def execute(self, actions: Any) -> None:
+        """Ask for a step."""
+        self.connection.send_execute(actions)
+        self.request = "execute"
+
+    def receive(self) -> list[Outcome]:
+        """Take the answer; return what the step brought the actors that the agent acted for."""
+        request, self.request = self.request, ""
+        answer = self.connection.receive()
+        self.seconds += answer.seconds
+        if request == "reset":
+            if answer.lost:  # it has been replaced: ask that one
+                self.connection.send_reset(None)
+                self.request = "reset"
+            else:
+                self.running = [0] if self.single else [int(i) for i in answer.parallel]
+                self.states = answer.states
+            return []
+        return self._outcomes_of_one(answer) if self.single else self._outcomes(answer)
+
+    def _outcomes_of_one(self, answer: Answer) -> list[Outcome]:
+        terminal = int(answer.terminal)
+        self.running, self.states = [] if terminal else [0], answer.states
+        return [Outcome(0, float(answer.reward), terminal, answer.states)]
+
+    def _outcomes(self, answer: Answer) -> list[Outcome]:
+        before = self.running
+        terminals = np.broadcast_to(answer.terminal, len(before)).tolist()
+        rewards = np.broadcast_to(answer.reward, len(before)).tolist()
+        after = [] if answer.parallel is None else [int(i) for i in answer.parallel]
+        place = {actor: i for i, actor in enumerate(after)}
+        self.running, self.states = after, answer.states
+        acting = set(self.acting)
+        return [
+            Outcome(actor, reward, terminal, take(answer.states, place[actor]) if actor in place else None)
+            for actor, reward, terminal in zip(before, rewards, terminals, strict=True)
+            if actor in acting
+        ]
+
+    def drain(self) -> None:
+        """Take what an interrupted run still had coming."""
+        if self.request:
+            self.request = ""
+            self.connection.receive()
+        self.running, self.acting = [], []
+
+
+class Tally:
+    """The running episode of each actor, and the clock of the agent."""
+
+    def __init__(self, actors: int) -> None:
+        self.returns = [0.0] * actors
+        self.timesteps = [0] * actors
+        self.starts = [0.0] * actors
+        self.agent_starts = [0.0] * actors
+        self.agent_clock = 0.0
+        """Seconds that the agent has computed."""
+
+    def begin(self, actor: int) -> None:
+        """Start an episode."""
+        self.returns[actor], self.timesteps[actor] = 0.0, 0
+        self.starts[actor], self.agent_starts[actor] = time.perf_counter(), self.agent_clock
+
+    def elapsed(self, actor: int) -> tuple[float, float]:
+        """Return how long the episode has taken, and how much of that the agent computed."""
+        return time.perf_counter() - self.starts[actor], self.agent_clock - self.agent_starts[actor]
+
+    def add(self, actor: int, reward: float) -> None:
+        """Add a timestep."""
+        self.returns[actor] += reward
+        self.timesteps[actor] += 1
+
+
+def take(values: Any, index: Any) -> Any:
+    """Return what belongs to one actor of a nested structure with leading axes (to several: give a list)."""
+    if isinstance(values, Mapping):
+        return {name: take(value, index) for name, value in values.items()}
+    if isinstance(index, list | np.ndarray):
+        return np.asarray(values)[index]
+    value = values[index]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def join(values: Sequence[Any]) -> Any:
+    """Stack the values of several actors, nested alike, along a new leading axis."""
+    if isinstance(values[0], Mapping):
+        return {name: join([value[name] for value in values]) for name in values[0]}
+    return np.stack([np.asarray(value) for value in values])

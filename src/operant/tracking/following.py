@@ -1,0 +1,66 @@
+"""What follows a `Runner` from a shell: saves of the agent, and event files for TensorBoard."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from operant.execution.records import Record
+from operant.tracking.tensorboard import TensorBoard
+
+if TYPE_CHECKING:
+    from operant.execution.runner import Runner
+
+SAVE_SECONDS = 300.0
+RECORD_SECONDS = 1.0
+
+
+class Following:
+    """A callback of `Runner.run`.
+
+    Args:
+        checkpoints: ``DIRECTORY[,NAME]`` where the agent is saved, every five minutes and at the end; None: not.
+        summaries: directory of the event files; None: none.
+        horizon: episodes over which returns and lengths are averaged.
+    """
+
+    def __init__(self, checkpoints: str | None, summaries: str | None, horizon: int) -> None:
+        self._directory, _, name = (checkpoints or "").partition(",")
+        self._name = name or "agent"
+        self._sink = None if summaries is None else TensorBoard(summaries)
+        self._horizon = horizon
+        self._began = self._saved = self._recorded = time.monotonic()
+
+    def __call__(self, runner: Runner, parallel: int) -> bool:
+        """Do what is due; the run goes on."""
+        now = time.monotonic()
+        if self._directory and now - self._saved >= SAVE_SECONDS:
+            self._save(runner)
+        if self._sink is not None and now - self._recorded >= RECORD_SECONDS:
+            self._record(runner)
+        return True
+
+    def close(self, runner: Runner) -> None:
+        """Save, and record what is left."""
+        if self._directory:
+            self._save(runner)
+        if self._sink is not None:
+            self._record(runner)
+            self._sink.close()
+
+    def _save(self, runner: Runner) -> None:
+        self._saved = time.monotonic()
+        runner.agent.save(self._directory, filename=self._name)
+
+    def _record(self, runner: Runner) -> None:
+        assert self._sink is not None
+        self._recorded = time.monotonic()
+        values = {"episode/count": float(runner.episodes), "update/count": float(runner.updates)}
+        if returns := runner.episode_returns[-self._horizon :]:
+            values["episode/reward_mean"] = sum(returns) / len(returns)
+            values["episode/length_mean"] = sum(runner.episode_timesteps[-self._horizon :]) / len(returns)
+        if runner.evaluation and (returns := runner.evaluation_returns[-self._horizon :]):
+            values["evaluation/reward_mean"] = sum(returns) / len(returns)
+        if runner.agent.engine is not None:
+            values |= runner.agent.engine.metrics()
+        self._sink.record(Record(runner.timesteps, self._recorded - self._began, values))

@@ -1,0 +1,210 @@
+"""`operant run` and `run.py` as a user calls them: flags, messages, files, and the documents' examples."""
+
+import json
+import os
+import re
+import runpy
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from operant import Agent, Environment
+from operant.cli import main
+from operant.execution.config import SHORT, RunnerConfig
+from operant.spec import options
+from operant.tracking.repeats import Repeats
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = sorted((ROOT / "benchmarks" / "configs").glob("*.json"))
+TINY = {
+    "agent": "ppo", "n_steps": 8, "mini_batches": 2, "ppo_epochs": 1, "model": [{"type": "dense", "size": 8}],
+}  # fmt: skip
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.json").write_text(json.dumps(TINY))
+    return ["run", "--agent", "tiny.json", "--environment", "gym", "--level", "CartPole-v1", "--quiet"]
+
+
+def fails(capsys, *arguments):
+    assert main(["run", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "Traceback" not in err
+    return err
+
+
+def test_help_lists_every_flag_in_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["run"]) == 0
+    out = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in out.splitlines())
+    for name in options(RunnerConfig):
+        assert re.search(rf"^\| (-{SHORT.get(name, '.')}, )?--{name.replace('_', '-')} ", out, re.M), name
+    assert main(["run", "--help"]) == 0
+    assert capsys.readouterr().out == out
+    assert main([]) == 0 and "    run        Run an agent" in capsys.readouterr().out
+
+
+def test_letters_are_used_once():
+    assert len(set(SHORT.values())) == len(SHORT) and set(SHORT) <= set(options(RunnerConfig))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--episodes 3", "run needs an environment"),
+        ("-a ppo -e CartPole-v1", "run needs a limit"),
+        ("-e CartPole-v1 -n 3", "run needs an agent"),
+        ("-a ppo -e CartPole-v1 -n 3 --remote x", "remote must be one of 'multiprocessing'"),
+        ("-a ppo -e CartPole-v1 --remote socket-server", "serves an environment; the agent is elsewhere"),
+        ("-a ppo -n 3 -e CartPole-v1 --remote socket-client", "the servers have the environments"),
+        ("-a ppo -e CartPole-v1 -t 3 --path x", "--path writes a row for each episode"),
+        ("-a ppo -e CartPole-v1 --episode", "Unknown flag|expected one argument"),
+        ("-a ppo -e CartPole-v1 -n 3 --evaluatoin", "Did you mean '--evaluation'"),
+        ("-a ppoo -e CartPole-v1 -n 3", "Did you mean 'ppo'"),
+        ("-a ppo -e CartPole-v11 -n 3", "Unknown environment|Did you mean"),
+        ("-a ppo -e CartPole-v1 -n 3 --num-parallel 1", "num_parallel must be at least 2"),
+        ("-a ppo -e CartPole-v1 -n 3 --num-parallel 2 --visualize-directory x", "films a single environment"),
+        ("-a ppo -e CartPole-v1 -n 3 --host here", "host is for remote='socket-client'"),
+    ],
+)
+def test_bad_input(capsys, arguments, message):
+    assert re.search(message, fails(capsys, *arguments.split()))
+
+
+def test_runs_saves_and_goes_on(tiny, capsys):
+    assert main([*tiny, "-n", "6", "--num-parallel", "2", "--batch-agent-calls", "-c", "saved,mine", "-s", "events",
+                 "--save-best-agent", "best", "--seed", "4"]) == 0  # fmt: skip
+    agent = Agent.load("saved", filename="mine")
+    assert agent.episodes == 6 and agent.seed == 4 and agent.parallel_interactions == 2
+    assert Agent.load("best").parallel_interactions == 2
+    assert list(Path("events").glob("events*"))
+    line = ["run", "--agent", "saved", "-e", "CartPole-v1", "-t", "30", "--quiet"]
+    assert main([*line, "-c", "later"]) == 0
+    assert Agent.load("later").timesteps == agent.timesteps + 30
+    assert "brings its own seed" in fails(capsys, *line[1:], "--seed", "1")
+
+
+def test_evaluation_of_one_environment(tiny, capsys):
+    assert main([*[a for a in tiny if a != "--quiet"], "-n", "2", "--evaluation"]) == 0
+    assert capsys.readouterr().err.splitlines()[-1].startswith("episodes 2/2")
+
+
+@pytest.mark.slow
+def test_repeats_are_written(tiny, capsys):
+    assert main([*tiny, "-n", "4", "-m", "20", "--repeat", "3", "--path", "out/result", "--seaborn"]) == 0
+    data = json.loads(Path("out/result.json").read_text())
+    assert sorted(data) == ["agent_seconds", "rewards", "seconds", "timesteps"]
+    for rows in data.values():
+        assert len(rows) == 4 and all(len(row) == 3 for row in rows)
+    first, second, third = zip(*data["timesteps"], strict=True)
+    assert max(first) <= 20 and len({first, second, third}) > 1  # each repeat has its own seed
+    assert Path("out/result.png").read_bytes()[:4] == b"\x89PNG"
+    assert "Wrote out/result.json" in capsys.readouterr().out
+
+
+def test_repeats_of_unequal_length_are_as_long_as_the_shortest(tmp_path):
+    class Run:
+        def __init__(self, n):
+            for name in ("returns", "timesteps", "seconds", "agent_seconds"):
+                setattr(self, f"episode_{name}", list(range(n)))
+
+    repeats = Repeats()
+    repeats.add(Run(3))
+    repeats.add(Run(2))
+    assert repeats.data()["rewards"] == [[0, 0], [1, 1]]
+    repeats.add(Run(0))
+    assert len(repeats.write(tmp_path / "none")) == 2
+
+
+def test_videos(tiny):
+    pytest.importorskip("imageio_ffmpeg", reason="needs the extra 'video'")
+    assert main([*tiny, "-n", "2", "--visualize-directory", "films"]) == 0
+    assert sorted(path.name for path in Path("films").iterdir()) == ["episode-000.mp4", "episode-001.mp4"]
+    assert all(path.stat().st_size > 1000 for path in Path("films").iterdir())
+
+
+def test_run_py_is_the_command():
+    result = subprocess.run(
+        [sys.executable, "run.py"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout.startswith("Usage:\n    operant run --agent")
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_configs_are_agents(path):
+    given = json.loads(path.read_text())
+    environments = {"td3": "Pendulum-v1"}
+    environment = Environment.create(environments.get(given["agent"], "CartPole-v1"))
+    agent = Agent.create(agent=str(path), environment=environment)
+    agent.act(environment.reset())
+    assert path.name in (path.parent / "README.md").read_text()
+
+
+# The documents' examples
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Shrink the budget of an example to ten episodes."""
+    from operant.execution.runner import Runner
+
+    whole, runs = Runner.run, []
+
+    def run(self, num_episodes=None, **settings):
+        assert num_episodes == 100
+        runs.append(self)
+        whole(self, num_episodes=10, **settings)
+        assert self.episodes == 10
+
+    monkeypatch.setattr(Runner, "run", run)
+    monkeypatch.chdir(ROOT)
+    return runs
+
+
+def test_parallel_batched(small):
+    runpy.run_path("examples/parallel_batched.py")
+    assert small[0].num_environments == 5
+
+
+def test_parallel_processes(small):
+    pytest.importorskip("operant.envs.remote", reason="environments in processes are not there yet")
+    runpy.run_path("examples/parallel_processes.py")
+    assert small[0].num_environments == 5 and small[0].is_environment_remote
+
+
+def free_ports(count):
+    """Return ports that were free a moment ago."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def test_parallel_machines():
+    """The script as it stands, with other ports and ten episodes."""
+    pytest.importorskip("operant.envs.remote", reason="environments on other machines are not there yet")
+    first, second = free_ports(2)
+    script = (ROOT / "examples" / "parallel_machines.sh").read_text()
+    for old, new in (("65432", str(first)), ("65433", str(second)), ("--episodes 100", "--episodes 10")):
+        assert old in script
+        script = script.replace(old, new)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    result = subprocess.run(
+        ["sh", "-c", script],
+        cwd=ROOT,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "episodes 10/10" in result.stderr

@@ -1,0 +1,521 @@
+"""The Runner as a program calls it: every argument, messages, what is recorded and saved, the progress bar."""
+
+import io
+import json
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from operant import Agent, Environment, Runner
+from operant.envs.connection import Local
+from operant.errors import SpaceError, SpecError, UsageError
+from operant.execution.progress import Bar
+
+NET = [{"type": "dense", "size": 8}]
+PPO = {"agent": "ppo", "n_steps": 8, "mini_batches": 2, "ppo_epochs": 1, "model": NET, "lr": 0.01}
+DQN = {
+    "agent": "dqn", "model": NET, "buffer_max_size": 600, "buffer_initial_size": 8, "buffer_batch_size": 4,
+}  # fmt: skip
+
+
+class Walk(Environment):
+    """Ends by itself after `length` steps; made by this class in several copies."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self, length=5, size=2):
+        self.length, self.size, self.closed = length, size, False
+        Walk.made.append(self)
+
+    def states(self):
+        return {"type": "float", "shape": (self.size,)}
+
+    def actions(self):
+        return {"type": "int", "num_values": 2}
+
+    def reset(self):
+        self.step = 0
+        return np.zeros(self.size)
+
+    def execute(self, actions):
+        self.step += 1
+        return np.full(self.size, self.step / 10), self.step == self.length, float(actions)
+
+    def close(self):
+        self.closed = True
+
+
+class Masked(Walk):
+    """Allows only action 1."""
+
+    def reset(self):
+        return {"state": super().reset(), "action_mask": [False, True]}
+
+    def execute(self, actions):
+        assert actions == 1
+        states, terminal, reward = super().execute(actions)
+        return {"state": states, "action_mask": [False, True]}, terminal, reward
+
+
+class Team(Walk):
+    """Three actors, of which one leaves after each third of the episode."""
+
+    def num_actors(self):
+        return 3
+
+    def reset(self):
+        self.step = 0
+        return [0, 1, 2], np.zeros((3, self.size))
+
+    def execute(self, actions):
+        before = [i for i in range(3) if self.step < 2 * (i + 1)]
+        assert len(actions) == len(before)
+        self.step += 1
+        alive = [i for i in range(3) if self.step < 2 * (i + 1)]
+        terminal = [i not in alive for i in before]
+        return alive, np.full((len(alive), self.size), self.step / 10), terminal, np.ones(len(before))
+
+
+class Many(Walk):
+    """Vectorizable; counts how it is reset."""
+
+    def is_vectorizable(self):
+        return True
+
+    def reset(self, num_parallel=None):
+        if num_parallel is None:
+            return super().reset()
+        self.counts = [*getattr(self, "counts", []), num_parallel]
+        self.step, self.n = 0, num_parallel
+        return list(range(num_parallel)), np.zeros((num_parallel, self.size))
+
+    def execute(self, actions):
+        self.step += 1
+        end = self.step == self.length
+        alive = [] if end else list(range(self.n))
+        states = np.full((len(alive), self.size), self.step / 10)
+        return alive, states, np.full(self.n, end), np.ones(self.n)
+
+
+@pytest.fixture(scope="module")
+def agent():
+    """One agent for most tests: compiling takes longer than they do."""
+    return Agent.create(**PPO, environment=Environment.create(Walk), parallel_interactions=6)
+
+
+@pytest.fixture
+def runner(agent):
+    Walk.made.clear()
+    with Runner(agent, Walk, num_parallel=3) as made:
+        yield made
+
+
+QUIET = {"use_tqdm": False}
+
+
+def test_one_environment_and_a_specification():
+    with Runner(agent=PPO, environment=Walk) as runner:
+        runner.run(num_episodes=7, **QUIET)
+        assert (runner.episodes, runner.timesteps, len(runner.episode_returns)) == (7, 35, 7)
+        assert runner.episode_timesteps == [5] * 7
+        assert runner.updates == runner.agent.updates > 2
+        assert runner.agent.timesteps == 35 and runner.agent.episodes == 7
+        assert runner.evaluation_returns is runner.episode_returns
+        made = runner.agent
+    with pytest.raises(UsageError, match="The agent is closed"):
+        made.act(np.zeros(2))
+    with pytest.raises(UsageError, match="The Runner is closed"):
+        runner.run(num_episodes=1)
+    runner.close()
+
+
+@pytest.mark.parametrize(
+    "manner", [{}, {"batch_agent_calls": True}, {"sync_timesteps": True, "sync_episodes": True}]
+)
+def test_several_environments(runner, agent, manner):
+    before = agent.timesteps, agent.episodes
+    runner.run(num_episodes=10, **manner, **QUIET)
+    assert runner.episodes == 10 and runner.timesteps == 50
+    assert (agent.timesteps - before[0], agent.episodes - before[1]) == (50, 10)
+    runner.run(num_timesteps=17, **manner, **QUIET)  # a later run has a fresh record
+    assert runner.timesteps == 17 and runner.episodes == len(runner.episode_returns) <= 3
+    assert agent.timesteps - before[0] == 67
+
+
+@pytest.mark.parametrize("manner", [{}, {"batch_agent_calls": True}])
+def test_updates_are_exact(agent, manner):
+    with Runner(agent, Walk, num_parallel=2) as runner:
+        for number in (5, 3):
+            before = agent.updates
+            runner.run(num_updates=number, **manner, **QUIET)
+            assert runner.updates == agent.updates - before == number
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("manner", [{}, {"batch_agent_calls": True}])
+def test_updates_are_exact_with_an_update_a_row(manner):
+    with Runner({**DQN, "train_every": 1}, Walk, num_parallel=2) as runner:
+        for number in (5, 3, 1):
+            before = runner.agent.updates
+            runner.run(num_updates=number, **manner, **QUIET)
+            assert runner.updates == runner.agent.updates - before == number
+
+
+def test_closing_leaves_given_objects_open(agent):
+    Walk.made.clear()
+    mine = [Walk(), Environment.create(Walk), Walk]
+    with Runner(agent, environments=mine) as runner:
+        runner.run(num_episodes=3, **QUIET)
+    assert [each.closed for each in Walk.made] == [False, False, True]
+    agent.act(np.zeros(2), independent=True)
+
+
+def test_masks_reach_the_agent():
+    with Runner(PPO, Masked, num_parallel=2) as runner:
+        runner.run(num_episodes=4, **QUIET)
+        assert runner.episode_returns == [5.0] * 4
+        runner.run(num_episodes=4, batch_agent_calls=True, **QUIET)
+        assert runner.episode_returns == [5.0] * 4
+
+
+def test_several_actors_in_one_environment(agent):
+    with Runner(agent, Team) as runner:
+        runner.run(num_episodes=6, **QUIET)
+        assert runner.episode_timesteps == [2, 4, 6] * 2 and runner.timesteps == 24
+        runner.run(num_episodes=4, **QUIET)  # in the second round only the first actor's is wanted
+        assert runner.episode_timesteps == [2, 4, 6, 2]
+        runner.run(num_timesteps=5, **QUIET)
+        assert runner.timesteps == 5
+    with Runner(agent, Team, num_parallel=2) as runner:
+        runner.run(num_episodes=12, batch_agent_calls=True, **QUIET)
+        assert sorted(runner.episode_timesteps) == sorted([2, 4, 6] * 4)
+
+
+def test_a_vectorizable_environment(agent):
+    made = Many()
+    with Runner(agent, made, num_parallel=4) as runner:
+        assert runner.num_environments == 1
+        runner.run(num_episodes=10, batch_agent_calls=True, **QUIET)
+        assert made.counts == [4, 4, 2]
+        assert runner.episode_returns == [5.0] * 10
+        runner.run(num_timesteps=11, **QUIET)
+        assert runner.timesteps == 11
+
+
+def test_as_many_actors_as_learn():
+    counts = []
+    for environment, settings in (
+        (Team, {}),
+        (Team, {"num_parallel": 3, "evaluation": True}),
+        (Many, {"num_parallel": 4}),
+    ):
+        with Runner(PPO, environment, **settings) as runner:
+            counts.append(runner.agent.parallel_interactions)
+    assert counts == [3, 6, 4]
+
+
+@pytest.mark.slow
+def test_recurrent_agents_evaluate_with_their_own_internals():
+    spec = {**PPO, "model": [{"type": "gru", "size": 4}], "mini_batches": 1}
+    with Runner(spec, Walk, num_parallel=2, evaluation=True) as runner:
+        runner.run(num_episodes=3, **QUIET)
+        assert runner.agent.parallel_interactions == 1
+        assert runner.evaluation_timesteps and set(runner.evaluation_timesteps) == {5}
+    with Runner(spec, Team) as runner:
+        runner.run(num_episodes=3, evaluation=True, **QUIET)
+        assert runner.episode_timesteps == [2, 4, 6] and runner.agent.timesteps == 0
+
+
+def test_evaluation_environment(agent):
+    with Runner(agent, Walk, num_parallel=3, evaluation=True) as runner:
+        before = agent.timesteps
+        runner.run(num_episodes=8, sync_episodes=True, **QUIET)
+        assert runner.evaluation_returns is not runner.episode_returns
+        assert (len(runner.episode_returns), len(runner.evaluation_returns)) == (8, 4)
+        assert runner.timesteps == agent.timesteps - before == 40
+        for name in ("returns", "timesteps", "seconds", "agent_seconds", "env_seconds"):
+            assert (
+                len(getattr(runner, f"evaluation_{name}")) == 4
+                and len(getattr(runner, f"episode_{name}")) == 8
+            )
+
+
+def test_a_run_of_evaluation_changes_nothing(agent):
+    with Runner(agent, Walk) as runner:
+        before = agent.timesteps, agent.updates, agent.episodes
+        runner.run(num_episodes=4, evaluation=True, **QUIET)
+        assert (agent.timesteps, agent.updates, agent.episodes) == before
+        assert runner.episodes == 4 and len(set(runner.episode_returns)) == 1  # best actions
+        with pytest.raises(UsageError, match="num_updates, but nothing is learnt"):
+            runner.run(num_updates=1, evaluation=True)
+
+
+def test_the_best_agent_is_saved(agent, tmp_path):
+    scores = iter([1.0, 3.0, None, 2.0, 3.0])
+    saved = []
+    with Runner(agent, Walk) as runner:
+
+        def score(given):
+            assert given is runner
+            saved.append(sorted(path.name for path in tmp_path.iterdir()))
+            return next(scores)
+
+        runner.run(num_episodes=5, save_best_agent=tmp_path, evaluation_callback=score, **QUIET)
+        assert runner.best_evaluation_score == 3.0
+        assert saved[0] == [] and saved[1] == ["best-model"]  # the first score is the best so far
+    loaded = Agent.load(tmp_path, filename="best-model")
+    assert agent.episodes - loaded.episodes == 3  # saved at the second of five
+    with Runner({"directory": tmp_path}, Walk) as runner:
+        runner.run(num_episodes=1, evaluation=True, **QUIET)
+
+
+def test_the_score_is_the_mean_over_the_horizon(agent):
+    with Runner(agent, Walk) as runner:
+        seen = []
+        runner.run(
+            num_episodes=6,
+            mean_horizon=3,
+            callback=lambda r, p: seen.append(r.best_evaluation_score),
+            **QUIET,
+        )
+        means = [np.mean(runner.episode_returns[i - 3 : i]) for i in range(3, 7)]
+        assert seen[:3] == [-np.inf] * 3 and runner.best_evaluation_score == max(means)
+        runner.run(num_episodes=4, mean_horizon=3, evaluation_callback=2, **QUIET)
+        assert runner.best_evaluation_score == max(
+            np.mean(runner.episode_returns[i - 2 : i]) for i in range(2, 5)
+        )
+
+
+def test_callbacks(runner):
+    heard = []
+
+    def callback(given, parallel):
+        assert given is runner and 0 <= parallel < 3
+        assert given.episode_return[parallel] == given.episode_returns[-1]
+        assert given.episode_timestep[parallel] == given.episode_timesteps[-1] == 5
+        heard.append(parallel)
+
+    runner.run(num_episodes=6, callback=callback, **QUIET)  # None is no veto
+    assert sorted(heard) == [0, 0, 1, 1, 2, 2]
+    heard.clear()
+    runner.run(num_episodes=6, callback=[callback, callback], callback_episode_frequency=3, **QUIET)
+    assert len(heard) == 4
+    times = []
+    runner.run(
+        num_timesteps=20,
+        callback=lambda r, p: times.append(r.timesteps),
+        callback_timestep_frequency=7,
+        **QUIET,
+    )
+    assert times == [7, 14]
+    runner.run(
+        num_timesteps=30, callback_timestep_frequency=10, callback_episode_frequency=2,
+        callback=lambda r, p: times.append((r.timesteps, r.episodes)), **QUIET,
+    )  # fmt: skip
+    assert len(times) == 2 + 3 + 3
+    for veto in (False, np.False_):
+        runner.run(
+            callback=[lambda r, p: None, lambda r, p, veto=veto: veto if r.episodes == 4 else True], **QUIET
+        )
+        assert runner.episodes == 4
+
+
+def test_a_failed_or_interrupted_run_can_be_followed_by_another(runner, agent):
+    def interrupt(runner, parallel):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(num_episodes=5, callback=interrupt, **QUIET)
+    runner.run(num_episodes=5, **QUIET)
+    assert runner.episode_timesteps == [5] * 5
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_run():
+    def returns():
+        with Runner({**PPO, "seed": 3}, "CartPole-v1", num_parallel=2) as runner:
+            runner.run(num_episodes=6, batch_agent_calls=True, **QUIET)
+            first = list(runner.episode_returns)
+            runner.run(num_episodes=6, batch_agent_calls=True, **QUIET)
+            return first, runner.episode_returns
+
+    first = returns()
+    assert first == returns() and first[0] != first[1]
+
+
+def test_time_limits_are_no_ends(agent, monkeypatch):
+    told = []
+    observe = agent.observe
+    monkeypatch.setattr(agent, "observe", lambda *a: told.append(a[1:]) or observe(*a))
+    with Runner(agent, Walk, max_episode_timesteps=3) as runner:
+        runner.run(num_episodes=2, **QUIET)
+        assert runner.episode_timesteps == [3, 3]
+    assert [terminal for terminal, *_ in told] == [0, 0, 2] * 2
+    np.testing.assert_allclose(told[2][2], [0.3, 0.3])  # the true last state comes along
+
+
+def test_agent_files_and_arguments(tmp_path):
+    path = tmp_path / "agent.json"
+    path.write_text(json.dumps({**PPO, "seed": 5, "parallel_interactions": 4}))
+    with Runner(str(path), Walk, num_parallel=3) as runner:
+        assert runner.agent.seed == 5 and runner.agent.parallel_interactions == 4
+
+
+def test_a_saved_agent_gets_as_many_actors_as_are_needed(tmp_path):
+    agent = Agent.create(**PPO, environment=Environment.create(Walk))
+    agent.save(tmp_path)
+    with Runner({"directory": tmp_path}, Walk, num_parallel=3) as runner:
+        assert runner.agent.parallel_interactions == 3
+    with pytest.raises(UsageError, match="parallel_interactions=2, and 3 are needed"):
+        Runner({"directory": tmp_path, "parallel_interactions": 2}, Walk, num_parallel=3)
+
+
+def test_num_parallel_in_two_ways_with_one_agent(agent):
+    with pytest.raises(
+        UsageError, match=r"parallel_interactions=6, and 7 are needed.*Make it with parallel_interactions=7"
+    ):
+        Runner(agent, Walk, num_parallel=7)
+    with Runner(agent, Walk, num_parallel=2) as runner:
+        runner.run(num_episodes=4, batch_agent_calls=True, **QUIET)
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments", "message"),
+    [
+        (UsageError, {}, "Give either environment or environments. Received: none of them"),
+        (UsageError, {"environment": Walk, "environments": [Walk]}, "Received: both"),
+        (SpecError, {"environments": "CartPole-v1"}, "environments must be a list of environments"),
+        (SpecError, {"environments": []}, "a list of at least one"),
+        (SpecError, {"environment": Walk, "num_parallel": 1}, "num_parallel must be a whole number of at least 2.*Leave it out"),
+        (SpecError, {"environment": Walk, "num_parallel": 2.0}, "num_parallel must be a whole number"),
+        (UsageError, {"environments": [Walk, Walk], "num_parallel": 3}, "num_parallel=3 does not fit the 2 environments"),
+        (UsageError, {"environment": Walk(), "num_parallel": 2}, "is one object and cannot run 2 times"),
+        (UsageError, {"environment": Walk, "evaluation": True}, r"use run\(evaluation=True\)"),
+        (SpecError, {"environment": Walk, "evaluation": 1}, "evaluation must be True or False"),
+        (SpecError, {"environment": Walk, "remote": "multiprocesing"}, "Did you mean 'multiprocessing'"),
+        (UsageError, {"environment": Walk, "remote": "socket-server"}, "A Runner does not serve"),
+        (UsageError, {"environment": Walk(), "remote": "multiprocessing"}, "object cannot run remotely"),
+        (UsageError, {"environment": Walk, "blocking": True}, "blocking is for remote"),
+        (SpecError, {"environment": Walk, "blocking": 1}, "blocking must be True or False"),
+        (UsageError, {"environment": Walk, "host": "here"}, "host is for remote='socket-client'"),
+        (UsageError, {"environment": Walk, "remote": "multiprocessing", "port": 1}, "port is for remote='socket-client'"),
+        (UsageError, {"remote": "socket-client", "port": 1}, "needs host"),
+        (UsageError, {"remote": "socket-client", "host": "here"}, "needs port"),
+        (UsageError, {"remote": "socket-client", "host": "h", "port": 1, "environment": Walk}, "server decides on environment"),
+        (UsageError, {"remote": "socket-client", "host": "h", "port": 1, "environments": [Walk]}, "server decides on environments"),
+        (UsageError, {"remote": "socket-client", "host": "h", "port": 1, "max_episode_timesteps": 3}, "max_episode_timesteps"),
+        (SpecError, {"environment": "CartPole-v11"}, "Did you mean"),
+        (SpaceError, {"environment": {"environment": Walk, "size": 3}}, "The agent does not fit the environment"),
+        (UsageError, {"environments": [Walk, {"environment": Walk, "size": 3}]}, "must have the same states and actions"),
+    ],
+)  # fmt: skip
+def test_refused_arguments(agent, error, arguments, message):
+    Walk.made.clear()
+    with pytest.raises(error, match=message):
+        Runner(agent, **arguments)
+    assert all(each.closed for each in Walk.made)
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments", "message"),
+    [
+        (UsageError, {}, "Give num_episodes, num_timesteps or num_updates, or a callback"),
+        (SpecError, {"num_episodes": 0}, "num_episodes must be a whole number of at least 1"),
+        (SpecError, {"num_timesteps": 1.5}, "num_timesteps must be"),
+        (SpecError, {"num_updates": True}, "num_updates must be"),
+        (SpecError, {"num_episodes": 1, "batch_agent_calls": 1}, "batch_agent_calls must be True or False"),
+        (SpecError, {"num_episodes": 1, "num_sleep_secs": -1}, "num_sleep_secs must be a number of at least 0"),
+        (SpecError, {"num_episodes": 1, "callback": 3}, "callback must be a callable"),
+        (SpecError, {"num_episodes": 1, "callback_episode_frequency": 0}, "callback_episode_frequency must be"),
+        (SpecError, {"num_episodes": 1, "callback_timestep_frequency": 0}, "callback_timestep_frequency must be"),
+        (SpecError, {"num_episodes": 1, "mean_horizon": None}, "mean_horizon must be a whole number"),
+        (SpecError, {"num_episodes": 1, "evaluation_callback": "x"}, "evaluation_callback must be"),
+        (SpecError, {"num_episodes": 1, "save_best_agent": True}, "save_best_agent must be a directory"),
+        (SpecError, {"num_episodes": 1, "evaluation_callback": lambda r: "x"}, "must return a number or None"),
+        (UsageError, {"num_episodes": 1, "evaluation": True}, "is for a single environment"),
+    ],
+)  # fmt: skip
+def test_refused_runs(runner, error, arguments, message):
+    with pytest.raises(error, match=message):
+        runner.run(**{**QUIET, **arguments})
+    if arguments.get("evaluation_callback") is None:
+        assert runner.timesteps == 0
+
+
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        ("ppoo", "Did you mean 'ppo'"),
+        ({"n_steps": 4}, "needs a 'type'"),
+        ({**PPO, "states": {"type": "float"}}, "takes states from the Runner's environment"),
+        ({**PPO, "n_step": 4}, "Did you mean 'n_steps'"),
+    ],
+)
+def test_refused_agents(agent, message):
+    Walk.made.clear()
+    with pytest.raises(SpecError, match=message):
+        Runner(agent, Walk)
+    assert all(each.closed for each in Walk.made)
+
+
+def test_environments_that_answer_late(agent, monkeypatch):
+    """What other processes and machines do, without them: each answer is ready at the third look."""
+
+    class Late(Local):
+        looks = 0
+
+        def ready(self, seconds=0.0):
+            self.looks += 1
+            return self.looks % 3 == 0
+
+    import operant.execution.connections as connections
+
+    monkeypatch.setattr(connections, "Local", Late)
+    with Runner(agent, Walk, num_parallel=3) as runner:
+        runner.run(num_episodes=9, num_sleep_secs=0, **QUIET)
+        assert runner.episode_timesteps == [5] * 9
+        assert all(connection.looks > 15 for connection in runner.environments)
+
+
+# The progress bar
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_the_bar_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = Terminal()
+    bar = Bar("episodes", 4, stream)
+    bar.show(2, {"return": "12.50", "agent": "97.1%"})
+    bar.close()
+    text = stream.getvalue()
+    assert "episodes" in text and "2/4" in text and "return=12.50  agent=97.1%" in text
+
+
+def test_the_bar_elsewhere_is_a_line_now_and_then(monkeypatch):
+    from operant.execution import progress
+
+    stream = io.StringIO()
+    bar = Bar("timesteps", None, stream)
+    bar.show(1)
+    assert stream.getvalue() == ""
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    bar.show(2, {"return": "-"})
+    bar.close()
+    assert stream.getvalue() == "timesteps 2  0 s  return=-\n" * 2
+
+
+@pytest.mark.parametrize(
+    ("limit", "text"), [({"num_episodes": 3}, "episodes 3/3"), ({"num_timesteps": 9}, "timesteps 9/9"), ({"num_updates": 2}, "updates 2/2")]
+)  # fmt: skip
+def test_every_limit_has_its_bar(runner, capsys, limit, text):
+    runner.run(**limit, mean_horizon=2)
+    line = capsys.readouterr().err
+    assert line.startswith(text)
+    names = ["return=", "ts/ep=5", "sec/ep=", "ms/ts=", "agent="]
+    assert [name for name in names if name in line] == (names if runner.episodes else [])
+    assert "comm=" not in line  # nothing is remote
