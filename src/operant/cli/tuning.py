@@ -33,7 +33,8 @@ def run(arguments: list[str]) -> int:
     from operant.tune import tune
 
     tuned = tune(planned)
-    return 1 if tuned.failed and not (tuned.complete or tuned.pruned) else 0
+    fruitless = tuned.failed and not (tuned.complete or tuned.pruned or tuned.interrupted)
+    return 1 if fruitless else 0
 
 
 def help_text(agent: str | None) -> str:

@@ -203,6 +203,9 @@ def _aggregates(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfi
     seeds = {len(runs) for group in groups.values() for runs in group.values()}
     count = str(min(seeds)) if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
     note = f"{len(groups)} environments, {count} seeds each; {100 * config.level:g}% stratified bootstrap intervals"
+    ends = [value for one in found for value in one[2:] if math.isfinite(value)]
+    margin = 0.06 * (max(ends) - min(ends)) or 0.1
+    limits = (min(ends) - margin, max(ends) + margin)
     for i, (statistic, title) in enumerate(titles.items()):
         ax = drawing.add_subplot(1, 3, i + 1)
         for one in found:
@@ -215,5 +218,5 @@ def _aggregates(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfi
         ax.set_yticks(range(len(labels)), labels if i == 0 else [""] * len(labels))
         ax.set_ylim(-0.6, len(labels) - 0.4)
         ax.grid(False, axis="y")
-        ax.margins(x=0.1)
+        ax.set_xlim(*limits)
     return drawing

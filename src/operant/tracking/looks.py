@@ -50,7 +50,7 @@ def finish(
 
     ax.set_title(title, loc="left", fontsize=13, fontweight="bold", color=INK, pad=26 if note else 10)
     if note:
-        ax.annotate(
+        line = ax.annotate(
             note,
             (0, 1),
             (0, 9),
@@ -59,6 +59,7 @@ def finish(
             fontsize=9.5,
             color=PALE,
         )
+        line.set_in_layout(False)  # a long note must not make its panel wider than others
     ax.set_xlabel(x_label, fontsize=11, color=INK, labelpad=6)
     ax.set_ylabel(y_label, fontsize=11, color=INK, labelpad=6)
     ax.grid(True, color=GRID, linewidth=0.8)

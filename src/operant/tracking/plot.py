@@ -174,7 +174,8 @@ def _curves(
     start, end = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
     if start > end:
         raise SpecError(
-            f"The runs of {label!r} do not overlap: one begins at {start:g}, one ends at {end:g}."
+            f"The runs of {label!r} do not overlap: one begins at {start:g}, one ends at {end:g}. "
+            "Draw them by step, or each under a label of its own."
         )
     grid = np.linspace(start, end, points)
     return grid, np.stack([np.interp(grid, x, y) for x, y in lines], axis=-1)
