@@ -248,6 +248,15 @@ def canonical(cls: type[Config], given: Mapping[str, Any], label: str | None = N
     return result
 
 
+def checked(cls: type[Config], name: str, value: Any) -> Any:
+    """Return the form in which a config holds a value of one option.
+
+    Raises:
+        SpecError: the value has another type, or is out of bounds.
+    """
+    return _checked(cls, name, options(cls)[name], value)
+
+
 def _label(cls: type) -> str:
     return getattr(cls, "label", cls.__name__)
 

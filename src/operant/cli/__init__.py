@@ -14,6 +14,8 @@ from operant.errors import OperantError
 COMMANDS = {
     "train": "Train given an agent and environment",
     "play": "Play a game given a trained agent and environment",
+    "tune": "Tune hyperparameters given an agent, hyperparameter specs, and environment",
+    "plot": "Plot learning curves and scores of runs",
     "run": "Run an agent in one or many environments, here or elsewhere",
     "serve": "Serve environments to agents on other machines",
     "list": "List agents, environments or presets",
@@ -67,6 +69,14 @@ def _dispatch(arguments: list[str]) -> int:
         from operant.cli import serving
 
         return serving.run(rest)
+    if command == "tune":
+        from operant.cli import tuning
+
+        return tuning.run(rest)
+    if command == "plot":
+        from operant.cli import plotting
+
+        return plotting.run(rest)
     from operant.cli import training
 
     return training.run(rest)

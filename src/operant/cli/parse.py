@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from operant.cli.tables import flag
@@ -24,12 +24,25 @@ def parse(
     configs: Iterable[type[Config]],
     arguments: Sequence[str],
     command: str,
+    *,
     short: Mapping[str, str] | None = None,
+    without: Collection[str] = (),
+    several: bool = False,
+    positional: str | None = None,
 ) -> dict[str, Any]:
     """Return the options that were given, by name.
 
     A flag may be abbreviated as long as it is clear. Values are read by the option's type; a number with a schedule is
-    written `linear:START:END:STEPS`, structured values as JSON. `short` holds the letters of options that have one.
+    written `linear:START:END:STEPS`, structured values as JSON.
+
+    Args:
+        configs: where the options stand.
+        arguments: of the command line.
+        command: for messages.
+        short: letters of options that have one.
+        without: options that are no flags of this command.
+        several: take one or more values of every option that has a search kind, as a list.
+        positional: name for the list of arguments that belong to no flag; None: there may be none.
 
     Raises:
         UsageError: an unknown or ambiguous flag, or a value of the wrong type.
@@ -38,11 +51,20 @@ def parse(
     known: dict[str, str] = {}
     for config in configs:
         hints = typing.get_type_hints(config)
-        for name in options(config):
+        for name, meta in options(config).items():
+            if name in without:
+                continue
             known[flag(name)] = name
+            if several and meta.search is not None:
+                _add_several(parser, name, hints[name])
+                continue
             letter = (short or {}).get(name)
             _add(parser, name, hints[name], default(config, name), () if letter is None else (f"-{letter}",))
-    given, unknown = parser.parse_known_args(list(arguments))
+    if positional is not None:
+        parser.add_argument(positional, nargs="*", default=[])
+        given, unknown = parser.parse_known_intermixed_args(list(arguments))
+    else:
+        given, unknown = parser.parse_known_args(list(arguments))
     if unknown:
         bad = unknown[0]
         what = "flag" if bad.startswith("-") else "argument"
@@ -58,6 +80,30 @@ def _add(parser: argparse.ArgumentParser, name: str, hint: Any, value: Any, shor
         parser.add_argument(*short, flag(name), dest=name, nargs="+")
     else:
         parser.add_argument(*short, flag(name), dest=name, type=_reader(name, hint))
+
+
+def _add_several(parser: argparse.ArgumentParser, name: str, hint: Any) -> None:
+    """Add a flag that takes one or more values; a switch may stand alone."""
+    if hint is bool:
+        parser.add_argument(flag(name), dest=name, nargs="*", action=_Switch, type=_truth(name))
+    else:
+        parser.add_argument(flag(name), dest=name, nargs="+", type=_reader(name, hint))
+
+
+class _Switch(argparse.Action):
+    """A flag that means True where no value is given."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, values or [True])
+
+
+def _truth(name: str) -> Any:
+    def read(text: str) -> bool:
+        if text.lower() not in ("true", "false"):
+            raise UsageError(f"{flag(name)} must be true or false. Received: {text!r}.")
+        return text.lower() == "true"
+
+    return read
 
 
 def _reader(name: str, hint: Any) -> Any:

@@ -26,7 +26,7 @@ def run(arguments: list[str]) -> int:
     if not arguments or "--help" in arguments or "-h" in arguments:
         print(help_text())
         return 0
-    config = RunnerConfig.from_dict(parse.parse([RunnerConfig], arguments, "run", SHORT))
+    config = RunnerConfig.from_dict(parse.parse([RunnerConfig], arguments, "run", short=SHORT))
     if config.remote == "socket-server":
         _serve(config)
         return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from operant import __version__
@@ -33,10 +33,22 @@ def base_help(commands: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
+def name_lines(names: Mapping[str, str]) -> list[str]:
+    """Return a line for each name with its text, wrapped so that it fits the terminal."""
+    width = shutil.get_terminal_size((80, 24)).columns
+    lines = []
+    for name, text in names.items():
+        lines += textwrap.wrap(
+            f"{name:<10} {text}", max(40, width), initial_indent=" " * 4, subsequent_indent=" " * 15
+        )
+    return lines
+
+
 def option_rows(
     configs: Iterable[type[Config]],
     fixed: Mapping[str, Any] | None = None,
     short: Mapping[str, str] | None = None,
+    without: Collection[str] = (),
 ) -> list[list[str]]:
     """Return a row of flag, help, default and search kind for every option, sorted by flag.
 
@@ -44,10 +56,13 @@ def option_rows(
         configs: where the options stand.
         fixed: defaults that differ under the agent's name.
         short: letters of options that have one.
+        without: options to leave out.
     """
     rows = []
     for config in configs:
         for name, meta in options(config).items():
+            if name in without:
+                continue
             value = (fixed or {}).get(name, default(config, name))
             shown = "-" if value is None or value is False or value == () or value == "" else str(value)
             letter = f"-{short[name]}, " if short and name in short else ""

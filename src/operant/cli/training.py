@@ -22,6 +22,12 @@ class _Extra(Config):
     preset: str | None = option(
         None, "Tuned settings by name; flags given beside it win. See `operant list presets`"
     )
+    from_study: str | None = option(
+        None, "Name of an optuna study whose best settings are trained; flags given beside it win"
+    )
+    storage: str | None = option(
+        None, "With --from-study: database url of the study (default: studies/STUDY/study.db)"
+    )
 
 
 def run(arguments: list[str]) -> int:
@@ -58,6 +64,7 @@ def _resume(agent: str | None, given: dict[str, Any]) -> Any:
 def _plan(agent: str | None, given: dict[str, Any]) -> Any:
     from operant.train import Plan
 
+    agent, given = _studied(agent, given)
     if agent is None:
         raise SpecError(
             f"train needs an agent: operant train <agent> --env <environment>. Known: {', '.join(AGENTS)}."
@@ -72,13 +79,44 @@ def _plan(agent: str | None, given: dict[str, Any]) -> Any:
     return Plan(agent, own, run)
 
 
+def _studied(agent: str | None, given: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """Return agent and options, with the best settings of a study below those that were given."""
+    name, storage = given.pop("from_study", None), given.pop("storage", None)
+    if name is None:
+        if storage is not None:
+            raise SpecError("--storage is for --from-study NAME, which was not given.")
+        return agent, given
+    if given.get("preset") is not None:
+        raise SpecError("--preset and --from-study both give settings. Give one of them.")
+    from operant.tune import from_study
+
+    best = from_study(name, storage)
+    if agent is not None and ALIASES.get(agent, agent) != best.agent:
+        raise SpecError(
+            f"The study {name!r} tunes {best.agent}, not {agent}. Use: operant train --from-study {name}"
+        )
+    if not given.get("quiet"):
+        print(f"Best of the study {name}: trial {best.number}, mean reward {best.value:.2f}")
+    settings = {**best.options, **best.run, **given}
+    if "target_reward" in given and "max_steps" not in given:
+        del settings["max_steps"]
+    return best.agent, settings
+
+
 def help_text(agent: str | None) -> str:
     """Return usage and the table of flags: of the command, and of the agent if one is named."""
-    usage = f"operant train {agent or '<agent>'} --env <environment> (--max-steps N | --target-reward R) [options]"
+    who = agent or "<agent>"
+    usage = [
+        f"operant train {who} --env <environment> --max-steps N [options]",
+        f"operant train {who} --env <environment> --target-reward R [options]",
+        f"operant train {who} --from-study <study> [options]",
+        "operant train --resume <run> [options]",
+    ]
+    text = "Usage:\n    " + "\n    ".join(usage) + "\n\n"
     configs: list[type[Config]] = [RunConfig, _Extra]
     if agent is None:
-        agents = "\n".join(f"    {name:<10} {e.help}" for name, e in AGENTS.items())
+        agents = "\n".join(tables.name_lines({name: e.help for name, e in AGENTS.items()}))
         table = tables.table("train", HEADER, tables.option_rows(configs))
-        return f"Usage:\n    {usage}\n\nAgents:\n{agents}\n\n{table}"
+        return f"{text}Agents:\n{agents}\n\n{table}"
     rows = tables.option_rows([*configs, config_class(agent)], entry(agent).options)
-    return f"Usage:\n    {usage}\n\n{entry(agent).help}\n\n{tables.table(f'train {agent}', HEADER, rows)}"
+    return f"{text}{entry(agent).help}\n\n{tables.table(f'train {agent}', HEADER, rows)}"

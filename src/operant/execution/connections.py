@@ -63,8 +63,9 @@ def connect(
     if remote is not None:
         from operant.envs import remote as elsewhere
 
+        mode: Any = remote  # one of REMOTE, as was checked
         made: list[Connection] = elsewhere.connect(
-            environment, num_parallel=num_parallel, remote=remote, blocking=blocking, host=host, port=port,
+            environment, num_parallel=num_parallel, remote=mode, blocking=blocking, host=host, port=port,
             max_episode_timesteps=max_episode_timesteps, environments=environments,
         )  # fmt: skip
     elif environments is not None:

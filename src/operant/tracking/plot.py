@@ -7,27 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from operant.errors import SpecError, suggest, value_error
 from operant.tracking.history import COLUMNS, OPTIONAL, read_history
+from operant.tracking.looks import COLORS, INK, figure, finish, save
 from operant.tracking.seeds import Statistic, band
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 TimeUnit = Literal["hour", "minute", "second"]
 History = str | Path | Mapping[str, np.ndarray]
 """Path of a history, or its columns."""
 
 SECONDS = {"hour": 3600, "minute": 60, "second": 1}
-# Okabe and Ito 2008: told apart also by the colour-blind; yellow is left out, being unreadable on white.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
-_INK = "#333333"
-_GRID = "#E4E4E4"
 
 
 def plot_history(
@@ -66,7 +62,7 @@ def plot_history(
         raise value_error("history_interval", "at least 1", history_interval)
     _check_axes(plot, benchmark, time_unit)
     if ax is None:
-        ax = _figure().add_subplot()
+        ax = figure().add_subplot()
     for i, (path, agent) in enumerate(zip(paths, agents, strict=True)):
         history = read_history(path)
         x = _abscissa(history, benchmark, time_unit)
@@ -74,7 +70,7 @@ def plot_history(
         every = slice(None, None, history_interval)
         ax.plot(x[every], y[every], label=agent, color=COLORS[i % len(COLORS)], linewidth=1.8)
     title = f"{agents[0]} - {env}" if len(agents) == 1 else env
-    _finish(ax, title, _label(benchmark, time_unit), plot.replace("_", " "), legend="lower right")
+    finish(ax, title, _label(benchmark, time_unit), plot.replace("_", " "), legend="lower right")
     return ax
 
 
@@ -90,6 +86,7 @@ def learning_curve(
     target: float | None = None,
     points: int = 200,
     time_unit: TimeUnit = "hour",
+    colors: Mapping[str, str] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """Draw the learning curves of several agents, each over its seeds, with a bootstrap band.
@@ -107,6 +104,7 @@ def learning_curve(
         target: reward to mark by a horizontal line.
         points: of each curve.
         time_unit: unit of time where `benchmark` is ``time``.
+        colors: by label, so that several pictures agree; None: in order.
         ax: where to draw; None: a new figure, ``ax.figure``.
 
     Returns:
@@ -117,11 +115,11 @@ def learning_curve(
     """
     _check_axes(plot, benchmark, time_unit)
     if ax is None:
-        ax = _figure().add_subplot()
+        ax = figure().add_subplot()
     for i, (label, histories) in enumerate(runs.items()):
         x, curves = _curves(label, histories, plot, benchmark, time_unit, points)
         center, low, high = band(curves, statistic, level)
-        color = COLORS[i % len(COLORS)]
+        color = colors[label] if colors else COLORS[i % len(COLORS)]
         seeds = curves.shape[-1]
         several = seeds > 1
         name = f"{label} ({seeds} seed{'s' if several else ''})"
@@ -130,14 +128,14 @@ def learning_curve(
             ax.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0, zorder=2)
     if target is not None:
         ax.axhline(
-            target, color=_INK, linewidth=1.0, linestyle=(0, (4, 3)), label=f"target {target:,g}", zorder=1
+            target, color=INK, linewidth=1.0, linestyle=(0, (4, 3)), label=f"target {target:,g}", zorder=1
         )
     many = any(len(histories) > 1 for histories in runs.values())
     name = {"mean": "mean", "iqm": "interquartile mean"}[statistic]
     note = f"{name} over seeds with {100 * level:g}% bootstrap interval" if many else ""
-    _finish(ax, title, _label(benchmark, time_unit), plot.replace("_", " "), legend="best", note=note)
+    finish(ax, title, _label(benchmark, time_unit), plot.replace("_", " "), legend="best", note=note)
     if out is not None:
-        _save(ax.figure, Path(out))
+        save(ax.figure, out)
     return ax
 
 
@@ -176,62 +174,8 @@ def _curves(
     start, end = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
     if start > end:
         raise SpecError(
-            f"The runs of {label!r} do not overlap: one begins at {start:g}, one ends at {end:g}."
+            f"The runs of {label!r} do not overlap: one begins at {start:g}, one ends at {end:g}. "
+            "Draw them by step, or each under a label of its own."
         )
     grid = np.linspace(start, end, points)
     return grid, np.stack([np.interp(grid, x, y) for x, y in lines], axis=-1)
-
-
-def _figure() -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 4.4), dpi=160, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _finish(ax: Axes, title: str, x_label: str, y_label: str, legend: str, note: str = "") -> None:
-    """Give the axes their labels and looks."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    ax.set_title(title, loc="left", fontsize=13, fontweight="bold", color=_INK, pad=26 if note else 10)
-    if note:
-        ax.annotate(
-            note,
-            (0, 1),
-            (0, 9),
-            xycoords="axes fraction",
-            textcoords="offset points",
-            fontsize=9.5,
-            color="#777777",
-        )
-    ax.set_xlabel(x_label, fontsize=11, color=_INK, labelpad=6)
-    ax.set_ylabel(y_label, fontsize=11, color=_INK, labelpad=6)
-    ax.grid(True, color=_GRID, linewidth=0.8)
-    ax.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        ax.spines[side].set_visible(False)
-    ax.spines["bottom"].set_color("#999999")
-    ax.tick_params(colors=_INK, labelsize=10, length=0, pad=5)
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
-        axis.set_major_formatter(FuncFormatter(_thousands))
-    ax.margins(x=0.015, y=0.06)
-    if ax.get_legend_handles_labels()[1]:
-        ax.legend(loc=legend, fontsize=10, labelcolor=_INK, framealpha=0.85, edgecolor="none")
-
-
-def _thousands(value: float, position: int) -> str:
-    return f"{value:,.10g}".replace("-", "\N{MINUS SIGN}")
-
-
-def _save(figure: Any, out: Path) -> None:
-    import matplotlib
-
-    out.parent.mkdir(parents=True, exist_ok=True)
-    metadata = {"Date": None} if out.suffix == ".svg" else {}
-    with matplotlib.rc_context(
-        {"svg.hashsalt": "operant", "svg.fonttype": "none"}
-    ):  # equal runs, equal files
-        figure.savefig(out, metadata=metadata)

@@ -5,6 +5,7 @@ Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -94,3 +95,52 @@ def interval(
         raise value_error("values", "one finite score per seed", values)
     center, low, high = band(scores[None], statistic, level, seed)
     return float(center[0]), float(low[0]), float(high[0])
+
+
+def stratified(
+    scores: Sequence[Sequence[float] | np.ndarray],
+    statistic: Literal["mean", "iqm", "median"] = "iqm",
+    level: float = 0.95,
+    seed: int = 0,
+) -> tuple[float, float, float]:
+    """Return a statistic over the scores of several environments, and the ends of its bootstrap interval.
+
+    Seeds are drawn again within each environment (stratified bootstrap), so that every environment keeps its weight.
+
+    Args:
+        scores: for each environment one normalised score per seed.
+        statistic: ``mean`` and ``iqm`` over all scores together, or ``median``: of the environments' means.
+        level: share of the draws inside the interval.
+        seed: of the resampling.
+
+    Returns:
+        Estimate, low and high. Low and high are NaN where no environment has two seeds.
+
+    Raises:
+        SpecError: no scores, scores that are not finite, an unknown statistic or level.
+
+    >>> stratified([[0.0, 1.0], [2.0, 3.0]], "iqm")[0]
+    1.5
+    """
+    parts = [np.asarray(part, np.float64) for part in scores]
+    if not parts or any(part.ndim != 1 or not part.size or not np.isfinite(part).all() for part in parts):
+        raise value_error("scores", "finite scores, one or more for each environment", scores)
+    if statistic not in ("mean", "iqm", "median"):
+        raise value_error("statistic", "'mean', 'iqm' or 'median'", statistic)
+    if not 0 < level < 1:
+        raise value_error("level", "between 0 and 1", level)
+
+    def over(drawn: list[np.ndarray]) -> np.ndarray:
+        """Return the statistic of scores `[draws, seeds]` for each environment: `[draws]`."""
+        if statistic == "median":
+            return np.median(np.stack([np.mean(part, axis=-1) for part in drawn], axis=-1), axis=-1)
+        return estimate(np.concatenate(drawn, axis=-1), statistic)
+
+    center = float(over([part[None] for part in parts])[0])
+    if all(part.size < 2 for part in parts):
+        return center, math.nan, math.nan
+    draw = np.random.default_rng(seed)
+    values = over([part[draw.integers(0, part.size, (RESAMPLES, part.size))] for part in parts])
+    tail = 100 * (1 - level) / 2
+    low, high = np.percentile(values, [tail, 100 - tail])
+    return center, float(low), float(high)

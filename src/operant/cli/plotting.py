@@ -1,0 +1,32 @@
+"""`operant plot`."""
+
+from __future__ import annotations
+
+from operant.cli import parse, tables
+from operant.tracking.figures import PlotConfig
+
+
+def run(arguments: list[str]) -> int:
+    """Plot, or print help when there is nothing to plot."""
+    if not arguments or "--help" in arguments or "-h" in arguments:
+        print(help_text())
+        return 0
+    given = parse.parse([PlotConfig], arguments, "plot", positional="runs")
+    paths = given.pop("runs")
+    config = PlotConfig.from_dict(given)
+    from operant.tracking.figures import plot
+
+    print(f"Wrote {plot(paths, config)}")
+    return 0
+
+
+def help_text() -> str:
+    """Return usage and the table of flags."""
+    usage = [
+        "operant plot <run> ... [options]     learning curves over seeds",
+        "operant plot <run> ... --aggregate   statistics over environments",
+    ]
+    note = "A run is a folder that training made, a folder of such runs, or a history\n(.parquet)."
+    rows = [row[:3] for row in tables.option_rows([PlotConfig])]
+    table = tables.table("plot", ("flags", "help", "default"), rows)
+    return "Usage:\n    " + "\n    ".join(usage) + f"\n\n{note}\n\n{table}"

@@ -1,0 +1,55 @@
+"""`operant tune`."""
+
+from __future__ import annotations
+
+from operant.agents import AGENTS, config_class, entry
+from operant.cli import parse, tables
+from operant.cli.training import HEADER
+from operant.errors import SpecError
+from operant.execution.config import RunConfig
+from operant.spec import Config, options
+from operant.tuning.plan import NOT_TUNED, TuneConfig, plan
+
+
+def run(arguments: list[str]) -> int:
+    """Tune, or print help when there is nothing to tune."""
+    agent = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    flags = arguments[1:] if agent is not None else arguments
+    if agent is not None:
+        entry(agent)
+    if not flags or "--help" in flags or "-h" in flags:
+        print(help_text(agent))
+        return 0
+    if agent is None:
+        raise SpecError(
+            f"tune needs an agent: operant tune <agent> --env <environment>. Known: {', '.join(AGENTS)}."
+        )
+    configs: list[type[Config]] = [TuneConfig, RunConfig, config_class(agent)]
+    given = parse.parse(configs, flags, f"tune {agent}", without=NOT_TUNED, several=True)
+    known = options(TuneConfig)
+    config = TuneConfig.from_dict({name: value for name, value in given.items() if name in known})
+    settings = {name: value for name, value in given.items() if name not in known}
+    planned = plan(agent, config, **settings)
+    from operant.tune import tune
+
+    tuned = tune(planned)
+    fruitless = tuned.failed and not (tuned.complete or tuned.pruned or tuned.interrupted)
+    return 1 if fruitless else 0
+
+
+def help_text(agent: str | None) -> str:
+    """Return usage and the table of flags: of the command, and of the agent if one is named."""
+    usage = [
+        f"operant tune {agent or '<agent>'} --env <environment> --n-trials N",
+        "    --<option> <value>            fixed",
+        "    --<option> <low> <high>       searched (hp_type int, log_uniform)",
+        "    --<option> <value> <value>... searched (hp_type categorical)",
+    ]
+    lines = ["Usage:", *(f"    {line}" for line in usage), ""]
+    configs: list[type[Config]] = [TuneConfig, RunConfig]
+    if agent is None:
+        lines += ["Agents:", *tables.name_lines({name: e.help for name, e in AGENTS.items()}), ""]
+        rows = tables.option_rows(configs, without=NOT_TUNED)
+        return "\n".join([*lines, tables.table("tune", HEADER, rows)])
+    rows = tables.option_rows([*configs, config_class(agent)], entry(agent).options, without=NOT_TUNED)
+    return "\n".join([*lines, entry(agent).help, "", tables.table(f"tune {agent}", HEADER, rows)])

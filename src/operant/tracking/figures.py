@@ -1,0 +1,222 @@
+"""Pictures of runs on the disk: what `operant plot` draws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from operant.errors import SpecError, UsageError
+from operant.spec import Config, option, read_json
+from operant.tracking.history import COLUMNS, OPTIONAL
+
+if TYPE_CHECKING:
+    from operant.tracking.runs import Run
+
+FIRST_EPISODES = 20
+"""Episodes at the beginning of a run that say what an untrained policy scores, where nobody says it."""
+
+
+class PlotConfig(Config):
+    """Options of `operant plot`."""
+
+    out: str = option("plot.png", "File to write: .png, .svg or .pdf")
+    agents: tuple[str, ...] = option(
+        (),
+        "Name of each history for the legend; histories of one name are seeds of one curve (default: by the runs' settings)",
+    )
+    env: str | None = option(None, "Name of the environment, for the title (default: the runs')")
+    plot: str = option("mean_reward", "Column to draw", choices=(*COLUMNS, *OPTIONAL))
+    benchmark: Literal["step", "time"] = option(
+        "step", "What it is drawn over: step or time", choices=("step", "time")
+    )
+    time_unit: Literal["hour", "minute", "second"] = option(
+        "hour", "Unit of time: hour, minute or second", choices=("hour", "minute", "second")
+    )
+    history_interval: int = option(1, "Use every n-th episode", low=1)
+    statistic: Literal["mean", "iqm"] = option(
+        "mean", "Over seeds: mean, or iqm, the interquartile mean", choices=("mean", "iqm")
+    )
+    level: float = option(0.95, "Confidence level of the bootstrap intervals", low=0.01, high=0.999)
+    target: float | None = option(None, "Reward to mark by a line")
+    aggregate: bool = option(
+        False, "Draw scores over all environments instead of curves: IQM, median and mean, with intervals"
+    )
+    scores: str | None = option(
+        None, "JSON file for --aggregate: for each environment [score that counts 0, score that counts 1]"
+    )
+
+    def check(self) -> Iterator[str]:
+        """Refuse a file that is no picture."""
+        if Path(self.out).suffix.lower() not in (".png", ".svg", ".pdf"):
+            yield f"out must be a file that ends with .png, .svg or .pdf. Received: out={self.out!r}."
+        if self.scores is not None and not self.aggregate:
+            yield "scores is for --aggregate, which was not given."
+
+
+class Aggregate(NamedTuple):
+    """A statistic of one agent over environments."""
+
+    label: str
+    statistic: str
+    estimate: float
+    low: float
+    high: float
+
+
+def plot(paths: Sequence[str | Path], config: PlotConfig | None = None) -> Path:
+    """Draw runs.
+
+    Runs of one agent with the same settings are seeds of one curve, drawn with a bootstrap interval. Several environments get a panel
+    each, or, with `aggregate`, statistics over all of them.
+
+    Args:
+        paths: folders of runs, folders of such folders, or histories.
+        config: how.
+
+    Returns:
+        The file.
+
+    Raises:
+        OperantError: a run cannot be read, or an option does not fit; nothing is written then.
+    """
+    from operant.tracking import runs as reading
+    from operant.tracking.looks import check_format, save
+
+    config = PlotConfig.from_dict({}) if config is None else config
+    out = check_format(config.out)
+    if not paths:
+        raise UsageError("plot needs runs: operant plot RUN ... (folders of runs, or histories).")
+    runs = reading.read(paths)
+    every = slice(None, None, config.history_interval)
+    runs = [run._replace(columns={k: v[every] for k, v in run.columns.items()}) for run in runs]
+    groups = reading.grouped(runs, config.agents)
+    return save((_aggregates if config.aggregate else _curves)(groups, config), out)
+
+
+def _colors(groups: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
+    """Give every label one colour in all panels."""
+    from operant.tracking.looks import COLORS
+
+    labels = list(dict.fromkeys(label for group in groups.values() for label in group))
+    return {label: COLORS[i % len(COLORS)] for i, label in enumerate(labels)}
+
+
+def _curves(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfig) -> object:
+    """Draw learning curves, a panel for each environment."""
+    from operant.tracking.looks import figure
+    from operant.tracking.plot import learning_curve
+
+    columns = min(len(groups), 3)
+    rows = math.ceil(len(groups) / columns)
+    drawing = figure(7.2 if columns == 1 else 5.6 * columns, 4.4 * rows)
+    for i, (env, labels) in enumerate(groups.items()):
+        learning_curve(
+            {label: [run.columns for run in runs] for label, runs in labels.items()},
+            title=config.env or env,
+            plot=config.plot,
+            benchmark=config.benchmark,
+            statistic=config.statistic,
+            level=config.level,
+            target=config.target,
+            time_unit=config.time_unit,
+            colors=_colors(groups),
+            ax=drawing.add_subplot(rows, columns, i + 1),
+        )
+    return drawing
+
+
+def aggregates(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfig) -> list[Aggregate]:
+    """Return statistics of every agent's final scores over all environments.
+
+    A score is the last value of the column, normalised: 0 and 1 are what `scores` says for the environment, or else the mean return of the
+    first episodes of all its runs, and the best of their final scores.
+
+    Raises:
+        SpecError: an agent has no runs in one of the environments, or the scores of one do not differ.
+    """
+    from operant.tracking.seeds import stratified
+
+    given = read_json(config.scores, "scores") if config.scores else {}
+    labels = _colors(groups)
+    scores: dict[str, list[list[float]]] = {label: [] for label in labels}
+    for env, group in groups.items():
+        low, high = _range(env, given, group, config.plot)
+        for label in labels:
+            if label not in group:
+                raise SpecError(
+                    f"{label!r} has no run in {env!r}, and statistics over environments need runs in all of them. "
+                    "Name runs with --agents where their settings differ."
+                )
+            finals = [_final(run, config.plot) for run in group[label]]
+            scores[label].append([(final - low) / (high - low) for final in finals])
+    return [
+        Aggregate(label, statistic, *stratified(parts, statistic, config.level))
+        for label, parts in scores.items()
+        for statistic in ("iqm", "median", "mean")
+    ]
+
+
+def _range(
+    env: str, given: Mapping[str, object], group: Mapping[str, list[Run]], column: str
+) -> tuple[float, float]:
+    import numpy as np
+
+    known = given.get(env)
+    if known is None and given:
+        raise SpecError(f"scores does not know the environment {env!r}. It knows: {', '.join(given)}.")
+    if known is not None:
+        if not (
+            isinstance(known, list) and len(known) == 2 and all(isinstance(v, int | float) for v in known)
+        ):
+            raise SpecError(f"scores must give two numbers for {env!r}. Received: {known!r}.")
+        low, high = map(float, known)
+    else:
+        runs = [run for runs in group.values() for run in runs]
+        low = float(np.mean([np.mean(run.columns["episode_reward"][:FIRST_EPISODES]) for run in runs]))
+        high = max(_final(run, column) for run in runs)
+    if not low != high:
+        raise SpecError(f"The scores that count 0 and 1 in {env!r} are both {low:g}. Give --scores.")
+    return low, high
+
+
+def _final(run: Run, column: str) -> float:
+    import numpy as np
+
+    values = run.columns[column]
+    finite = np.flatnonzero(np.isfinite(values))
+    if not finite.size:
+        raise SpecError(f"The run {str(run.path)!r} has no episodes to plot.")
+    return float(values[finite[-1]])
+
+
+def _aggregates(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfig) -> object:
+    """Draw the statistics: a panel for each, a bar for each agent's interval."""
+    from operant.tracking.looks import INK, figure, finish
+
+    found = aggregates(groups, config)
+    colors = _colors(groups)
+    labels = list(colors)[::-1]
+    drawing = figure(11.0, 1.9 + 0.5 * len(labels))
+    titles = {"iqm": "IQM", "median": "Median", "mean": "Mean"}
+    seeds = {len(runs) for group in groups.values() for runs in group.values()}
+    count = str(min(seeds)) if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
+    note = f"{len(groups)} environments, {count} seeds each; {100 * config.level:g}% stratified bootstrap intervals"
+    ends = [value for one in found for value in one[2:] if math.isfinite(value)]
+    margin = 0.06 * (max(ends) - min(ends)) or 0.1
+    limits = (min(ends) - margin, max(ends) + margin)
+    for i, (statistic, title) in enumerate(titles.items()):
+        ax = drawing.add_subplot(1, 3, i + 1)
+        for one in found:
+            if one.statistic == statistic:
+                row, color = labels.index(one.label), colors[one.label]
+                if math.isfinite(one.low):
+                    ax.barh(row, one.high - one.low, left=one.low, height=0.5, color=color, alpha=0.55)
+                ax.plot([one.estimate] * 2, [row - 0.25, row + 0.25], color=INK, linewidth=2)
+        finish(ax, title, "normalised score", "", legend="best", note=note if i == 0 else " ", numbers="x")
+        ax.set_yticks(range(len(labels)), labels if i == 0 else [""] * len(labels))
+        ax.set_ylim(-0.6, len(labels) - 0.4)
+        ax.grid(False, axis="y")
+        ax.set_xlim(*limits)
+    return drawing

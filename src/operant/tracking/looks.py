@@ -1,0 +1,106 @@
+"""How operant's pictures look: colours, axes, files. Drawn without pyplot: no global state, no display needed.
+
+matplotlib is imported when something is drawn.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from operant.errors import value_error
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito 2008: told apart also by the colour-blind; yellow is left out, being unreadable on white.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
+INK = "#333333"
+GRID = "#E4E4E4"
+PALE = "#777777"
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def figure(width: float = 7.2, height: float = 4.4) -> Figure:
+    """Return an empty figure of so many inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(width, height), dpi=160, layout="constrained", facecolor="white")
+    FigureCanvasAgg(made)
+    return made
+
+
+def finish(
+    ax: Axes, title: str, x_label: str, y_label: str, legend: str, note: str = "", numbers: str = "xy"
+) -> None:
+    """Give the axes their labels and looks.
+
+    Args:
+        ax: the axes.
+        title: above them.
+        x_label: below.
+        y_label: at the left.
+        legend: place of the legend, if there is anything for one.
+        note: a line between title and axes.
+        numbers: which axes have numbers: ``xy``, ``x`` or ``y``.
+    """
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    ax.set_title(title, loc="left", fontsize=13, fontweight="bold", color=INK, pad=26 if note else 10)
+    if note:
+        line = ax.annotate(
+            note,
+            (0, 1),
+            (0, 9),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            fontsize=9.5,
+            color=PALE,
+        )
+        line.set_in_layout(False)  # a long note must not make its panel wider than others
+    ax.set_xlabel(x_label, fontsize=11, color=INK, labelpad=6)
+    ax.set_ylabel(y_label, fontsize=11, color=INK, labelpad=6)
+    ax.grid(True, color=GRID, linewidth=0.8)
+    ax.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        ax.spines[side].set_visible(False)
+    ax.spines["bottom"].set_color("#999999")
+    ax.tick_params(colors=INK, labelsize=10, length=0, pad=5)
+    for axis in [{"x": ax.xaxis, "y": ax.yaxis}[name] for name in numbers]:
+        axis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
+        axis.set_major_formatter(FuncFormatter(thousands))
+    ax.margins(x=0.015, y=0.06)
+    if ax.get_legend_handles_labels()[1]:
+        ax.legend(loc=legend, fontsize=10, labelcolor=INK, framealpha=0.85, edgecolor="none")
+
+
+def thousands(value: float, position: int = 0) -> str:
+    """Return a number for an axis."""
+    return f"{value:,.10g}".replace("-", "\N{MINUS SIGN}")
+
+
+def check_format(out: str | Path) -> Path:
+    """Refuse a file that no picture can be written to.
+
+    Raises:
+        SpecError: the suffix is none of a picture, or the path is a folder.
+    """
+    path = Path(out)
+    if path.suffix.lower() not in FORMATS or path.is_dir():
+        raise value_error("out", f"a file that ends with {', '.join(FORMATS)}", str(out))
+    return path
+
+
+def save(figure: Any, out: str | Path) -> Path:
+    """Write a figure, in the format that the suffix says; equal figures give equal files."""
+    import matplotlib
+
+    out = check_format(out)
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(out.suffix, {})
+    with matplotlib.rc_context({"svg.hashsalt": "operant", "svg.fonttype": "none"}):
+        figure.savefig(out, metadata=metadata)
+    return out

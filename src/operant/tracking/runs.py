@@ -1,0 +1,113 @@
+"""Runs by what they trained: histories of run folders, or Parquet files, sorted into agents and their seeds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from operant.errors import SpecError, UsageError
+from operant.spec import read_json
+from operant.tracking.history import read_history
+
+_OWN = frozenset(
+    {
+        "seed", "max_steps", "target_reward", "checkpoints", "weights", "history_checkpoint", "monitor_session",
+        "run_dir", "resume", "save_seconds", "log_frequency", "display_precision", "quiet", "env", "vector", "threads",
+    }
+)  # fmt: skip
+"""Options of a run that do not make it another experiment."""
+
+
+class Run(NamedTuple):
+    """One run to draw."""
+
+    path: Path
+    """Folder of the run, or the history."""
+    env: str
+    """Environment; empty where only a history is known."""
+    agent: str
+    settings: dict[str, Any]
+    """Options that make the experiment."""
+    columns: Mapping[str, np.ndarray]
+    """Its history."""
+
+
+def read(paths: Sequence[str | Path]) -> list[Run]:
+    """Read runs.
+
+    Args:
+        paths: folders of runs, folders that hold such, or histories (`.parquet`).
+
+    Raises:
+        SpecError: there is no run, or its history cannot be read.
+    """
+    return [_read(place) for path in paths for place in _places(Path(path))]
+
+
+def _places(path: Path) -> list[Path]:
+    """Return the runs that a path stands for."""
+    if not path.exists():
+        raise SpecError(f"There is no run or history {str(path)!r}.")
+    if path.suffix == ".parquet" or (path / "run.json").is_file():
+        return [path]
+    inside = sorted(file.parent for file in path.glob("*/run.json")) if path.is_dir() else []
+    if not inside:
+        raise SpecError(
+            f"{str(path)!r} is neither a run (a folder with run.json), nor a folder of runs, nor a history (.parquet)."
+        )
+    return inside
+
+
+def _read(path: Path) -> Run:
+    if path.suffix == ".parquet":
+        return Run(path, "", path.stem, {}, read_history(path))
+    saved = read_json(path / "run.json", "run")
+    try:
+        agent, run = dict(saved["agent"]), dict(saved["run"])
+        kind, env = agent.pop("type"), run["env"]
+    except (KeyError, TypeError, ValueError):
+        raise SpecError(f"{str(path / 'run.json')!r} does not describe a run.") from None
+    settings = {**agent, **{name: value for name, value in run.items() if name not in _OWN}}
+    own = run.get("history_checkpoint")
+    return Run(path, env, kind, settings, read_history(Path(own) if own else path / "history.parquet"))
+
+
+def grouped(runs: Sequence[Run], labels: Sequence[str] = ()) -> dict[str, dict[str, list[Run]]]:
+    """Sort runs by environment, then by label; runs of one label are seeds of one experiment.
+
+    Args:
+        runs: to sort.
+        labels: of each run; none: the agent's name, with the options in which experiments of one environment differ.
+
+    Returns:
+        Runs by environment and label, in the order given.
+
+    Raises:
+        UsageError: another number of labels than runs.
+    """
+    if labels and len(labels) != len(runs):
+        raise UsageError(
+            f"agents must name each of the {len(runs)} histories. Received {len(labels)} names: {', '.join(labels)}."
+        )
+    found: dict[str, dict[str, list[Run]]] = {}
+    for i, run in enumerate(runs):
+        label = labels[i] if labels else _label(run, runs)
+        found.setdefault(run.env, {}).setdefault(label, []).append(run)
+    return found
+
+
+def _label(run: Run, runs: Sequence[Run]) -> str:
+    """Name a run by its agent, and by what tells it from others of the same agent and environment."""
+    alike = [other.settings for other in runs if (other.env, other.agent) == (run.env, run.agent)]
+    names = {name: None for settings in alike for name in settings}
+    differing = [name for name in names if len({_text(settings.get(name)) for settings in alike}) > 1]
+    parts = [f"{name} {_text(run.settings.get(name))}" for name in differing]
+    return f"{run.agent}, {', '.join(parts)}" if parts else run.agent
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,114 @@
+"""What a study is to do, before anything is built or written. Imports neither JAX nor Optuna: help must come at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from operant.agents import ALIASES, config_class, entry
+from operant.errors import SpecError, value_error
+from operant.execution.config import RunConfig
+from operant.spec import Config, option, options, plain
+from operant.tuning import study as studies
+from operant.tuning.ranges import Range, corners, split
+
+NOT_TUNED = frozenset({"max_steps", "target_reward", "monitor_session", "run_dir", "resume", "save_seconds"})
+"""Options of a run that trials decide for themselves."""
+OWN_TO_TRIALS = frozenset(
+    {"checkpoints", "history_checkpoint", "seed", "quiet", "log_frequency", "display_precision"}
+)
+"""Options of a run that are not part of the settings that a study finds."""
+
+
+class TuneConfig(Config):
+    """Options of `operant tune`."""
+
+    study: str | None = option(None, "Name of optuna study; one that exists goes on (default: a fresh one)")
+    storage: str | None = option(
+        None,
+        "Database url: sqlite:///FILE.db, postgresql://..., or the path of a\njournal file, FILE.journal "
+        "(default: studies/STUDY/study.db)",
+    )
+    n_trials: int = option(1, "Number of trials to run", low=1)
+    n_jobs: int = option(1, "Parallel trials", low=1)
+    trial_steps: int = option(500000, "Maximum steps for a trial", unit="environment steps", low=1)
+    warmup_trials: int = option(5, "warmup trials before pruning starts", low=0)
+    prune: bool = option(
+        True,
+        "End trials early that do worse than the median of the others at the same step (--no-prune: do not)",
+    )
+    non_silent: bool = option(
+        False,
+        "JAX, optuna and agent are silenced in trials, unless this flag is specified",
+    )
+    plots: str | None = option(None, "Folder for the study's plots (default: studies/STUDY)")
+
+
+class Plan(NamedTuple):
+    """A study before anything is built or written."""
+
+    agent: str
+    config: TuneConfig
+    options: dict[str, Any]
+    """Hyperparameters that are fixed."""
+    run: dict[str, Any]
+    """Options of the run that are fixed."""
+    ranges: dict[str, Range]
+    """Options of both kinds that are searched."""
+
+    def settings(self, chosen: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return hyperparameters and options of the run of a trial, with what was chosen for it."""
+        known = options(RunConfig)
+        own = {name: value for name, value in chosen.items() if name not in known}
+        run = {name: value for name, value in chosen.items() if name in known}
+        steps = {"max_steps": self.config.trial_steps}
+        return {**self.options, **own}, {**self.run, **run, **steps}
+
+
+def plan(agent: str, config: TuneConfig | None = None, **settings: Any) -> Plan:
+    """Plan a study.
+
+    Args:
+        agent: name of the algorithm.
+        config: how many trials, of how many steps, stored where.
+        settings: hyperparameters and options of the run (`env`, `n_envs`, ...). A list of several values is searched in the way
+            that the option's search kind says, one value is fixed.
+
+    Raises:
+        SpecError: an option is unknown, a value or a range not allowed; nothing has been written or started then.
+
+    >>> plan("ppo", TuneConfig(n_trials=30), env="CartPole-v1", lr=[1e-5, 1e-2], n_steps=[32, 64, 128]).ranges["lr"].kind
+    'log_uniform'
+    """
+    config = TuneConfig.from_dict({}) if config is None else config
+    agent = ALIASES.get(agent, agent)
+    own = config_class(agent)
+    for name in settings.keys() & NOT_TUNED:
+        raise SpecError(f"tune takes no argument {name!r}: how long a trial trains is trial_steps.")
+    fixed, ranges = split([RunConfig, own], settings)
+    known = options(RunConfig)
+    run = {name: value for name, value in fixed.items() if name in known}
+    hyper = {name: value for name, value in fixed.items() if name not in known}
+    made = Plan(agent, config, plain(hyper), plain(run), ranges)
+    _allowed(made)
+    if config.study is not None:
+        studies.place(config.study, config.storage)
+    if config.plots is not None and Path(config.plots).exists() and not Path(config.plots).is_dir():
+        raise value_error("plots", "a folder", config.plots)
+    return made
+
+
+def _allowed(plan: Plan) -> None:
+    """Refuse settings of which neither the first nor the last of every range fit together."""
+    faults: list[SpecError] = []
+    edges = corners(plan.ranges)
+    for edge in edges:
+        own, run = plan.settings(edge)
+        try:
+            RunConfig.from_dict(run)
+            config_class(plan.agent).from_dict({**entry(plan.agent).options, **own})
+        except SpecError as fault:
+            faults.append(fault)
+    if len(faults) == len(edges):
+        raise faults[0]

@@ -1,0 +1,116 @@
+"""What tuning may choose: options with several values, read by the search kind that their `Config` declares.
+
+Imports no Optuna: a range is refused before anything heavy is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from operant.errors import SpecError
+from operant.spec import Config, Search, checked, options
+
+Choices = (bool, int, float, str)
+"""Types of categorical values that a study can store."""
+
+
+class Range(NamedTuple):
+    """Values among which trials choose one."""
+
+    kind: Search
+    values: tuple[Any, ...]
+    """Smallest and largest (`log_uniform`, `int`), or all there are (`categorical`)."""
+
+
+def split(
+    configs: Iterable[type[Config]], given: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Range]]:
+    """Tell the options that are fixed from those that are searched.
+
+    An option that has a search kind and was given a list of several values is searched; one value is fixed.
+
+    Args:
+        configs: where the options stand.
+        given: option values by name.
+
+    Returns:
+        Fixed options, and ranges of the others.
+
+    Raises:
+        SpecError: too many values, a range upside down, a value of the wrong type or out of bounds.
+    """
+    known = {name: (config, meta) for config in configs for name, meta in options(config).items()}
+    fixed: dict[str, Any] = {}
+    ranges: dict[str, Range] = {}
+    for name, value in given.items():
+        config, meta = known.get(name, (None, None))
+        if config is None or meta is None or meta.search is None or not isinstance(value, list | tuple):
+            fixed[name] = value
+            continue
+        values = tuple(checked(config, name, one) for one in value)
+        if len(values) == 1:
+            fixed[name] = values[0]
+        else:
+            ranges[name] = _range(name, meta.search, values)
+    return fixed, ranges
+
+
+def _range(name: str, kind: Search, values: tuple[Any, ...]) -> Range:
+    """Make one range, or say what is wrong with it."""
+    shown = " ".join(map(str, values)) or "none"
+    if kind == "categorical":
+        if len(set(values)) < max(1, len(values)) or not values:
+            raise SpecError(f"{name} must be several different values to be tuned. Received: {shown}.")
+        if not all(value is None or isinstance(value, Choices) for value in values):
+            raise SpecError(f"{name} can be tuned over numbers and words only. Received: {shown}.")
+        return Range(kind, values)
+    must = f"{name} is tuned between a smallest and a largest value ({kind})"
+    if len(values) != 2:
+        raise SpecError(f"{must}. Received {len(values)} values: {shown}. Give two, or one to fix it.")
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        raise SpecError(f"{must}, both numbers. Received: {shown}.")
+    if kind == "int":
+        if any(value != int(value) for value in values):
+            raise SpecError(f"{must}, both whole numbers. Received: {shown}.")
+        values = tuple(int(value) for value in values)
+    elif values[0] <= 0:
+        raise SpecError(f"{must} on a logarithmic scale, so both above 0. Received: {shown}.")
+    if values[0] >= values[1]:
+        raise SpecError(f"{must}, the smaller first. Received: {shown}.")
+    return Range(kind, values)
+
+
+def corners(ranges: Mapping[str, Range]) -> list[dict[str, Any]]:
+    """Return the settings with the first and with the last value of every range: what is tried before a study begins."""
+    first = {name: found.values[0] for name, found in ranges.items()}
+    last = {name: found.values[-1] for name, found in ranges.items()}
+    return [first] if first == last else [first, last]
+
+
+def distributions(ranges: Mapping[str, Range]) -> dict[str, Any]:
+    """Return the ranges as Optuna's distributions, by name."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    found: dict[str, Any] = {}
+    for name, (kind, values) in ranges.items():
+        if kind == "categorical":
+            found[name] = CategoricalDistribution(values)
+        elif kind == "int":
+            found[name] = IntDistribution(*values)
+        else:
+            found[name] = FloatDistribution(*values, log=True)
+    return found
+
+
+def suggest(trial: Any, ranges: Mapping[str, Range]) -> dict[str, Any]:
+    """Let an Optuna trial choose a value of every range."""
+    found: dict[str, Any] = {}
+    for name, (kind, values) in ranges.items():
+        if kind == "categorical":
+            found[name] = trial.suggest_categorical(name, values)
+        elif kind == "int":
+            found[name] = trial.suggest_int(name, *values)
+        else:
+            found[name] = trial.suggest_float(name, *values, log=True)
+    return found

@@ -1,0 +1,276 @@
+"""The search itself: asks Optuna for settings, starts a process for each trial, and keeps the study.
+
+Optuna chooses and stores in this process alone. The processes of trials know neither the study nor its storage: a trial that crashes
+takes nothing with it. Several of these processes, on one machine or many, may work on one storage.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from operant.errors import SpecError, UsageError
+from operant.execution.config import RunConfig
+from operant.tuning import study as studies
+from operant.tuning.plan import OWN_TO_TRIALS, Plan
+from operant.tuning.ranges import corners, distributions, suggest
+from operant.tuning.trial import TAIL, Lost, TrialProcess, numbered
+
+if TYPE_CHECKING:
+    import optuna
+
+WARMUP_SHARE = 0.2
+"""Share of a trial before which it is not pruned: at the very beginning all settings look alike."""
+BEAT_SECONDS = 60.0
+"""How often running trials are marked as alive in the storage."""
+STALE_SECONDS = 600.0
+"""After how long without a mark a running trial counts as dead, its process or machine being gone."""
+
+
+class _Running(NamedTuple):
+    """A trial and its process."""
+
+    trial: optuna.Trial
+    process: TrialProcess
+    begun: float
+
+
+class Search:
+    """One call of `tune`."""
+
+    def __init__(self, plan: Plan, name: str, storage: str) -> None:
+        self.plan = plan
+        self.name = name
+        self.storage = storage
+        self.stopped = False
+        self._distributions = distributions(plan.ranges)
+        self._running: dict[Any, _Running] = {}
+        self._spare: TrialProcess | None = None
+        self._left = plan.config.n_trials
+        self.counts = {"complete": 0, "pruned": 0, "failed": 0}
+        self._beaten = time.monotonic()
+        self.say: Callable[[str], None] = _silent if plan.run.get("quiet") else _print
+        """Tells the user a line."""
+        self.study: optuna.Study
+
+    def run(self) -> optuna.Study:
+        """Try the plan, open the study, run the trials; return the study."""
+        config = self.plan.config
+        self._try()
+        self._open()
+        reclaim(self.study)
+        self.say(
+            f"Tuning {self.plan.agent} on {self.plan.run['env']}: study {self.name} in {studies.shown(self.storage)}; "
+            f"{config.n_trials} trials of {config.trial_steps} steps, {config.n_jobs} at a time"
+        )
+        while not self.stopped and (self._left or self._running):
+            while self._left and len(self._running) < config.n_jobs and not self.stopped:
+                self._begin()
+            for connection in wait(list(self._running), timeout=0.2):
+                self._owned(self._running[connection], self._hear)
+            self._beat()
+        for running in list(self._running.values()):
+            self._owned(running, self._give_up)
+        return self.study
+
+    def _process(self) -> TrialProcess:
+        config = self.plan.config
+        return TrialProcess(silent=not config.non_silent, shared=config.n_jobs > 1)
+
+    def _try(self) -> None:
+        """Build what trials will train, with the first or the last value of every range, before anything is written."""
+        self._spare = self._process()
+        faults: list[str] = []
+        for edge in corners(self.plan.ranges):
+            own, run = self.plan.settings(edge)
+            # Files of trials have other names than those given, and are none of this process.
+            run = {name: value for name, value in run.items() if name != "history_checkpoint"}
+            order = {"do": "build", "agent": self.plan.agent, "options": own, "run": {"seed": 0, **run}}
+            self._spare.send(order)
+            while not self._spare.connection.poll(0.2):
+                if self.stopped:  # nothing has been written yet
+                    raise KeyboardInterrupt
+            try:
+                answer = self._spare.receive()
+            except Lost as lost:
+                raise UsageError(f"The first trial could not be built. {lost}") from None
+            if answer["kind"] == "built":
+                return
+            faults.append(answer["text"])
+        raise SpecError(faults[0])
+
+    def _open(self) -> None:
+        from optuna.pruners import MedianPruner, NopPruner
+
+        config = self.plan.config
+        pruner = NopPruner()
+        if config.prune:
+            warm = int(WARMUP_SHARE * config.trial_steps)
+            pruner = MedianPruner(n_startup_trials=config.warmup_trials, n_warmup_steps=warm)
+        attributes = {
+            "agent": self.plan.agent,
+            "env": self.plan.run["env"],
+            "trial_steps": config.trial_steps,
+            "reward_buffer_size": self.plan.run.get("reward_buffer_size", RunConfig.reward_buffer_size),
+        }
+        self.study = studies.create(self.name, self.storage, attributes, pruner=pruner)
+        studies.check_ranges(self.study, self._distributions)
+        self.study.sampler = self._sampler(len(self.study.get_trials(deepcopy=False)))
+
+    def _sampler(self, number: int) -> Any:
+        """Return the sampler of one trial: a seed, continued or shared by several processes, must not draw the same twice."""
+        from optuna.samplers import TPESampler
+
+        seed = self.plan.run.get("seed")
+        return TPESampler(seed=None if seed is None else (seed * 1_000_003 + number) % 2**32)
+
+    def _begin(self) -> None:
+        """Choose settings and start a trial with them."""
+        self._left -= 1
+        trial = self.study.ask()
+        self.study.sampler = self._sampler(trial.number)
+        own, run = self.plan.settings(suggest(trial, self.plan.ranges))
+        seed = run.get("seed")
+        run["seed"] = secrets.randbelow(2**31) if seed is None else (seed + trial.number) % 2**32
+        for name, value in {
+            "options": own,
+            "run": {name: value for name, value in run.items() if name not in OWN_TO_TRIALS},
+            "seed": run["seed"],
+            "seen": time.time(),
+        }.items():
+            trial.set_user_attr(name, value)
+        run["quiet"] = not self.plan.config.non_silent
+        if "checkpoints" in run:
+            run["checkpoints"] = [numbered(path, trial.number) for path in run["checkpoints"]]
+        if run.get("history_checkpoint") is not None:
+            run["history_checkpoint"] = numbered(run["history_checkpoint"], trial.number)
+        process, self._spare = self._spare or self._process(), None
+        process.send({"do": "train", "agent": self.plan.agent, "options": own, "run": run})
+        self._running[process.connection] = _Running(trial, process, time.monotonic())
+
+    def _owned(self, running: _Running, act: Callable[[_Running], None]) -> None:
+        """Act for a trial; drop it if another process took it for dead (this machine may have slept)."""
+        from optuna.exceptions import UpdateFinishedTrialError
+
+        try:
+            act(running)
+        except UpdateFinishedTrialError:
+            self.say(f"Trial {running.trial.number} was given up: another process took it for dead.")
+            self._drop(running)
+
+    def _hear(self, running: _Running) -> None:
+        """Take in one message of a trial."""
+        try:
+            message = running.process.receive()
+        except Lost as lost:
+            self._fail(running, str(lost))
+            return
+        kind = message["kind"]
+        if kind == "report":
+            prune = False
+            if math.isfinite(message["value"]):
+                running.trial.report(message["value"], message["step"])
+                prune = bool(running.trial.should_prune())  # NumPy's, at times
+            running.process.send({"prune": prune})
+        elif kind == "failed":
+            self._fail(running, message["text"], message["traceback"])
+        elif not math.isfinite(message["value"]):
+            self._fail(running, f"The mean reward is {message['value']}.")
+        else:
+            self._finish(running, message)
+
+    def _finish(self, running: _Running, message: Mapping[str, Any]) -> None:
+        """Record a trial that was finished, or pruned."""
+        from optuna.trial import TrialState
+
+        trial, pruned = running.trial, message["kind"] == "pruned"
+        for name in ("step", "episodes", "seconds"):
+            trial.set_user_attr(name, message[name])
+        if pruned:
+            self.study.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
+        else:
+            self.study.tell(trial, message["value"], skip_if_finished=True)
+        self.counts["pruned" if pruned else "complete"] += 1
+        self._drop(running)
+        how = f"pruned at step {message['step']} with" if pruned else "mean reward"
+        self.say(
+            f"Trial {trial.number}: {how} {message['value']:.2f} in {time.monotonic() - running.begun:.0f} s"
+            f"{shown(trial.params)}"
+        )
+
+    def _fail(self, running: _Running, text: str, trace: str = "") -> None:
+        """Record a trial that failed, and why."""
+        self._mark_failed(running, f"{text}\n{trace}".strip())
+        self.counts["failed"] += 1
+        self.say(f"Trial {running.trial.number} failed: {text}{shown(running.trial.params)}")
+
+    def _give_up(self, running: _Running) -> None:
+        """End a trial that the user has no time for; its settings come first when the study goes on."""
+        self._mark_failed(running, "Interrupted.")
+        self.study.enqueue_trial(running.trial.params, {"again": running.trial.number})
+
+    def _mark_failed(self, running: _Running, reason: str) -> None:
+        from optuna.trial import TrialState
+
+        running.trial.set_user_attr("error", reason[-TAIL:])
+        self.study.tell(running.trial, state=TrialState.FAIL, skip_if_finished=True)
+        self._drop(running)
+
+    def _drop(self, running: _Running) -> None:
+        del self._running[running.process.connection]
+        running.process.close()
+
+    def _beat(self) -> None:
+        """Mark running trials as alive from time to time, and look for dead ones."""
+        if time.monotonic() - self._beaten < BEAT_SECONDS:
+            return
+        self._beaten = time.monotonic()
+        for running in list(self._running.values()):
+            self._owned(running, _mark_alive)
+        reclaim(self.study)
+
+    def close(self) -> None:
+        """End what still runs."""
+        for running in self._running.values():
+            running.process.close()
+        if self._spare is not None:
+            self._spare.close()
+
+
+def _mark_alive(running: _Running) -> None:
+    running.trial.set_user_attr("seen", time.time())
+
+
+def reclaim(study: optuna.Study) -> list[int]:
+    """Fail running trials whose process is gone for long, and let their settings be tried again; return their numbers."""
+    from optuna.trial import TrialState
+
+    lost = []
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if time.time() - trial.user_attrs.get("seen", math.inf) < STALE_SECONDS:
+            continue
+        try:
+            study.tell(trial.number, state=TrialState.FAIL)
+        except (ValueError, RuntimeError):  # another process was faster
+            continue
+        study.enqueue_trial(trial.params, {"again": trial.number})
+        lost.append(trial.number)
+    return lost
+
+
+def shown(params: Mapping[str, Any]) -> str:
+    """Return settings for a line."""
+    shown = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in params.items())
+    return f"  [{', '.join(shown)}]" if params else ""
+
+
+def _print(text: str) -> None:
+    print(text, flush=True)
+
+
+def _silent(text: str) -> None:
+    """Say nothing."""

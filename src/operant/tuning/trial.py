@@ -1,0 +1,205 @@
+"""One trial of a study, in a process of its own.
+
+A fresh interpreter for each: it neither forks the process that tunes nor shares its JAX, and what it leaks or crashes ends with it.
+It knows no study: settings come in and rewards go out as JSON over a pipe; who asked for them keeps the study.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from operant.execution.config import RunConfig
+    from operant.execution.training import Outcome, Training
+
+REPORTS = 20
+"""How often a trial tells its mean reward: at the same steps in every trial, so that pruning compares like with like."""
+TAIL = 2000
+"""Characters of a failure that are kept."""
+
+
+class Lost(Exception):  # noqa: N818 - no error of the user's
+    """The process of a trial ended without a word."""
+
+
+class TrialProcess:
+    """A process that runs one trial, seen from the one that tunes.
+
+    Args:
+        silent: keep what it prints to itself, for the case that it dies.
+        shared: whether other trials run beside it, which must share a GPU's memory.
+    """
+
+    code: ClassVar[str] = "import sys; from operant.tuning.trial import work; work(int(sys.argv[1]))"
+    """What the process runs."""
+
+    def __init__(self, silent: bool, shared: bool) -> None:
+        self.connection, theirs = Pipe()
+        self._output: IO[bytes] | None = tempfile.TemporaryFile() if silent else None  # noqa: SIM115 - lives as long as this
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        memory = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if shared else {}
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", self.code, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=None if self._output is None else subprocess.STDOUT,
+            pass_fds=(theirs.fileno(),),
+            env={**memory, **os.environ, "PYTHONPATH": path},
+            process_group=0,  # Ctrl-C is for the process that tunes: it decides what becomes of trials
+        )
+        theirs.close()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message; that the process is gone shows when its answer is awaited."""
+        with contextlib.suppress(OSError):
+            self.connection.send_bytes(json.dumps(message).encode())
+
+    def receive(self) -> dict[str, Any]:
+        """Wait for a message.
+
+        Raises:
+            Lost: the process ended instead.
+        """
+        try:
+            message: dict[str, Any] = json.loads(self.connection.recv_bytes())
+        except (EOFError, OSError):
+            self.process.kill()
+            code = self.process.wait()
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            tail = self._printed()
+            self.close()
+            raise Lost(f"The process of the trial {how}.{tail}") from None
+        return message
+
+    def _printed(self) -> str:
+        """Return the end of what the process printed."""
+        if self._output is None:
+            return ""
+        self._output.seek(0)
+        text = self._output.read()[-TAIL:].decode(errors="replace").strip()
+        return f" It printed last:\n{text}" if text else ""
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.kill()
+        self.process.wait()
+        self.connection.close()
+        if self._output is not None:
+            self._output.close()
+
+
+def work(descriptor: int) -> None:
+    """Be the process of a trial: what `TrialProcess` starts."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection = Connection(descriptor)
+    # The one that tunes may be gone: then there is nobody to train for.
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            order = json.loads(connection.recv_bytes())
+            if order["do"] == "train":
+                _send(connection, _attempt(order, connection))
+                return
+            _send(connection, _attempt(order, None))
+
+
+def _send(connection: Connection, message: Mapping[str, Any]) -> None:
+    connection.send_bytes(json.dumps(message).encode())
+
+
+def _attempt(order: Mapping[str, Any], connection: Connection | None) -> dict[str, Any]:
+    """Build what an order says, and train it if there is someone to tell."""
+    from operant.errors import OperantError
+
+    try:
+        return _train(order, connection)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        raise
+    except Exception as error:
+        known = isinstance(error, OperantError)
+        text = str(error) if known else f"{type(error).__name__}: {error}"
+        trace = "" if known else traceback.format_exc()[-TAIL:]
+        return {"kind": "failed", "text": text, "traceback": trace}
+
+
+def _train(order: Mapping[str, Any], connection: Connection | None) -> dict[str, Any]:
+    from operant.agents.making import define
+    from operant.execution.config import RunConfig
+    from operant.session import Session
+    from operant.tracking import Tracker
+    from operant.train import make_environments
+
+    run = RunConfig.from_dict(order["run"])
+    definition = define(order["agent"], **order["options"])
+    environment = make_environments(run)
+    try:
+        session = Session(definition, environment, run)
+        if run.weights:
+            session.weights.load(session.driver)
+        if connection is None:
+            return {"kind": "built"}
+        training = session.training(run, Tracker())
+        training.sinks = _sinks(run, training)
+        try:
+            return _advance(training, run, connection)
+        finally:
+            training.sinks.close()
+    finally:
+        environment.close()
+
+
+def _sinks(run: RunConfig, training: Training) -> Any:
+    from operant.tracking import History, Tracker
+    from operant.train import console
+
+    history: list[Any] = [History(run.history_checkpoint)] if run.history_checkpoint else []
+    return Tracker([*history, console(run, training)])
+
+
+def _advance(training: Training, run: RunConfig, connection: Connection) -> dict[str, Any]:
+    """Train from report to report, until the end or until nobody wants more."""
+    assert run.max_steps is not None
+    for k in range(1, REPORTS + 1):
+        step = -(-run.max_steps * k // REPORTS)
+        training.run = run.replace(max_steps=step)
+        outcome = training.loop()
+        if outcome.reason != "max_steps":
+            break
+        if not outcome.episodes:
+            continue
+        _send(connection, {"kind": "report", "step": step, "value": outcome.mean_reward})
+        if json.loads(connection.recv_bytes())["prune"] and k < REPORTS:
+            return _ended(training, outcome, "pruned")
+    if outcome.reason == "interrupted":
+        return {"kind": "failed", "text": "The trial was interrupted.", "traceback": ""}
+    if not outcome.episodes:
+        text = f"No episode ended within {outcome.step} steps, so there is no reward. Raise --trial-steps."
+        return {"kind": "failed", "text": text, "traceback": ""}
+    return _ended(training, outcome, "ended")
+
+
+def _ended(training: Training, outcome: Outcome, kind: str) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "value": outcome.mean_reward,
+        "step": outcome.step,
+        "episodes": outcome.episodes,
+        "seconds": training.elapsed,
+    }
+
+
+def numbered(path: str, number: int) -> str:
+    """Return the path of a file of one trial: `weights/ppo.tf` becomes `weights/ppo-trial3.tf`."""
+    file = Path(path)
+    return str(file.with_name(f"{file.stem}-trial{number}{file.suffix}"))

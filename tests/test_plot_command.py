@@ -1,0 +1,285 @@
+"""`operant plot`: runs on the disk, grouped and drawn; statistics over environments; pictures of a study."""
+
+import json
+import math
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+from operant.cli import main
+from operant.errors import SpecError, UsageError
+from operant.tracking import Episode, History
+from operant.tracking import trials as pictures
+from operant.tracking.figures import PlotConfig, aggregates, plot
+from operant.tracking.looks import check_format
+from operant.tracking.runs import grouped, read
+from operant.tracking.seeds import stratified
+
+
+def made(folder, final, env="CartPole-v1", agent="ppo", seed=1, **settings):
+    """Write a run whose mean reward goes from 0 to `final` in 50 episodes."""
+    own = {name: settings.pop(name) for name in list(settings) if name in ("n_envs", "history_checkpoint")}
+    folder.mkdir(parents=True)
+    run = {"env": env, "n_envs": 1, "seed": seed, "max_steps": 1000 + seed, "history_checkpoint": None, **own}
+    (folder / "run.json").write_text(
+        json.dumps({"agent": {"type": agent, "lr": 0.1, **settings}, "run": run})
+    )
+    history(run["history_checkpoint"] or folder / "history.parquet", final)
+    return folder
+
+
+def history(path, final):
+    sink = History(path)
+    means = np.linspace(0, final, 50)
+    sink.episodes([
+        Episode(20 * (i + 1), 36.0 * (i + 1), float(mean), 20, 0, float(mean), float(mean)) for i, mean in enumerate(means)
+    ])  # fmt: skip
+    sink.close()
+    return path
+
+
+def test_runs_of_the_same_settings_are_seeds_of_one_curve(tmp_path):
+    paths = [made(tmp_path / f"a{seed}", 10, seed=seed) for seed in (1, 2)]
+    paths.append(made(tmp_path / "b", 20, lr=0.2))
+    paths.append(made(tmp_path / "c", 20, agent="dqn"))
+    found = grouped(read(paths))
+    assert {label: len(runs) for label, runs in found["CartPole-v1"].items()} == {
+        "ppo, lr 0.1": 2, "ppo, lr 0.2": 1, "dqn": 1,
+    }  # fmt: skip
+    assert list(grouped(read(paths[:2]))["CartPole-v1"]) == ["ppo"]
+    named = grouped(read(paths), ["old", "old", "new", "new"])["CartPole-v1"]
+    assert {label: len(runs) for label, runs in named.items()} == {"old": 2, "new": 2}
+    assert [run.path for run in read([tmp_path])] == sorted(paths)  # a folder of runs
+
+
+def test_a_history_elsewhere_is_found_and_files_stand_for_themselves(tmp_path):
+    elsewhere = tmp_path / "h.parquet"
+    run = made(tmp_path / "run", 7, history_checkpoint=str(elsewhere))
+    assert read([run])[0].columns["mean_reward"][-1] == 7
+    (alone,) = read([elsewhere])
+    assert (alone.agent, alone.env) == ("h", "")
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_plot_writes_what_the_suffix_says(tmp_path, capsys, suffix):
+    made(tmp_path / "a", 10), made(tmp_path / "b", 12, seed=2)
+    out = tmp_path / "pictures" / f"curve{suffix}"
+    arguments = [
+        str(tmp_path / "a"),
+        "--out",
+        str(out),
+        str(tmp_path / "b"),
+        "--benchmark",
+        "time",
+        "--time-unit",
+        "minute",
+    ]
+    assert main(["plot", *arguments, "--target", "9"]) == 0
+    assert capsys.readouterr().out == f"Wrote {out}\n"
+    data = out.read_bytes()
+    assert data.startswith({".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[suffix])
+    if suffix == ".svg":
+        text = " ".join(ElementTree.fromstring(data).itertext())
+        for expected in (
+            "CartPole-v1",
+            "ppo (2 seeds)",
+            "time (minutes)",
+            "target 9",
+            "mean over seeds with 95%",
+        ):
+            assert expected in text
+    again = out.with_name(f"again{suffix}")
+    assert main(["plot", *arguments[:2], str(again), *arguments[3:], "--target", "9"]) == 0
+    assert again.read_bytes() == data
+
+
+def test_several_environments_get_a_panel_each_with_the_same_colours(tmp_path):
+    from operant.tracking.figures import _curves
+
+    made(tmp_path / "a", 10), made(tmp_path / "b", 12, env="Pendulum-v1", agent="dqn")
+    made(tmp_path / "c", 12, env="Pendulum-v1")
+    figure = _curves(grouped(read([tmp_path])), PlotConfig.from_dict({}))
+    first, second = figure.axes
+    assert (first.get_title(loc="left"), second.get_title(loc="left")) == ("CartPole-v1", "Pendulum-v1")
+    colors = {line.get_label(): line.get_color() for line in second.get_lines()}
+    assert first.get_lines()[0].get_color() == colors["ppo (1 seed)"] != colors["dqn (1 seed)"]
+
+
+def test_history_interval_thins_the_histories(tmp_path):
+    config = PlotConfig.from_dict({"history_interval": 25, "out": str(tmp_path / "x.svg")})
+    assert plot([made(tmp_path / "a", 10)], config).exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "There is no run or history 'nowhere'."),
+        (["empty"], "'empty' is neither a run (a folder with run.json)"),
+        (["run", "--out", "x.gif"], "out must be a file that ends with .png, .svg or .pdf. Received: out='x.gif'."),
+        (["run", "--agents", "a", "b"], "agents must name each of the 1 histories. Received 2 names: a, b."),
+        (["run", "--plot", "mean_rewards"], "Did you mean 'mean_reward'?"),
+        (["run", "--bench", "hours"], "benchmark must be"),
+        (["run", "--level", "95"], "level must be at least 0.01 and at most 0.999"),
+        (["run", "--scores", "x.json"], "scores is for --aggregate"),
+        (["run", "--aggregate", "--scores", "scores.json"], "scores does not know the environment 'CartPole-v1'"),
+        (["--out", "x.png"], "plot needs runs: operant plot RUN ..."),
+        (["run", "--ouut", "x.png"], "Unknown flag '--ouut' for plot. Did you mean '--out'?"),
+        (["broken"], "does not describe a run"),
+    ],
+)  # fmt: skip
+def test_refusals_say_what_is_wrong_and_write_nothing(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    made(tmp_path / "run", 3)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text('{"agent": 3}')
+    (tmp_path / "scores.json").write_text('{"Pong": [0, 1]}')
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["plot", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert message in err and out == "" and "Traceback" not in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_format_that_is_none():
+    with pytest.raises(SpecError, match="out must be a file that ends with"):
+        check_format("curve")
+
+
+# Statistics over environments
+
+
+def test_stratified_by_hand():
+    # All eight scores together: 2 go at each end, (2 + 3 + 4 + 5) / 4; the environments' means are 1.5 and 5.5.
+    scores = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert stratified(scores, "iqm")[0] == 3.5
+    assert stratified(scores, "mean")[0] == 3.5
+    assert stratified([*scores, [100, 100]], "median")[0] == 5.5
+    center, low, high = stratified([[1.0], [2.0]])
+    assert center == 1.5 and math.isnan(low) and math.isnan(high)
+
+
+def test_stratified_keeps_every_environment():
+    """Two environments far apart, no spread inside: drawing within each leaves nothing to chance, drawing over all would."""
+    assert stratified([[0.0] * 5, [100.0] * 5], "mean") == (50.0, 50.0, 50.0)
+
+
+def test_stratified_covers_as_often_as_it_says():
+    """Of 200 samples of 2 x 20 normal numbers, an 80 % interval should hold the true mean 160 times; deviation 6."""
+    draws = np.random.default_rng(0).normal(size=(200, 2, 20)) + np.array([[[0.0], [10.0]]])
+    held = sum(
+        low < 5 < high
+        for _, low, high in (stratified(list(d), "mean", 0.8, seed=i) for i, d in enumerate(draws))
+    )
+    assert 136 < held < 178
+
+
+@pytest.mark.parametrize(
+    ("scores", "options", "message"),
+    [
+        ([], {}, "scores must be finite scores"),
+        ([[]], {}, "scores must be finite scores"),
+        ([[math.nan]], {}, "scores must be finite scores"),
+        ([[1.0]], {"statistic": "max"}, "statistic must be 'mean', 'iqm' or 'median'"),
+        ([[1.0]], {"level": 1.0}, "level must be between 0 and 1"),
+    ],
+)
+def test_stratified_errors(scores, options, message):
+    with pytest.raises(SpecError, match=message):
+        stratified(scores, **options)
+
+
+@pytest.fixture
+def suite(tmp_path):
+    """Two agents, two environments, two seeds; in the second environment everything counts ten times as much."""
+    for agent, finals in {"ppo": (8, 10), "dqn": (4, 6)}.items():
+        for seed, final in enumerate(finals):
+            made(tmp_path / f"{agent}-a-{seed}", final, env="A", agent=agent, seed=seed)
+            made(tmp_path / f"{agent}-b-{seed}", 10 * final, env="B", agent=agent, seed=seed, lr=0.5)
+    return tmp_path
+
+
+def test_aggregates_are_normalised_in_each_environment(suite, tmp_path, capsys):
+    scores = tmp_path / "scores.json"
+    scores.write_text('{"A": [0, 10], "B": [0, 100]}')
+    config = PlotConfig.from_dict({"aggregate": True, "scores": str(scores), "out": str(tmp_path / "x.svg")})
+    found = {(a.label, a.statistic): a.estimate for a in aggregates(grouped(read([suite])), config)}
+    assert found["ppo", "mean"] == pytest.approx(0.9) and found["dqn", "mean"] == pytest.approx(0.5)
+    assert found["ppo", "iqm"] == pytest.approx(0.9) and found["ppo", "median"] == pytest.approx(0.9)
+    # Without scores: 0 is the mean of the first 20 episodes of all runs, 1 the best final score.
+    low = np.mean([np.linspace(0, final, 50)[:20].mean() for final in (8, 10, 4, 6)])
+    own = {
+        (a.label, a.statistic): a.estimate
+        for a in aggregates(grouped(read([suite])), PlotConfig.from_dict({}))
+    }
+    assert own["ppo", "mean"] == pytest.approx((9 - low) / (10 - low))
+    assert (
+        main(["plot", str(suite), "--aggregate", "--scores", str(scores), "--out", str(tmp_path / "x.svg")])
+        == 0
+    )
+    text = " ".join(ElementTree.parse(tmp_path / "x.svg").getroot().itertext())
+    assert all(
+        word in text for word in ("IQM", "Median", "Mean", "ppo", "dqn", "2 environments, 2 seeds each")
+    )
+
+
+def test_aggregates_need_every_agent_in_every_environment(suite):
+    made(suite / "more", 3, env="C", agent="ppo")
+    with pytest.raises(SpecError, match="'dqn' has no run in 'C'"):
+        aggregates(grouped(read([suite])), PlotConfig.from_dict({}))
+
+
+def test_plot_without_runs():
+    with pytest.raises(UsageError, match="plot needs runs"):
+        plot([])
+
+
+# A study
+
+
+def trial(number, value=None, state="complete", **params):
+    return pictures.Trial(number, state, value, params)
+
+
+def texts(path):
+    return " ".join(ElementTree.parse(path).getroot().itertext())
+
+
+def test_pictures_of_a_study(tmp_path):
+    trials = [
+        trial(0, 10.0, lr=1e-4, n_steps=16, double=True),
+        trial(1, 30.0, lr=1e-3, n_steps=32, double=False),
+        trial(2, 5.0, "pruned", lr=1e-2, n_steps=16, double=True),
+        trial(3, None, "fail", lr=1e-1, n_steps=16, double=True),
+        trial(4, 20.0, lr=1e-2, n_steps=16, double=True),
+    ]
+    words = texts(pictures.history(trials, tmp_path / "history.svg", "title"))
+    assert all(
+        word in words for word in ("title", "complete", "pruned", "failed", "best so far", "mean reward")
+    )
+    words = texts(
+        pictures.importances({"lr": 0.9, "n_steps": 0.099, "x": 0.001}, tmp_path / "i.svg", "title")
+    )
+    assert all(word in words for word in ("0.90", "0.10", "<0.01", "n steps"))
+    complete = [t for t in trials if t.state == "complete"]
+    words = texts(pictures.parallel(complete, {"lr"}, tmp_path / "p.svg", "title"))
+    assert all(
+        word in words for word in ("lr", "n steps", "double", "True", "False", "0.0001", "0.001", "0.01")
+    )
+
+
+def test_parallel_scales():
+    scale = pictures._Scale("lr", [1e-4, 1e-2], logarithmic=True)
+    assert (scale.height(1e-4), scale.height(1e-3), scale.height(1e-2)) == (0.0, pytest.approx(0.5), 1.0)
+    scale = pictures._Scale("n", [16, 64, 32], logarithmic=False)
+    assert [scale.height(n) for n in (16, 32, 64)] == [0.0, 0.5, 1.0]
+    assert pictures._Scale("n", [5, 5], logarithmic=False).height(5) == 0.5
+    many = pictures._Scale("x", list(range(100)), logarithmic=False)
+    assert many.height(99) == 1.0 and len(many.ticks()) == 5
+
+
+def test_a_study_of_one_trial_has_a_history(tmp_path):
+    assert pictures.history([trial(0, 1.0)], tmp_path / "h.png").exists()
+    assert pictures.parallel([trial(0, 1.0, lr=0.1)], {"lr"}, tmp_path / "p.png").exists()
+    assert pictures.history([trial(0, None, "fail")], tmp_path / "f.png").exists()

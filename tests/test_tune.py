@@ -1,0 +1,637 @@
+"""Studies: ranges, storage, crashing, pruned and interrupted trials, several processes; with pretended trials, then real ones."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("optuna", reason="needs the extra tune")
+import optuna
+from optuna.trial import TrialState
+from tests.pretended_trial import reward
+
+from operant.agents import AGENTS, config_class
+from operant.cli import main, tables
+from operant.errors import OperantError, SpecError, UsageError
+from operant.execution.config import RunConfig
+from operant.spec import options
+from operant.tracking import read_history
+from operant.tune import TuneConfig, from_study, plan, tune
+from operant.tuning import search, study
+from operant.tuning.plan import NOT_TUNED
+from operant.tuning.ranges import Range, corners, split
+from operant.tuning.trial import TrialProcess, numbered
+
+TESTS = str(Path(__file__).parent)
+PRETENDED = (
+    f"import sys; sys.path.insert(0, {TESTS!r}); from pretended_trial import work; work(int(sys.argv[1]))"
+)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder to work in, and trials that only pretend."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(TrialProcess, "code", PRETENDED)
+    return tmp_path
+
+
+STORAGE = "all.journal"
+"""Faster than SQLite, which is left to the tests that are about it."""
+
+
+def planned(env="pretended", agent="ppo", config=None, **settings):
+    settings = {"lr": [1e-5, 1e-1], "seed": 0, "quiet": True, **settings}
+    config = {"trial_steps": 1000, "storage": STORAGE, **(config or {})}
+    return plan(agent, TuneConfig.from_dict(config), env=env, **settings)
+
+
+# Ranges
+
+
+def test_one_value_is_fixed_and_several_are_a_range():
+    own = config_class("ppo")
+    given = {
+        "lr": [1e-5, 1e-2],
+        "n_steps": [16, 32, 64],
+        "gamma": [0.9],
+        "lam": 0.8,
+        "n_envs": [16, 32],
+        "weights": ["a", "b"],
+        "model": [{"type": "dense", "size": 8}],
+    }
+    fixed, ranges = split([RunConfig, own], given)
+    assert fixed == {"gamma": 0.9, "lam": 0.8, "weights": ["a", "b"], "model": given["model"]}
+    assert ranges == {
+        "lr": Range("log_uniform", (1e-5, 1e-2)),
+        "n_steps": Range("categorical", (16, 32, 64)),
+        "n_envs": Range("categorical", (16, 32)),
+    }
+    assert corners(ranges) == [
+        {"lr": 1e-5, "n_steps": 16, "n_envs": 16},
+        {"lr": 1e-2, "n_steps": 64, "n_envs": 32},
+    ]
+
+
+def test_int_ranges_hold_whole_numbers():
+    _, ranges = split(
+        [config_class("dqn")], {"epsilon_decay_steps": [1e4, 1e5], "target_sync_steps": [100, 200]}
+    )
+    assert ranges["epsilon_decay_steps"] == Range("int", (10000, 100000))
+    assert all(type(v) is int for r in ranges.values() for v in r.values)
+
+
+@pytest.mark.parametrize(
+    ("agent", "settings", "message"),
+    [
+        ("ppo", {"lr": [1e-5, 1e-4, 1e-3]}, "lr is tuned between a smallest and a largest value (log_uniform). Received 3 values"),
+        ("ppo", {"lr": []}, "Received 0 values: none"),
+        ("ppo", {"lr": [0.0, 1.0]}, "so both above 0. Received: 0.0 1.0."),
+        ("ppo", {"lr": [1e-2, 1e-5]}, "the smaller first. Received: 0.01 1e-05."),
+        ("ppo", {"lr": [1e-2, 1e-2]}, "the smaller first"),
+        ("ppo", {"gamma": [0.9, 2.0]}, "gamma must be at least 0 and at most 1. Received: gamma=2.0."),
+        ("ppo", {"lr": ["linear:1:0:10", 1e-3]}, "both numbers"),
+        ("ppo", {"n_steps": [16, 16]}, "n_steps must be several different values to be tuned. Received: 16 16."),
+        ("ppo", {"n_steps": [16, 0]}, "n_steps must be at least 1. Received: n_steps=0."),
+        ("dqn", {"target_sync_steps": [1, 2, 3]}, "Received 3 values: 1 2 3. Give two, or one to fix it."),
+        ("dqn", {"epsilon_decay_steps": [1.5, 3.0]}, "both whole numbers"),
+        ("ppo", {"n_steps": ["a", "b"]}, "n_steps must be a whole number"),
+        ("ppo", {"nsteps": [16, 32]}, "ppo takes no argument 'nsteps'. Did you mean 'n_steps'?"),
+        ("ppo", {"max_steps": 10}, "how long a trial trains is trial_steps"),
+        ("ppoo", {}, "Unknown agent 'ppoo'. Did you mean 'ppo'?"),
+        ("dqn", {"buffer_batch_size": [64, 128], "buffer_max_size": 32}, "buffer_batch_size must be at most buffer_max_size"),
+    ],
+)  # fmt: skip
+def test_ranges_that_are_refused(agent, settings, message):
+    with pytest.raises(OperantError) as caught:
+        plan(agent, env="CartPole-v1", **settings)
+    assert message in str(caught.value)
+
+
+def test_settings_that_fit_in_one_corner_are_allowed():
+    plan("dqn", env="CartPole-v1", buffer_batch_size=[64, 32], buffer_max_size=48)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_every_tunable_option_can_be_tuned(agent):
+    """Whatever the tables call tunable takes a range of its kind."""
+    config = config_class(agent)
+    tried = 0
+    for cls in (config, RunConfig):
+        for name, meta in options(cls).items():
+            if meta.search is None or name == "max_frame":
+                continue
+            high = 1 if meta.high is None else meta.high
+            values = {"log_uniform": [high / 4, high / 2], "int": [10, 20], "categorical": [2, 4]}[
+                meta.search
+            ]
+            assert split([cls], {name: values})[1][name].kind == meta.search
+            tried += 1
+    assert tried >= 8
+
+
+# Where a study is
+
+
+def test_storage_forms():
+    assert study.place("s", None) == "sqlite:///studies/s/study.db"
+    assert study.place("s", "x/y.db") == "sqlite:///x/y.db"
+    assert study.place("s", "all.journal") == "all.journal"
+    assert study.place("s", "postgresql://me@host/db") == "postgresql://me@host/db"
+    assert study.file_of("sqlite:////tmp/a.db?timeout=3") == Path("/tmp/a.db")
+    assert study.file_of("postgresql://me@host/db") is None
+    assert study.file_of("a.journal") == Path("a.journal")
+    for bad in ("", "..", "a/b", "a\\b"):
+        with pytest.raises(SpecError, match="study must be a name"):
+            study.place(bad, None)
+    with pytest.raises(SpecError, match="storage must be a database's URL"):
+        study.place("s", "somewhere")
+
+
+def test_passwords_are_not_shown():
+    assert study.shown("postgresql://me:secret@host:5432/db") == "postgresql://me:***@host:5432/db"
+    assert study.shown("postgresql://me@host/db") == "postgresql://me@host/db"
+    assert study.shown("sqlite:///a.db") == "sqlite:///a.db"
+    with pytest.raises(SpecError) as caught:
+        study.connect("postgresql://me:secret@127.0.0.1:1/none")
+    assert "cannot be used" in str(caught.value) and "secret" not in str(caught.value)
+
+
+def test_files_of_trials_have_their_number():
+    assert numbered("weights/ppo.tf", 3) == "weights/ppo-trial3.tf"
+    assert numbered("history.parquet", 12) == "history-trial12.parquet"
+
+
+# The search, with pretended trials
+
+
+def test_a_study_records_what_its_trials_were(here, capsys):
+    tuned = tune(
+        planned(
+            config={"n_trials": 11, "study": "s", "prune": False, "storage": None}, gamma=0.9, quiet=False
+        )
+    )
+    out = capsys.readouterr().out
+    assert (tuned.complete, tuned.pruned, tuned.failed) == (11, 0, 0)
+    values = [t.value for t in tuned.study.trials]
+    assert values == [pytest.approx(reward(t.params, {})) for t in tuned.study.trials]
+    assert tuned.best.value == max(values)
+    assert tuned.study.user_attrs == {
+        "agent": "ppo", "env": "pretended", "trial_steps": 1000, "reward_buffer_size": 100,
+    }  # fmt: skip
+    first = tuned.study.trials[0]
+    assert first.user_attrs["options"] == {"gamma": 0.9, "lr": first.params["lr"]}
+    assert first.user_attrs["run"] == {"env": "pretended", "max_steps": 1000}
+    assert [t.user_attrs["seed"] for t in tuned.study.trials] == list(range(11))
+    assert sorted(first.intermediate_values) == list(range(50, 1001, 50))
+    assert sorted(p.name for p in (here / "studies" / "s").iterdir()) == [
+        "history.png", "importances.png", "parallel.png", "study.db",
+    ]  # fmt: skip
+    assert "Tuning ppo on pretended: study s in sqlite:///studies/s/study.db; 11 trials of 1000 steps" in out
+    assert "Train with its settings: operant train --from-study s\n" in out
+    found = from_study("s")
+    assert (found.agent, found.number, found.value) == ("ppo", tuned.best.number, tuned.best.value)
+    assert found.options == {"gamma": 0.9, "lr": found.params["lr"]}
+
+
+def test_the_same_seed_chooses_the_same(here):
+    chosen = [
+        [
+            t.params
+            for t in tune(planned(config={"n_trials": 12, "study": name}, n_steps=[16, 32])).study.trials
+        ]
+        for name in ("a", "b")
+    ]
+    assert chosen[0] == chosen[1]
+    assert len({str(params) for params in chosen[0]}) == 12
+
+
+def test_a_study_goes_on_and_draws_nothing_twice(here):
+    tune(planned(config={"n_trials": 3, "study": "s"}))
+    tuned = tune(planned(config={"n_trials": 3, "study": "s"}))
+    assert [t.number for t in tuned.study.trials] == list(range(6))
+    assert len({t.params["lr"] for t in tuned.study.trials}) == 6
+    assert [t.user_attrs["seed"] for t in tuned.study.trials] == list(range(6))
+    tune(planned(config={"study": "s"}, lr=[1e-4, 1e-2]))  # another range of the same kind is fine
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"agent": "a2c"}, "The study 's' has agent 'ppo', not 'a2c': trials would not compare."),
+        ({"env": "other"}, "has env 'pretended', not 'other'"),
+        ({"config": {"study": "s", "trial_steps": 999}}, "has trial_steps 1000, not 999"),
+        ({"reward_buffer_size": 7}, "has reward_buffer_size 100, not 7"),
+        ({"n_steps": [16, 64]}, "n_steps was tuned as CategoricalDistribution(choices=(16, 32))"),
+    ],
+)
+def test_a_study_that_goes_on_must_compare(here, change, message):
+    tune(planned(config={"study": "s"}, n_steps=[16, 32]))
+    with pytest.raises(SpecError) as caught:
+        tune(planned(**{"config": {"study": "s"}, **change}))
+    assert message in str(caught.value)
+    assert len(study.load("s", STORAGE).trials) == 1
+
+
+def test_a_crashing_trial_is_recorded_and_the_study_goes_on(here, capsys):
+    tuned = tune(planned("crash", config={"n_trials": 8, "n_jobs": 2, "study": "s"}, quiet=False))
+    out = capsys.readouterr().out
+    failed = [t for t in tuned.study.trials if t.state is TrialState.FAIL]
+    assert tuned.failed == len(failed) > 0 and tuned.complete > 0
+    assert tuned.failed + tuned.complete + tuned.pruned == 8 == len(tuned.study.trials)
+    assert all(t.params["lr"] > 1e-3 for t in failed)
+    error = failed[0].user_attrs["error"]
+    assert "ended with exit code 3" in error and "Out of memory, says the system." in error
+    assert f"Trial {failed[0].number} failed: The process of the trial ended with exit code 3" in out
+
+
+@pytest.mark.parametrize(
+    ("env", "reason"),
+    [
+        ("raise", "ValueError: no\nTraceback ..."),
+        ("silent", "No episode ended within 10 steps, so there is no reward. Raise --trial-steps."),
+        ("nan", "The mean reward is nan."),
+    ],
+)
+def test_failures_say_why_and_never_count_as_zero(here, env, reason):
+    tuned = tune(planned(env, config={"n_trials": 2, "study": "s"}))
+    assert [t.user_attrs["error"] for t in tuned.study.trials] == [reason] * 2
+    assert tuned.best is None and tuned.failed == 2
+    with pytest.raises(UsageError, match="No trial of the study 's' was finished yet"):
+        from_study("s", STORAGE)
+
+
+def test_what_cannot_be_built_is_refused_before_anything_is_written(here):
+    with pytest.raises(SpecError, match="The environment 'refuse' does not exist."):
+        tune(planned("refuse", config={"n_trials": 2}))
+    assert list(here.iterdir()) == []
+    tuned = tune(planned(config={"n_trials": 1}, n_steps=[13, 32]))  # the last values can be built
+    assert tuned.complete == 1
+
+
+def test_bad_trials_are_pruned_after_the_warm_up(here):
+    tuned = tune(planned(config={"n_trials": 14, "warmup_trials": 4, "study": "s"}))
+    pruned = [t for t in tuned.study.trials if t.state is TrialState.PRUNED]
+    assert tuned.pruned == len(pruned) > 3
+    assert all(t.number >= 4 for t in pruned)
+    assert all(200 <= t.last_step < 1000 for t in pruned)  # not in the first fifth
+    assert tune(planned(config={"n_trials": 14, "prune": False, "study": "t"})).pruned == 0
+
+
+def interrupted(here, storage=None):
+    """Start a study whose trials never end, interrupt it, and return what it printed and its status."""
+    flags = [] if storage is None else ["--storage", storage]
+    code = (
+        f"from operant.tuning.trial import TrialProcess; TrialProcess.code = {PRETENDED!r}; from operant.cli import main;"
+        "import sys; sys.exit(main(sys.argv[1:]))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "tune", "ppo", "--env", "hang", "--lr", "1e-5", "1e-1", "--study", "s",
+         "--n-trials", "5", "--n-jobs", "2", *flags],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("Tuning ppo on hang")
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    return out, process.returncode
+
+
+@pytest.mark.parametrize("storage", [None, "s.journal"])
+def test_interrupted_trials_come_first_when_the_study_goes_on(here, storage):
+    out, status = interrupted(here, storage)
+    assert status == 0, out
+    assert "Interrupted: 0 trials complete, 0 pruned, 0 failed; 4 in the study s" in out
+    assert "Go on with the same command and --study s" in out
+    before = study.load("s", storage).trials
+    assert [t.state.name for t in before] == ["FAIL", "FAIL", "WAITING", "WAITING"]
+    settings = {"trial_steps": 500000, "study": "s", "storage": storage, "n_trials": 3}
+    known = study.load("s", storage)
+    known.set_user_attr("env", "pretended")  # the environment that never ends does now
+    tuned = tune(planned(config=settings, seed=None))
+    assert [t.state.name for t in tuned.study.trials[2:]] == ["COMPLETE"] * 3
+    assert [t.params for t in tuned.study.trials[2:4]] == [t.params for t in before[:2]]
+
+
+def test_trials_of_a_machine_that_died_are_tried_again(here):
+    tune(planned(config={"study": "s"}))
+    known = study.load("s", STORAGE)
+    for age in (search.STALE_SECONDS + 1, 1):
+        trial = known.ask({"lr": optuna.distributions.FloatDistribution(1e-5, 1e-1, log=True)})
+        trial.set_user_attr("seen", time.time() - age)
+    known.ask()  # one of another program: left alone
+    assert search.reclaim(known) == [1]
+    assert [t.state.name for t in known.trials] == ["COMPLETE", "FAIL", "RUNNING", "RUNNING", "WAITING"]
+    assert search.reclaim(known) == []
+    tuned = tune(planned(config={"study": "s"}))
+    assert tuned.study.trials[4].params == tuned.study.trials[1].params
+
+
+def test_a_trial_that_another_process_took_for_dead_is_dropped(here, monkeypatch):
+    begin = search.Search._begin
+
+    def begin_and_lose(self):
+        begin(self)
+        self.study.tell(len(self.study.trials) - 1, state=TrialState.FAIL)
+
+    monkeypatch.setattr(search.Search, "_begin", begin_and_lose)
+    tuned = tune(planned(config={"n_trials": 2, "study": "s"}))
+    assert [t.state.name for t in tuned.study.trials] == ["FAIL", "FAIL"]
+    assert (tuned.complete, tuned.failed) == (0, 0)
+
+
+TRIALS = 6
+
+
+def together(storage, processes=2):
+    """Let several processes work on one new storage at once; return the study."""
+    code = (
+        f"from operant.tuning.trial import TrialProcess; TrialProcess.code = {PRETENDED!r};"
+        "from operant.tune import TuneConfig, plan, tune; import sys;"
+        f"config = TuneConfig.from_dict(dict(study='s', storage=sys.argv[1], n_trials={TRIALS}, n_jobs=2, trial_steps=1000));"
+        "tuned = tune(plan('ppo', config, env='pretended', lr=[1e-5, 1e-1], seed=3));"
+        "sys.exit(tuned.failed)"
+    )
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, storage], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        for _ in range(processes)
+    ]
+    for process in started:
+        out, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, out.decode()
+    return study.load("s", storage)
+
+
+def assert_nothing_lost(known, processes=2):
+    trials = known.trials
+    assert sorted(t.number for t in trials) == list(range(TRIALS * processes))
+    assert all(t.state in (TrialState.COMPLETE, TrialState.PRUNED) for t in trials)
+    assert len({t.params["lr"] for t in trials}) == len(trials)  # one seed, and yet nothing was tried twice
+    assert len({t.user_attrs["seed"] for t in trials}) == len(trials)
+
+
+@pytest.mark.parametrize("storage", [pytest.param("sqlite:///s.db", marks=pytest.mark.slow), "s.journal"])
+def test_two_processes_lose_no_trial(here, storage):
+    assert_nothing_lost(together(storage))
+
+
+def postgres_binaries():
+    """Return the folder of PostgreSQL's server programs, or None."""
+    import shutil
+
+    found = shutil.which("initdb")
+    places = [Path(found).resolve().parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    return next((place for place in reversed(places) if (place / "pg_ctl").exists()), None)
+
+
+@pytest.fixture
+def postgres():
+    """A PostgreSQL server of its own, on a socket in a folder of its own."""
+    import pwd
+    import shutil
+    import tempfile
+
+    pytest.importorskip("psycopg", reason="needs the extra postgresql")
+    programs = postgres_binaries()
+    if programs is None:
+        pytest.skip("PostgreSQL's server is not installed (Debian: apt-get install postgresql)")
+    as_user = {}
+    folder = Path(tempfile.mkdtemp(prefix="pg"))
+    if os.geteuid() == 0:  # the server refuses to run as root
+        known = {entry.pw_name for entry in pwd.getpwall()}
+        user = next((name for name in ("postgres", "nobody") if name in known), None)
+        if user is None:
+            pytest.skip("PostgreSQL does not run as root, and there is no user postgres or nobody")
+        as_user = {"user": user, "extra_groups": []}
+        shutil.chown(folder, user)
+    data = folder / "data"
+    quiet = {"stdout": subprocess.DEVNULL, "check": True, "cwd": folder, **as_user}
+    try:
+        subprocess.run([programs / "initdb", "-D", data, "-U", "tuner", "-A", "trust", "-N"], **quiet)
+        flags = f"-c listen_addresses='' -c unix_socket_directories={folder} -c fsync=off"
+        subprocess.run(
+            [programs / "pg_ctl", "-D", data, "-w", "-l", folder / "log", "-o", flags, "start"], **quiet
+        )
+        try:
+            yield f"postgresql://tuner@/postgres?host={folder}"
+        finally:
+            subprocess.run([programs / "pg_ctl", "-D", data, "-w", "-m", "immediate", "stop"], **quiet)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.slow
+def test_two_processes_lose_no_trial_on_postgresql(here, postgres):
+    assert_nothing_lost(together(postgres))
+    found = from_study("s", postgres)
+    assert found.agent == "ppo" and found.value > 80
+    with pytest.raises(SpecError, match="There is no study 'ss' in postgresql://.*Did you mean 's'"):
+        from_study("ss", postgres)
+
+
+def test_a_study_that_operant_did_not_make(here):
+    known = optuna.create_study(study_name="s", storage="sqlite:///s.db", direction="maximize")
+    known.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=1)
+    with pytest.raises(UsageError, match="was not made by `operant tune`"):
+        from_study("s", "s.db")
+    with pytest.raises(
+        SpecError, match="There is no study 'x': sqlite:///studies/x/study.db does not exist."
+    ):
+        from_study("x")
+    assert sorted(p.name for p in here.iterdir()) == ["s.db"]
+
+
+# The command line
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_help_lists_every_flag_and_fits_the_terminal(agent, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["tune", agent]) == 0
+    out = capsys.readouterr().out
+    for cls in (TuneConfig, RunConfig, config_class(agent)):
+        for name in options(cls):
+            assert (f"| {tables.flag(name)} " in out) == (name not in NOT_TUNED), name
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert main(["tune", agent, "--help"]) == 0
+    assert capsys.readouterr().out == out
+
+
+@pytest.mark.parametrize("command", [["tune"], ["plot"], ["train"]])
+def test_help_of_commands_fits_the_terminal(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(command) == 0
+    assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
+
+
+DOCUMENTED = {  # the table of the seed document
+    "--n-jobs": "1", "--n-trials": "1", "--non-silent": "-", "--storage": "-", "--study": "-",
+    "--trial-steps": "500000", "--warmup-trials": "5",
+}  # fmt: skip
+
+
+def test_defaults_are_the_documented_ones():
+    rows = {row[0]: row[2] for row in tables.option_rows([TuneConfig])}
+    assert {name: rows[name] for name in DOCUMENTED} == DOCUMENTED
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys, operant.cli as c; c.main(['tune', 'ppo']); c.main(['plot']);"
+        "print([m for m in ('jax', 'keras', 'gymnasium', 'optax', 'matplotlib', 'pyarrow', 'optuna', 'sqlalchemy') "
+        "if m in sys.modules], file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tune", "ppoo", "--env", "x"], "Unknown agent 'ppoo'. Did you mean 'ppo'?"),
+        (["tune", "--env", "x"], "tune needs an agent: operant tune <agent>"),
+        (["tune", "ppo", "--lr", "1e-5"], "env must be given"),
+        (["tune", "ppo", "--env", "x", "--max-steps", "3"], "Unknown flag '--max-steps' for tune ppo."),
+        (["tune", "ppo", "--env", "x", "--n-trials", "0"], "n_trials must be at least 1. Received: n_trials=0."),
+        (["tune", "ppo", "--env", "x", "--lr", "1", "2", "3"], "lr is tuned between a smallest and a largest value"),
+        (["tune", "ppo", "--env", "x", "--lr", "a", "b"], "--lr must be a number. Received: 'a'."),
+        (["tune", "ppo", "--env", "x", "--n-steps", "16", "16"], "n_steps must be several different values"),
+        (["tune", "ppo", "--env", "x", "--storage", "there"], "storage must be a database's URL"),
+        (["tune", "ppo", "--env", "x", "--study", "a/b"], "study must be a name without /"),
+        (["tune", "ppo", "--env", "x", "--max-frame", "perhaps"], "--max-frame must be true or false"),
+        (["tune", "ppo", "--env", "x", "--max-frame"], "max_frame is a part of preprocessing"),
+        (["train", "--from-study", "lost"], "There is no study 'lost': sqlite:///studies/lost/study.db does not exist."),
+        (["train", "ppo", "--env", "x", "--storage", "a.db"], "--storage is for --from-study NAME"),
+        (["train", "ppo", "--from-study", "s", "--preset", "cartpole"], "--preset and --from-study both give settings"),
+    ],
+)  # fmt: skip
+def test_refusals_say_what_is_wrong_and_leave_nothing_behind(arguments, message, capsys, here):
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert message in err and out == "" and "Traceback" not in err
+    assert list(here.iterdir()) == []
+
+
+def test_a_switch_can_be_tuned(here):
+    assert (
+        main(
+            [
+                "tune",
+                "ppo",
+                "--env",
+                "x",
+                "--preprocess",
+                "--max-frame",
+                "true",
+                "false",
+                "--study",
+                "s",
+                "--quiet",
+            ]
+        )
+        == 0
+    )
+    assert study.load("s", None).trials[0].distributions["max_frame"].choices == (True, False)
+
+
+def test_a_study_whose_trials_all_fail_says_so(here):
+    assert main(["tune", "ppo", "--env", "raise", "--study", "s", "--quiet"]) == 1
+
+
+def test_without_optuna(here, monkeypatch):
+    monkeypatch.setattr(study.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SpecError, match=r"pip install 'operant\[tune\]'"):
+        tune(planned())
+
+
+# Real trials
+
+SMALL = [
+    "--env", "jax:CartPole-v1", "--n-envs", "2", "--model", '[{"type": "dense", "size": 8}]', "--ppo-epochs", "1",
+    "--mini-batches", "2",
+]  # fmt: skip
+
+
+def test_a_real_study_and_training_from_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = [
+        "tune", "ppo", *SMALL, "--lr", "1e-4", "1e-2", "--n-steps", "8", "16", "--n-trials", "1", "--n-jobs", "2",
+        "--trial-steps", "400", "--study", "s", "--seed", "5", "--history-checkpoint", "h.parquet",
+    ]  # fmt: skip
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "Finished: 1 trials complete" in out
+    for trial in study.load("s", None).trials:
+        rewards = read_history(f"h-trial{trial.number}.parquet")["episode_reward"]
+        assert trial.value == pytest.approx(rewards[-100:].mean())  # the mean reward of the run's buffer
+        assert trial.user_attrs["episodes"] == len(rewards)
+        assert trial.last_step == 400 <= trial.user_attrs["step"]
+    best = from_study("s")
+    train = ["train", "--from-study", "s", "--max-steps", "64", "--run-dir", "run", "--seed", "1"]
+    assert main(train) == 0
+    out = capsys.readouterr().out
+    assert f"Best of the study s: trial {best.number}, mean reward {best.value:.2f}" in out
+    saved = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert saved["agent"]["lr"] == best.params["lr"] and saved["agent"]["n_steps"] == best.params["n_steps"]
+    assert saved["agent"]["type"] == "ppo" and saved["agent"]["mini_batches"] == 2
+    assert saved["run"]["env"] == "jax:CartPole-v1" and saved["run"]["n_envs"] == 2
+    assert saved["run"]["max_steps"] == 64 and saved["run"]["history_checkpoint"] is None
+    assert main(["train", "dqn", "--from-study", "s"]) == 2
+    assert "The study 's' tunes ppo, not dqn." in capsys.readouterr().err
+
+
+def test_real_settings_that_cannot_be_built_leave_nothing_behind(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["tune", "dqn", "--env", "jax:Pendulum-v1", "--lr", "1e-4", "1e-2"]) == 2
+    out, err = capsys.readouterr()
+    assert "dqn" in err and "Traceback" not in err and out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_same_real_study_twice_is_the_same(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    values = []
+    for name in ("a", "b"):
+        config = TuneConfig.from_dict({"n_trials": 2, "trial_steps": 2000, "study": name})
+        found = plan("ppo", config, env="jax:CartPole-v1", n_envs=4, lr=[1e-4, 1e-2], seed=1, quiet=True)
+        values.append([t.value for t in tune(found).study.trials])
+    assert values[0] == values[1] and len(set(values[0])) == 2
+
+
+@pytest.mark.slow
+def test_trials_start_from_weights_and_write_their_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    train = [
+        "train",
+        "ppo",
+        *SMALL,
+        "--max-steps",
+        "256",
+        "--quiet",
+        "--run-dir",
+        "run",
+        "--checkpoints",
+        "w/ppo.tf",
+    ]
+    assert main(train) == 0
+    tuning = ["tune", "ppo", *SMALL, "--lr", "0", "--gamma", "0.9", "0.99", "--trial-steps", "256", "--n-trials", "2",
+              "--study", "s", "--quiet"]  # fmt: skip
+    assert main([*tuning, "--weights", "w/ppo.tf", "--checkpoints", "w/new.tf"]) == 0
+    from operant import checkpoint
+
+    first = checkpoint.load("w/ppo.tf")[0]
+    for number in range(2):
+        own = checkpoint.load(f"w/new-trial{number}.tf")[0]
+        assert all((own[name] == first[name]).all() for name in first)  # the learning rate is 0
+    assert from_study("s").run["weights"] == ["w/ppo.tf"]
+    assert main([*tuning[:-3], "--weights", "nowhere.tf"]) == 2
+    assert "The weights 'nowhere.tf' do not exist." in capsys.readouterr().err
