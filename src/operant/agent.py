@@ -189,9 +189,12 @@ class Agent:
         )
         if writers.saving is not None and writers.saving.load:
             made._resume(Agent._found(Path(writers.saving.directory), None))
-        made._writers = writers
-        writers.begin(made, made._save_checkpoint)
+        made._write_by(writers)
         return made
+
+    def _write_by(self, writers: Writers) -> None:
+        self._writers = writers
+        writers.begin(self, self._save_checkpoint)
 
     # Counters
 
@@ -679,6 +682,9 @@ class Agent:
         environment: Any = None,
         agent: Any = None,
         parallel_interactions: int | None = None,
+        recorder: Any = None,
+        saver: Any = None,
+        summarizer: Any = None,
     ) -> Agent:
         """Load an agent: a checkpoint or weights, the newest in a folder, or the newest checkpoint of a training run.
 
@@ -690,12 +696,16 @@ class Agent:
             agent: the algorithm's class, for one that is not operant's own: a file never says what to import.
             parallel_interactions: how many actors act, if others than when it was saved. Parameters, optimizer and
                 counters are taken over then; unfinished episodes and a replay memory stay behind.
+            recorder: as in `create`.
+            saver: as in `create`; what it says of `load` does not count.
+            summarizer: as in `create`.
 
         Raises:
             CheckpointError: there is none, or it cannot be used; the message says why.
         """
         if format is not None:
             saving.check_format(format)
+        writers = Writers(recorder, saver, summarizer)
         path = Path(directory)
         if (path / "checkpoints").is_dir():
             path = path / "checkpoints"
@@ -704,16 +714,17 @@ class Agent:
             header = {"specification": saving.header(weights)}
             loaded = Agent._loaded(weights, header, environment, agent, parallel_interactions)
             loaded._put_weights(saving.read(weights), weights)
-            return loaded
-        if format in saving.FORMATS:
+        elif format in saving.FORMATS:
             raise CheckpointError(f"There are no weights (*{saving.FORMATS[format]}) in {str(directory)!r}.")
-        path = Agent._found(path, filename)
-        header = checkpoint.read_header(path)
-        loaded = Agent._loaded(path, header, environment, agent, parallel_interactions)
-        if loaded.parallel_interactions == header["specification"]["parallel_interactions"]:
-            loaded._restore(path, header.get("interaction"))
         else:
-            loaded._take_over(path)
+            path = Agent._found(path, filename)
+            header = checkpoint.read_header(path)
+            loaded = Agent._loaded(path, header, environment, agent, parallel_interactions)
+            if loaded.parallel_interactions == header["specification"]["parallel_interactions"]:
+                loaded._restore(path, header.get("interaction"))
+            else:
+                loaded._take_over(path)
+        loaded._write_by(writers)
         return loaded
 
     @staticmethod

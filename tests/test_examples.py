@@ -1,0 +1,46 @@
+"""The programs of `examples/` run, in a folder of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def run(name, folder, **variables):
+    result = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning:operant", str(EXAMPLES / name)],
+        cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("name", ["action_masking.py", "save_and_restore.py", "summaries.py"])
+def test_small_examples(name, tmp_path):
+    run(name, tmp_path)
+    files = {
+        "action_masking.py": set(),
+        "save_and_restore.py": {"data/checkpoints/agent-20.npz"},
+        "summaries.py": {"data/summaries"},
+    }
+    assert all((tmp_path / file).exists() for file in files[name])
+
+
+@pytest.mark.slow
+def test_pretraining_beats_chance_before_any_step(tmp_path):
+    line = run("record_and_pretrain.py", tmp_path).splitlines()[-1]
+    before, after = float(line.split()[4].rstrip(",")), float(line.split()[-1])
+    assert after > 150 > 2 * before, line
+
+
+@pytest.mark.slow
+def test_act_experience_update_learns(tmp_path):
+    lines = run("act_experience_update.py", tmp_path, UPDATES="25").splitlines()
+    values = [float(line.split()[-1]) for line in lines]
+    assert max(values[-5:]) > 2 * values[0], values
