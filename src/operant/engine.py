@@ -69,7 +69,7 @@ class Engine:
         self._acting_now: Acting | None = None
         self._noise.clear()
         self._keys.clear()
-        self._updates = int(train.counters.updates)
+        self._calls = int(train.counters.rows) // self.learner.rows
 
     def _absorb_step(
         self, train: Train, meter: Array, block: Block, key: Array
@@ -111,18 +111,18 @@ class Engine:
 
     def absorb(self, block: Block) -> None:
         """Learn from a block of `learner.rows` rows of all actors."""
-        key = self._keys.at(self.train.key, self._updates)
+        key = self._keys.at(self.train.key, self._calls)
         self.train, self.meter, self._acting_now = self._absorb(self.train, self.meter, block, key)
-        self._updates += 1
+        self._calls += 1
 
     def advance(self, block: Block, carry: Tree, first: Any, noise: Tree) -> Action:
         """Learn from a block, and act on the observation after it: both in one call."""
-        key = self._keys.at(self.train.key, self._updates)
+        key = self._keys.at(self.train.key, self._calls)
         self.train, self.meter, acting, action = self._advance(
             self.train, self.meter, block, key, carry, first, noise
         )
         self._acting_now = acting
-        self._updates += 1
+        self._calls += 1
         return action
 
     def absorb_columns(self, block: Block, columns: list[int]) -> None:
@@ -130,9 +130,9 @@ class Engine:
         for i, index in enumerate(columns):
             own = jax.tree.map(lambda x, i=i: x[:, i : i + 1], block._replace(carry=()))
             self.train = self._remember(self.train, own, np.asarray([index], np.int32))
-        key = self._keys.at(self.train.key, self._updates)
+        key = self._keys.at(self.train.key, self._calls)
         self.train, self.meter, self._acting_now = self._learn(self.train, self.meter, block, key)
-        self._updates += 1
+        self._calls += 1
 
     def metrics(self) -> dict[str, float]:
         """Return the averages of the metrics since the last call; those that never applied are left out."""

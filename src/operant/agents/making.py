@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import optax
 
-from operant.agents import AGENTS, ALIASES, algorithm_class, entry
+from operant.agents import AGENTS, ALIASES, algorithm_class, entry, resolve
 from operant.agents.config import AgentConfig
 from operant.agents.protocol import Algorithm, config_type
 from operant.errors import SpecError, suggest, value_error
@@ -36,6 +36,12 @@ class Definition(NamedTuple):
         }
         return {"type": self.name, **self.config.with_values(written).to_dict()}
 
+    def limited(self, steps: int | None) -> Definition:
+        """Return it with the length of the longest episode, if its options ask for that and do not say it."""
+        if steps is None or getattr(self.config, "episode_limit", steps) is not None:
+            return self
+        return self._replace(config=self.config.replace(episode_limit=steps))
+
     def product(self, actors: int) -> int:
         """Return the multiplications of the largest matrix product of a gradient step, about."""
         if not isinstance(self.config, AgentConfig):
@@ -47,7 +53,7 @@ class Definition(NamedTuple):
 
 def _width(network: Any, auto: int) -> int:
     """Return the largest size in the specification of a network; of files and objects, a guess."""
-    if isinstance(network, str) and network == "auto":
+    if network is None or (isinstance(network, str) and not Path(network).suffix):
         return auto
     if isinstance(network, Mapping):
         own = network.get("size", auto if network.get("type") == "auto" else 0)
@@ -65,7 +71,7 @@ def _network(value: Any) -> Any:
     from operant.nn.network import FILES, parse
 
     is_file = isinstance(value, str | Path) and Path(value).suffix in FILES
-    is_data = isinstance(value, str | Mapping | list | tuple)
+    is_data = value is None or isinstance(value, str | Mapping | list | tuple)
     return parse(value).to_spec() if is_file or not is_data else value
 
 
@@ -94,9 +100,7 @@ def define(agent: Any, **options: Any) -> Definition:
         elif isinstance(agent, Path) or (isinstance(agent, str) and agent.endswith(".json")):
             agent = read_json(agent, "agent")
         elif isinstance(agent, str) and (agent in AGENTS or agent in ALIASES):
-            return _defined(
-                ALIASES.get(agent, agent), algorithm_class(agent), [*layers, entry(agent).options]
-            )
+            return _defined(resolve(agent), algorithm_class(agent), [*layers, entry(agent).options])
         elif isinstance(agent, str) and ("." in agent or ":" in agent):
             agent = import_object(agent, "agent")
         else:
@@ -123,7 +127,7 @@ def _defined(name: str, cls: type[Algorithm], layers: list[Mapping[str, Any]]) -
     given: dict[str, Any] = {}
     lost = None
     for layer in reversed(layers):
-        own = canonical(config, layer, name)
+        own = canonical(config, config.translated(layer), name)
         if own.get("optimizer") == {
             "type": optimise.GIVEN
         }:  # whoever reads it must give the object anew, in any layer
