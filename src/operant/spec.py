@@ -18,7 +18,7 @@ import json
 import math
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, dataclass_transform
 
@@ -243,6 +243,11 @@ class Config(metaclass=ConfigMeta):
     def check(self) -> Iterator[str]:
         """Yield a message for every constraint between fields that does not hold."""
         return iter(())
+
+    @classmethod
+    def words(cls) -> Iterable[str]:
+        """Return the arguments that `translated` reads beside options and their aliases."""
+        return ()
 
     @classmethod
     def translated(cls, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,18 @@ class Entry(NamedTuple):
     options: dict[str, Any] = {}  # noqa: RUF012 - read only
     """Options that this name fixes to other defaults."""
     learns: bool = True
+    form: dict[str, Any] | None = None
+    """Options of the agent `DEFAULT` that make it a form of this one: taken where options are given that only it has."""
 
+
+_EPISODES: dict[str, Any] = {"unit": "episodes", "batch_size": 10, "horizon": None}
+_VALUES: dict[str, Any] = {
+    "objective": "action_value",
+    "memory": "replay",
+    "horizon": 1,
+    "batch_size": 32,
+    "frequency": 0.25,
+}
 
 AGENTS: dict[str, Entry] = {
     "a2c": Entry(
@@ -44,6 +55,7 @@ AGENTS: dict[str, Entry] = {
         "A2C",
         "Advantage actor-critic: one step per short block; any actions",
         ("float", "int", "bool"),
+        form={"baseline_model": "auto", "horizon": 1, "batch_size": 10},
     ),
     "acer": Entry(
         "acer",
@@ -61,14 +73,28 @@ AGENTS: dict[str, Entry] = {
     "ddpg": Entry(
         "ddpg", "DDPG", "Deep deterministic policy gradient: replay; float actions with bounds", ("float",)
     ),
-    "dqn": Entry("dqn", "DQN", "Deep Q-network: replay, target network; discrete actions", ("int", "bool")),
-    "ddqn": Entry("dqn", "DQN", "Double DQN: dqn with --double", ("int", "bool"), {"double": True}),
+    "dqn": Entry(
+        "dqn",
+        "DQN",
+        "Deep Q-network: replay, target network; discrete actions",
+        ("int", "bool"),
+        form=_VALUES,
+    ),
+    "ddqn": Entry(
+        "dqn",
+        "DQN",
+        "Double DQN: dqn with --double",
+        ("int", "bool"),
+        {"double": True},
+        form={**_VALUES, "double": True},
+    ),
     "dueling_dqn": Entry(
         "dqn",
         "DQN",
         "Dueling double DQN: dqn with --double --dueling",
         ("int", "bool"),
         {"double": True, "dueling": True},
+        form={**_VALUES, "double": True, "dueling": True},
     ),
     "modular": Entry(
         "modular",
@@ -81,20 +107,24 @@ AGENTS: dict[str, Entry] = {
         "Modular",
         "Actor-critic: modular with returns that end in the critic's value; any actions",
         ("float", "int", "bool"),
-        {"baseline_model": "auto", "horizon": 1, "estimate_advantage": False},
+        {"baseline_model": "auto", "horizon": 1, "estimate_advantage": False, "batch_size": 10},
     ),
     "vpg": Entry(
         "modular",
         "Modular",
         "Vanilla policy gradient (REINFORCE): modular on whole episodes; any actions",
         ("float", "int", "bool"),
-        {"unit": "episodes", "batch_size": 10, "horizon": None, "predict_horizon_values": False},
+        _EPISODES,
     ),
     "pqn": Entry(
         "pqn", "PQN", "Parallel Q-learning: no replay, no target; discrete actions", ("int", "bool")
     ),
     "ppo": Entry(
-        "ppo", "PPO", "Proximal policy optimization: clipped surrogate; any actions", ("float", "int", "bool")
+        "ppo",
+        "PPO",
+        "Proximal policy optimization: clipped surrogate; any actions",
+        ("float", "int", "bool"),
+        form={**_EPISODES, "clipping_value": 0.25, "multi_step": 10, "subsampling_fraction": 0.33},
     ),
     "random": Entry(
         "random",

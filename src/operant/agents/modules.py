@@ -5,7 +5,7 @@ Imports neither JAX nor Keras: the command line reads every algorithm's options 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from operant.agents import vocabulary
@@ -236,6 +236,11 @@ class ModularConfig(
         traced=True,
         aliases=("learning_rate",),
     )
+
+    @classmethod
+    def words(cls) -> Iterable[str]:
+        """Return the names of modules."""
+        return vocabulary.READERS
 
     @classmethod
     def translated(cls, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -97,6 +97,8 @@ def _ordered(counts: Bool[Array, " R"], key: Any) -> Int[Array, " R"]:
 def _gradient(loss: Loss, params: Tree, rows: Any, order: Array, size: Array) -> tuple[Tree, Metrics]:
     """Return the gradient of the mean loss of the first `size` rows of an order, and means of what is watched."""
     length = len(order)
+    # In place of rows that do not count the first that does, with a weight of 0: a NaN has no gradient of 0.
+    order = jnp.where(jnp.arange(length) < size, order, order[0])
     gradient = jax.grad(_weighted, has_aux=True)
     if length <= CHUNK:
         weight = _weights(0, length, size)
@@ -124,13 +126,12 @@ def _weights(first: Any, length: int, size: Array) -> Array:
 
 
 def _weighted(params: Tree, loss: Loss, rows: Any, weight: Array) -> tuple[Array, Metrics]:
-    """Sum up weighted losses, and what is watched likewise. Rows of weight 0 take no part, not even a NaN among them."""
+    """Sum up weighted losses, and what is watched likewise."""
     each, watched = loss(params, rows)
 
-    def total(x: Array) -> Array:
-        return jnp.sum(jnp.where(weight > 0, x, 0.0) * weight)
-
-    return total(each), {name: jax.lax.stop_gradient(total(x)) for name, x in watched.items()}
+    return jnp.sum(each * weight), {
+        name: jax.lax.stop_gradient(jnp.sum(x * weight)) for name, x in watched.items()
+    }
 
 
 def apply_in_chunks(f: Callable[[Any], Array], rows: Any) -> Array:
