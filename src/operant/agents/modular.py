@@ -12,7 +12,8 @@ et al. 2016; Schulman et al. 2016 and 2017); the agents of this module in the ta
 
 and is due every `frequency` timesteps or episodes.
 
-Deviations: predictions are those at the beginning of the update. Timesteps are counted as rows of all actors, of which one for
+Deviations: predictions, and the policy of which the ratio of importance sampling tells the change, are those at the beginning of the
+update. Timesteps are counted as rows of all actors, of which one for
 each episode holds its last observation and takes part in no loss. The ratio of importance sampling is clipped to 1 ± ε. A time
 limit bootstraps from the prediction for the last observation; where nothing is predicted it counts as an end.
 """
@@ -270,7 +271,7 @@ class Modular:
         if explore and amount is not None:
             masks = {k.removesuffix("_mask"): x for k, x in observation.items() if k.endswith("_mask")}
             action = exploration.deviate(action, noise[1], amount, masks)
-        return Action(action, {"log_prob": objective.log_prob(outputs, observation, action)}, carry)
+        return Action(action, (), carry)
 
     def due(self, state: State, counters: Counters) -> tuple[Array, Array]:
         """Return whether an update is due, and the timesteps or episodes so far."""
@@ -386,7 +387,21 @@ class Modular:
                 metrics["update/explained_variance"] = explained
             if self.config.normalize_advantage:
                 advantage = losses.normalise(advantage, weight)
-        return rows._replace(advantage=advantage), counts, metrics
+            rows = rows._replace(advantage=advantage)
+            if self.config.weighs:
+                rows = rows._replace(log_prob=self._log_prob(state, rows))
+        return rows, counts, metrics
+
+    def _log_prob(self, state: State, rows: Rows) -> Array:
+        """Return the log-probabilities of actions under the policy as it is, `[R]`."""
+        objective, model = self.objective, self.models["model"]
+
+        def log_prob(given: tuple[Arrays, Arrays]) -> Array:
+            observation, action = given
+            outputs = model.apply(state.variables, observation)[0]
+            return objective.log_prob(outputs, observation, action)
+
+        return steps.apply_in_chunks(log_prob, (rows.observation, rows.action))
 
     def _recent(self, state: State, memory: Tree, key: Key) -> tuple[Rows, Array]:
         """Return the newest rows of a memory, flat, and which make the batch."""
@@ -419,7 +434,7 @@ class Modular:
         rows = Rows(
             {name: x[:-1] for name, x in block.observation.items()},
             block.action,
-            block.extras["log_prob"],
+            jnp.zeros_like(block.reward),
             target,
             advantage,
         )
@@ -438,5 +453,5 @@ class Modular:
             advantage = target[:, 0]
         if c.advantage:
             advantage = advantage - self.values(state, batch.observation)[:, 0]
-        rows = Rows(batch.observation, batch.action, batch.extras["log_prob"], target, advantage)
+        rows = Rows(batch.observation, batch.action, jnp.zeros_like(reward), target, advantage)
         return rows, batch.weight > 0

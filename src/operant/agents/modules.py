@@ -95,7 +95,8 @@ class ObjectiveConfig(Config):
         choices=("policy_gradient", "action_value"),
     )
     importance_sampling: bool = option(
-        False, "policy_gradient: weigh rows by how much more probable their actions have become"
+        False,
+        "policy_gradient: weigh rows by how much more probable their actions have become since the update began",
     )
     clipping_value: Scalar | None = option(
         None,
@@ -260,6 +261,11 @@ class ModularConfig(
     def bootstraps(self) -> bool:
         """Whether returns end in a predicted value."""
         return self.predicts if self.predict_horizon_values is None else self.predict_horizon_values
+
+    @property
+    def weighs(self) -> bool:
+        """Whether rows are weighed by how much more probable their actions have become."""
+        return self.importance_sampling or self.clipping_value is not None
 
     @property
     def advantage(self) -> bool:

@@ -34,7 +34,7 @@ class Rows(NamedTuple):
     observation: Arrays
     action: Arrays
     log_prob: Float[Array, " R"]
-    """Of the action when it was drawn; 0 where the objective has none."""
+    """Of the action at the beginning of the update; 0 where the objective does not ask for it."""
     target: Float[Array, "R E"]
     """Return; one for every element of the actions if these have values of their own."""
     advantage: Float[Array, " R"]
@@ -73,7 +73,7 @@ class Objective(Protocol):
 class PolicyGradient:
     """A stochastic policy climbs the returns of its actions, less a baseline if there is one.
 
-    L = -A log π(a|s), or with importance sampling -ρ A where ρ = π(a|s) / π_old(a|s) (Williams 1992; clipped: Schulman et
+    L = -A log π(a|s), or with importance sampling -ρ A where ρ = π(a|s) / π_old(a|s), π_old the policy at the beginning of the update (Williams 1992; clipped: Schulman et
     al. 2017, equation 7).
     """
 
@@ -142,18 +142,17 @@ class PolicyGradient:
         outputs = self.models["model"].apply(variables, rows.observation)[0]
         policy = self.policy.distribution(outputs, split_masks(rows.observation)[1])
         log_prob, entropy = policy.log_prob(rows.action), policy.entropy()
-        log_ratio = log_prob - rows.log_prob
+        metrics: Metrics = {"policy/entropy": entropy}
+        if c.weighs:
+            log_ratio = log_prob - rows.log_prob
+            metrics["update/kl"] = jnp.expm1(log_ratio) - log_ratio
         if c.clipping_value is not None:
             policy_loss = losses.clipped_surrogate(log_ratio, rows.advantage, clip=c.clipping_value)
         elif c.importance_sampling:
             policy_loss = -rows.advantage * jnp.exp(log_ratio)
         else:
             policy_loss = -rows.advantage * log_prob
-        metrics = {
-            "loss/policy": policy_loss,
-            "policy/entropy": entropy,
-            "update/kl": jnp.expm1(log_ratio) - log_ratio,
-        }
+        metrics["loss/policy"] = policy_loss
         total = policy_loss - c.entropy_regularization * entropy
         if c.baseline_model is None or c.baseline_optimizer is not None:
             return total, metrics
