@@ -1,6 +1,6 @@
 """Small settings of every agent, and environments on which they run in a blink.
 
-The tests of all agents run over `operant.agents.AGENTS`: an agent of the table that has no line in `SMALL` fails them.
+The tests of all agents run over those of `operant.agents.AGENTS` that learn: one that has no line in `SMALL` fails them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,11 @@ _CONTINUOUS = Small(
     },
     steps=2,
 )
+_MODULAR = {"model": MODEL, "batch_size": 18, "lr": 0.01}
 SMALL: dict[str, Small] = {
+    "modular": Small({**_MODULAR, "baseline_model": MODEL, "horizon": None}),
+    "ac": Small({**_MODULAR, "baseline_model": MODEL}),
+    "vpg": Small({**_MODULAR, "unit": "timesteps", "episode_limit": 3}),
     "a2c": Small({"model": MODEL, "n_steps": 6, "lr": 0.01}, recurrent=True),
     "acer": Small(
         {
@@ -88,6 +92,7 @@ SMALL: dict[str, Small] = {
     "ddpg": _CONTINUOUS,
     "dqn": _DQN,
     "ddqn": _DQN,
+    "dueling_dqn": _DQN,
     "pqn": Small(
         {
             "model": MODEL,
@@ -124,11 +129,11 @@ SMALL: dict[str, Small] = {
     ),
 }
 
-NAMES = tuple(AGENTS)
+NAMES = tuple(name for name, entry in AGENTS.items() if entry.learns)
 _FIRST = {entry[:2]: name for name, entry in reversed(AGENTS.items())}
 ONCE = [
-    name if _FIRST[entry[:2]] == name else pytest.param(name, marks=pytest.mark.exhaustive)
-    for name, entry in AGENTS.items()
+    name if _FIRST[AGENTS[name][:2]] == name else pytest.param(name, marks=pytest.mark.exhaustive)
+    for name in NAMES
 ]
 """The agents, to parametrise with: those that are another one with other options are slow tests."""
 RECURRENT_NAMES = tuple(name for name in NAMES if name in SMALL and SMALL[name].recurrent)

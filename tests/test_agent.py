@@ -109,7 +109,7 @@ def test_creation_is_checked():
         ({"agent": "ppoo"}, "Did you mean 'ppo'"),
         ({"agent": "ppo", "learning_rat": 1}, "ppo takes no argument 'learning_rat'. Did you mean"),
         ({"agent": {"n_steps": 3}}, "needs a 'type'"),
-        ({"agent": None}, "agent must be given"),
+        ({"agent": None, "learning_rat": 1}, "modular takes no argument 'learning_rat'. Did you mean"),
         ({"agent": "ppo", "seed": -1}, "seed must be"),
         ({"agent": "ppo", "parallel_interactions": 0}, "parallel_interactions must be"),
         ({"agent": "ppo", "config": {"sed": 1}}, "config takes no 'sed'"),

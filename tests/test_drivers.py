@@ -38,6 +38,7 @@ from operant.envs.native import NativeEnv, TimeLimit
 from operant.errors import SpaceError, SpecError
 from operant.execution.device import DeviceDriver, Population
 from operant.execution.host import HostDriver
+from operant.memory.recent import Recent, RecentState
 from operant.memory.ring import VALID
 from operant.writers import Writers
 
@@ -86,13 +87,17 @@ def comparable(train: Train) -> Train:
     """Blank what means nothing: actions and extras that a memory holds of an episode's last observation."""
     if train.memory == ():
         return train
-    rows = dict(train.memory.rows)
-    acted = np.asarray(rows["mark"]) & VALID > 0
+    recent = isinstance(train.memory, RecentState)
+    rows = train.memory._asdict() if recent else dict(train.memory.rows)
+    acted = np.asarray(rows["valid"]) if recent else np.asarray(rows["mark"]) & VALID > 0
     for part in ("action", "extras"):
         rows[part] = jax.tree.map(
-            lambda x: np.where(acted.reshape(-1, *[1] * (x.ndim - 1)), x, np.zeros((), x.dtype)), rows[part]
+            lambda x: np.where(
+                acted.reshape(*acted.shape, *[1] * (x.ndim - acted.ndim)), x, np.zeros((), x.dtype)
+            ),
+            rows[part],
         )
-    return train._replace(memory=train.memory._replace(rows=rows))
+    return train._replace(memory=RecentState(**rows) if recent else train.memory._replace(rows=rows))
 
 
 def assert_agree(agent: Compiled, blocks: int = BLOCKS, batched: bool = True) -> None:
@@ -523,10 +528,13 @@ def test_actors_out_of_step_learn_exactly_what_each_of_them_lived(name):
                 assert equal(row["after"], expected[t + 1]["observation"])
     state = engine.train.memory
     if state != ():  # and the memory holds each actor's rows in its own column
-        length = agent.learner.algorithm.memory.length
+        memory = agent.learner.algorithm.memory
         for i, rows in enumerate(streams):
-            column = np.asarray(state.rows["reward"]).reshape(agent.n, length)[i]
             held = np.array([row["reward"] for row in rows], np.float32)
-            size = min(len(held), length)
-            place = (np.arange(len(held)) % length)[-size:]
-            np.testing.assert_array_equal(column[place], held[-size:])
+            size = min(len(held), memory.length)
+            if isinstance(memory, Recent):
+                newest = np.asarray(memory.block(state).reward)[-size:, i]
+            else:
+                place = (np.arange(len(held)) % memory.length)[-size:]
+                newest = np.asarray(state.rows["reward"]).reshape(agent.n, memory.length)[i][place]
+            np.testing.assert_array_equal(newest, held[-size:])

@@ -45,6 +45,7 @@ class Knob:
     """Kind of actions to which it applies."""
 
 
+VALUES = {"objective": "action_value", "baseline_model": None}
 KNOBS: dict[str, dict[str, Knob]] = {
     "AgentConfig": {
         "gamma": Knob(0.5),
@@ -88,6 +89,54 @@ KNOBS: dict[str, dict[str, Knob]] = {
         "train_every": Knob(3, "shapes"),
     },
     "DeterministicConfig": {"step_noise_coef": Knob(0.5)},
+    "UpdateConfig": {
+        "unit": Knob("episodes", "shapes", context={"episode_limit": 3}),
+        "batch_size": Knob(12, "shapes"),
+        "frequency": Knob(36, context={"frequency": 18}),
+        "start": Knob(100),
+        "memory": Knob("replay", "shapes", context={"horizon": 1}),
+        "capacity": Knob(60, "shapes"),
+        "episode_limit": Knob(5, "shapes", context={"unit": "episodes", "episode_limit": 3}),
+    },
+    "EstimationConfig": {
+        "horizon": Knob(1, context={"horizon": 3}),
+        "lam": Knob(0.3),
+        "predict_horizon_values": Knob(False, "shapes", context={"horizon": 2}),
+        "predict_terminal_values": Knob(True),
+        "estimate_advantage": Knob(False),
+        "normalize_advantage": Knob(True),
+    },
+    "ObjectiveConfig": {
+        "objective": Knob("action_value", "shapes", context={"baseline_model": None, "horizon": 2}),
+        "importance_sampling": Knob(True, context={"multi_step": 2}),
+        "clipping_value": Knob(0.001, context={"clipping_value": 0.2, "multi_step": 3}),
+        "huber_loss": Knob(0.01, context={"huber_loss": 1.0}),
+        "entropy_regularization": Knob(0.5),
+        "l2_regularization": Knob(0.1),
+    },
+    "BaselineConfig": {
+        "baseline_model": Knob([{"type": "dense", "size": 8}], "shapes"),
+        "baseline_weight": Knob(0.1),
+        "baseline_optimizer": Knob("adam", "shapes"),
+        "baseline_lr": Knob(0.002, context={"baseline_optimizer": "adam", "baseline_lr": 0.02}),
+        "baseline_multi_step": Knob(3, context={"baseline_optimizer": "adam"}),
+        "target_update_weight": Knob(0.5, context=VALUES),
+        "target_sync_frequency": Knob(5, context=VALUES),
+        "double": Knob(True, context={**VALUES, "target_sync_frequency": 5}),
+        "dueling": Knob(True, "shapes", context=VALUES),
+    },
+    "StepConfig": {
+        "multi_step": Knob(3),
+        "subsampling_fraction": Knob(0.5, context={"subsampling_fraction": 0.9}),
+    },
+    "ActingConfig": {
+        "exploration": Knob(0.1, context={"exploration": 0.5}),
+        "variable_noise": Knob(0.1, context={"variable_noise": 0.5}),
+        "temperature": Knob(0.1),
+        "distribution": Knob("beta", "shapes", kind="float"),
+        "std": Knob("predicted", "shapes", kind="float"),
+    },
+    "modular": {},
     "a2c": {"normalize_advantage": Knob(True), "separate": Knob(True, "shapes")},
     "acer": {
         "delta": Knob(0.01),
@@ -167,7 +216,7 @@ def declared(config: type[Config]) -> dict[str, str]:
         owner = next(
             cls for cls in reversed(config.__mro__) if option in vars(cls).get("__dataclass_fields__", {})
         )
-        shared = owner.__module__.endswith("agents.config")
+        shared = owner.__module__.endswith(("agents.config", "agents.modules"))
         found[option] = owner.__name__ if shared else owner.__module__.rpartition(".")[2]
     return found
 

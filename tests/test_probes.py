@@ -81,6 +81,11 @@ def policy_value(made: Learner, policy: Tree, observation: Arrays, carry: Tree) 
     return jnp.sum(probs * outputs["action/q"].reshape(probs.shape), axis=-1)
 
 
+def baseline_value(made: Learner, state: Tree, observation: Arrays, carry: Tree) -> Array:
+    """Return what the baseline predicts."""
+    return made.algorithm.values(state, observation)[:, 0]
+
+
 def acted_value(made: Learner, state: Tree, observation: Arrays, carry: Tree) -> Array:
     """Return what the first critic says of the greedy action."""
     algorithm = made.algorithm
@@ -121,7 +126,16 @@ _CONTINUOUS = Learning(
     acted_value,
     whole=True,
 )
+_MODULAR = {"model": MODEL, "baseline_model": MODEL, "lr": "linear:0.005:0.0005:30000", "gamma": GAMMA}
 LEARNING: dict[str, Learning] = {
+    "modular": Learning(
+        {**_MODULAR, "batch_size": 64, "horizon": None, "entropy_regularization": 0.01},
+        32_000,
+        baseline_value,
+        whole=True,
+    ),
+    "ac": Learning({**_MODULAR, "batch_size": 64}, 32_000, baseline_value, whole=True),
+    "vpg": Learning({**_MODULAR, "batch_size": 16, "episode_limit": 20}, 32_000, baseline_value, whole=True),
     "a2c": Learning(
         {"model": MODEL, "lr": "linear:0.005:0.0005:30000", "gamma": GAMMA, "n_steps": 8},
         32_000,
@@ -148,6 +162,7 @@ LEARNING: dict[str, Learning] = {
     "ddpg": _CONTINUOUS,
     "dqn": _DQN,
     "ddqn": _DQN,
+    "dueling_dqn": _DQN,
     "pqn": Learning(
         {
             "model": MODEL,

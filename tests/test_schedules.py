@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from operant.errors import SpecError
 from operant.ops import schedules
 from operant.spec import Schedule
 
@@ -70,3 +71,57 @@ def test_two_steps_compile_once():
 
     assert f(jnp.int32(0)) != f(jnp.int32(50))
     assert len(traces) == 1
+
+
+def test_random_schedule_is_uniform_between_its_bounds_and_a_function_of_the_step():
+    schedule = Schedule("random", 2.0, 5.0)
+    x = np.asarray(schedules.value(schedule, jnp.arange(4000)))
+    assert ((x >= 2) & (x < 5)).all()
+    # a mean of 4000 has the deviation 3 / √12 / √4000 = 0.014
+    assert x.mean() == pytest.approx(3.5, abs=0.06) and x.std() == pytest.approx(3 / np.sqrt(12), rel=0.05)
+    assert float(schedules.value(schedule, jnp.uint32(7))) == x[7]
+    other = schedules.value(Schedule("random", 2.0, 5.0, seed=1), jnp.arange(4000))
+    assert np.abs(np.corrcoef(x, other)[0, 1]) < 0.06
+    assert schedule.range() == (2.0, 5.0)
+
+
+def test_ornstein_uhlenbeck_returns_to_its_mean():
+    schedule = Schedule("ornstein_uhlenbeck", 1.0, theta=0.2, sigma=0.3)
+    x = np.asarray(schedules.value(schedule, jnp.arange(4000)))
+    assert x[0] == 1.0
+    # in the long run: deviation 0.3 / √(1 - 0.8²) = 0.5, correlation of neighbours 0.8
+    assert x.std() == pytest.approx(0.5, rel=0.1) and x.mean() == pytest.approx(1.0, abs=0.15)
+    assert np.corrcoef(x[1:], x[:-1])[0, 1] == pytest.approx(0.8, abs=0.03)
+    # what a step adds, 0.3 ε: x' - 0.8 x - 0.2, but for the bounds at 1 ± 1.5 and terms that are felt no more
+    added = x[1:] - 0.8 * x[:-1] - 0.2
+    assert added.std() == pytest.approx(0.3, rel=0.05)
+    low, high = schedule.range()
+    assert (low, high) == (pytest.approx(-0.5), pytest.approx(2.5)) and ((x >= low) & (x <= high)).all()
+    absolute = Schedule("ornstein_uhlenbeck", 1.0, theta=0.2, sigma=0.3, absolute=True)
+    np.testing.assert_allclose(schedules.value(absolute, jnp.arange(100)), np.abs(x[:100]), rtol=1e-4)
+    assert absolute.range() == (0.0, pytest.approx(2.5))
+
+
+def test_schedules_in_other_words():
+    linear = {"type": "linear", "unit": "episodes", "num_steps": 9, "initial_value": 1.0, "final_value": 0.5}
+    assert Schedule.read(linear) == Schedule("linear", 1.0, 0.5, 9, "episodes")
+    pieces = {
+        "type": "piecewise_constant",
+        "unit": "updates",
+        "boundaries": [3, 8],
+        "values": [1.0, 2.0, 3.0],
+    }
+    read = Schedule.read(pieces)
+    assert read == Schedule("piecewise", 1.0, unit="updates", boundaries=(3, 8), values=(2.0, 3.0))
+    uniform = {"type": "random", "distribution": "uniform", "minval": 0.0, "maxval": 2.0}
+    assert Schedule.read(uniform) == Schedule("random", 0.0, 2.0)
+    assert Schedule.read({"type": "ornstein_uhlenbeck", "mu": 0.5}) == Schedule("ornstein_uhlenbeck", 0.5)
+    for wrong, message in [
+        ({"type": "linear", "start": 1.0, "initial_value": 2.0}, "got 'start' twice"),
+        ({"type": "exponential", "initial_value": 1.0, "decay_rate": 0.5}, "no argument 'decay_rate'.*'end'"),
+        ({"type": "ornstein_uhlenbeck", "theta": 0.0}, "theta must be from 0.01 to 1"),
+        ({"type": "ornstein_uhlenbeck", "sigma": -1.0}, "sigma must be at least 0"),
+        ({"type": "random", "start": 0.0, "seed": -1}, "seed must be a whole number"),
+    ]:
+        with pytest.raises(SpecError, match=message):
+            Schedule.read(wrong)

@@ -14,7 +14,7 @@ import numpy as np
 
 from operant import checkpoint, experience, runtime, saving
 from operant.actors import Actor, Actors, stack
-from operant.agents import AGENTS
+from operant.agents import AGENTS, DEFAULT
 from operant.agents.learner import Learner
 from operant.agents.making import Definition, define
 from operant.engine import Engine
@@ -132,7 +132,8 @@ class Agent:
         """Create an agent.
 
         Args:
-            agent: its specification: a name (`'ppo'`), a dict with `type`, a JSON file, or an algorithm class.
+            agent: its specification: a name (`'ppo'`), a dict with `type`, a JSON file, or an algorithm class. Default: the
+                modular agent, whose parts the options choose.
             environment: an `Environment`, from which states, actions and the time limit are taken.
             states: instead, the specification of states: `dict(type='float', shape=(4,))`, or a nested dict of such.
                 `'<action>_mask'` entries declare action masks.
@@ -161,9 +162,6 @@ class Agent:
             seed = settings.pop("seed")
         if settings:
             raise SpecError(f"config takes no {next(iter(settings))!r}. Known: seed.")
-        if agent is None:
-            known = ", ".join(AGENTS)
-            raise SpecError(f"agent must be given: a name ({known}), a dict with 'type', or a JSON file.")
         if environment is not None:
             if states is not None or actions is not None:
                 raise SpecError("Give either environment, or states and actions, not both.")
@@ -177,7 +175,7 @@ class Agent:
         seed = 0 if seed is None else seed
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
             raise value_error("seed", "a whole number from 0 to 2^32 - 1", seed)
-        definition = define(agent, **options)
+        definition = define(DEFAULT if agent is None else agent, **options).limited(max_episode_timesteps)
         spaces = Spaces.read(states, actions)
         writers = Writers(recorder, saver, summarizer)
         made = Agent(

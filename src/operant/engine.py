@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant.agents.learner import Acting, Learner, Train
+from operant.agents.protocol import Counting
 from operant.types import Action, Array, Block, Key, Tree
 
 AHEAD = 128
@@ -70,7 +71,8 @@ class Engine:
         self._acting_now: Acting | None = None
         self._noise.clear()
         self._keys.clear()
-        self._updates = int(train.counters.updates)
+        self._calls = int(train.counters.rows) // self.learner.rows
+        self._before = int(train.counters.updates) - self._calls
 
     def _absorb_step(
         self, train: Train, meter: Array, block: Block, key: Array
@@ -116,31 +118,33 @@ class Engine:
 
     def learn(self, block: Block) -> None:
         """Update from a block whose rows the memory already holds."""
-        key = self._keys.at(self.train.key, self._updates)
+        key = self._keys.at(self.train.key, self._calls)
         self.train, self.meter, self._acting_now = self._learn(self.train, self.meter, block, key)
-        self._updates += 1
+        self._calls += 1
 
     def learn_again(self, block: Block) -> None:
         """As `learn`, without counting the block's steps and episodes once more."""
         before = jax.device_get(self.train.counters)
         self.learn(block)
-        counters = before._replace(updates=self.train.counters.updates)
-        self.train = self.train._replace(counters=jax.tree.map(jnp.asarray, counters))
+        counters = self.train.counters._replace(
+            timesteps=jnp.asarray(before.timesteps), episodes=jnp.asarray(before.episodes)
+        )
+        self.train = self.train._replace(counters=counters)
 
     def absorb(self, block: Block) -> None:
         """Learn from a block of `learner.rows` rows of all actors."""
-        key = self._keys.at(self.train.key, self._updates)
+        key = self._keys.at(self.train.key, self._calls)
         self.train, self.meter, self._acting_now = self._absorb(self.train, self.meter, block, key)
-        self._updates += 1
+        self._calls += 1
 
     def advance(self, block: Block, carry: Tree, first: Any, noise: Tree) -> Action:
         """Learn from a block, and act on the observation after it: both in one call."""
-        key = self._keys.at(self.train.key, self._updates)
+        key = self._keys.at(self.train.key, self._calls)
         self.train, self.meter, acting, action = self._advance(
             self.train, self.meter, block, key, carry, first, noise
         )
         self._acting_now = acting
-        self._updates += 1
+        self._calls += 1
         return action
 
     def absorb_columns(self, block: Block, columns: list[int]) -> None:
@@ -162,8 +166,10 @@ class Engine:
 
     @property
     def updates(self) -> int:
-        """Updates made; known without asking the device."""
-        return self._updates
+        """Updates made; known without asking the device, unless the algorithm counts for itself."""
+        if isinstance(self.learner.algorithm, Counting):
+            return self.counter("updates")
+        return self._before + self._calls
 
     def scale_lr(self, factor: float) -> tuple[float, float]:
         """Multiply the learning rate; return the old and the new one. Compiles nothing."""

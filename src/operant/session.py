@@ -28,6 +28,12 @@ class Environments(NamedTuple):
         return (self.vector if self.native is None else self.native).spaces
 
     @property
+    def limit(self) -> int | None:
+        """Steps after which an episode is cut, as far as that is known."""
+        limit: int | None = (self.vector if self.native is None else self.native).max_episode_timesteps
+        return limit
+
+    @property
     def how(self) -> str:
         """How they run, for the user."""
         if self.native is not None:
@@ -53,7 +59,7 @@ class Session:
     """
 
     def __init__(self, definition: Definition, environments: Environments, run: RunConfig) -> None:
-        self.definition = definition
+        self.definition = definition = definition.limited(environments.limit)
         self.environments = environments
         shapes = [leaf.shape for leaf in environments.spaces.states.components.values()]
         runtime.start(shapes, run.threads, definition.product(run.n_envs))

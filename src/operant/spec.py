@@ -18,7 +18,7 @@ import json
 import math
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, dataclass_transform
 
@@ -71,17 +71,19 @@ def option(
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """A hyperparameter that changes with time: linear, exponential, polynomial or piecewise.
+    """A hyperparameter that changes with time: linear, exponential, polynomial, piecewise, random or Ornstein-Uhlenbeck.
 
     Plain data; `operant.ops.schedules` evaluates it. Accepted wherever a `traced` option takes a number, as this
     object, as a dict with `type`, or in short on the command line as ``linear:START:END:STEPS``.
     """
 
-    type: Literal["constant", "linear", "exponential", "polynomial", "piecewise"]
+    type: Literal[
+        "constant", "linear", "exponential", "polynomial", "piecewise", "random", "ornstein_uhlenbeck"
+    ]
     start: float
-    """Value at step 0."""
+    """Value at step 0; one bound of `random`, the mean of `ornstein_uhlenbeck`."""
     end: float = 0.0
-    """Value from `steps` on (ignored by `constant` and `piecewise`)."""
+    """Value from `steps` on; the other bound of `random` (the others ignore it)."""
     steps: int = 1
     """How long it takes from `start` to `end`, in `unit`."""
     unit: Literal["timesteps", "episodes", "updates"] = "timesteps"
@@ -91,6 +93,14 @@ class Schedule:
     """`piecewise`: the steps at which the value changes."""
     values: tuple[float, ...] = ()
     """`piecewise`: the value from each boundary on."""
+    theta: float = 0.15
+    """`ornstein_uhlenbeck`: share of the distance from the mean that a step takes back."""
+    sigma: float = 0.3
+    """`ornstein_uhlenbeck`: deviation of what a step adds."""
+    absolute: bool = False
+    """`ornstein_uhlenbeck`: without its sign."""
+    seed: int = 0
+    """`random` and `ornstein_uhlenbeck`: another sequence."""
 
     def __post_init__(self) -> None:
         """Check the parts against one another."""
@@ -99,9 +109,9 @@ class Schedule:
             raise SpecError(f"Unknown schedule type {self.type!r}.{suggest(self.type, kinds)}")
         if self.unit not in ("timesteps", "episodes", "updates"):
             raise value_error("unit", "'timesteps', 'episodes' or 'updates'", self.unit)
-        for name in ("start", "end", "power", "steps", "boundaries", "values"):
+        for name in ("start", "end", "power", "steps", "boundaries", "values", "theta", "sigma", "seed"):
             object.__setattr__(self, name, _settled(getattr(self, name)))
-        for name in ("start", "end", "power"):
+        for name in ("start", "end", "power", "theta", "sigma"):
             if not _finite(getattr(self, name)):
                 raise value_error(name, "a finite number", getattr(self, name))
         if type(self.steps) is not int or self.steps < 1:
@@ -110,6 +120,13 @@ class Schedule:
             raise value_error("start and end", "above 0 in an exponential schedule", (self.start, self.end))
         if self.type == "polynomial" and self.power <= 0:
             raise value_error("power", "above 0", self.power)
+        if type(self.seed) is not int or not 0 <= self.seed < 2**32:
+            raise value_error("seed", "a whole number from 0 to 2^32 - 1", self.seed)
+        if self.type == "ornstein_uhlenbeck":
+            if not 0.01 <= self.theta <= 1:
+                raise value_error("theta", "from 0.01 to 1", self.theta)
+            if self.sigma < 0:
+                raise value_error("sigma", "at least 0", self.sigma)
         if self.type == "piecewise":
             self._check_pieces()
 
@@ -130,7 +147,7 @@ class Schedule:
         if isinstance(value, Schedule):
             return value
         if isinstance(value, Mapping):
-            return build(cls, dict(value), "schedule")
+            return build(cls, cls._translated(value), "schedule")
         if isinstance(value, str) and value.count(":") == 3:
             kind, *parts = value.split(":")
             try:
@@ -142,8 +159,41 @@ class Schedule:
                 return cls(typing.cast(Any, kind), start, end, whole)
         raise value_error("schedule", "a dict with 'type', or 'linear:START:END:STEPS'", value)
 
+    @staticmethod
+    def _translated(given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that a dict stands for, which may use other words for some."""
+        other = {"initial_value": "start", "final_value": "end", "num_steps": "steps", "minval": "start"}
+        other |= {"maxval": "end", "mu": "start", "value": "start"}
+        found: dict[str, Any] = {}
+        for key, value in given.items():
+            name = other.get(key, key)
+            if name in found:
+                raise SpecError(f"schedule got {name!r} twice, once as {key!r}. Give one of them.")
+            found[name] = value
+        if found.get("type") == "piecewise_constant":
+            values = list(found.get("values", ()))
+            found |= {"type": "piecewise", "start": values[0] if values else None, "values": values[1:]}
+        if "decay_rate" in found:
+            raise SpecError(
+                "schedule takes no argument 'decay_rate': an exponential one goes from 'start' to 'end' within 'steps'. "
+                "Give end = start * decay_rate."
+            )
+        if found.get("type") == "random" and found.get("distribution", "uniform") == "uniform":
+            found.pop("distribution", None)
+        if found.get("type") == "ornstein_uhlenbeck":
+            found.setdefault("start", 0.0)
+        return found
+
+    @property
+    def spread(self) -> float:
+        """Three standard deviations of an Ornstein-Uhlenbeck process in the long run; it is held within them."""
+        return 3.0 * self.sigma / math.sqrt(1.0 - (1.0 - self.theta) ** 2)
+
     def range(self) -> tuple[float, float]:
         """Return the smallest and the largest value it takes."""
+        if self.type == "ornstein_uhlenbeck":
+            low, high = self.start - self.spread, self.start + self.spread
+            return (0.0 if low < 0 else low, max(abs(low), abs(high))) if self.absolute else (low, high)
         values = self.values if self.type == "piecewise" else (self.start, self.end)
         if self.type == "constant":
             values = (self.start,)
@@ -193,6 +243,16 @@ class Config(metaclass=ConfigMeta):
     def check(self) -> Iterator[str]:
         """Yield a message for every constraint between fields that does not hold."""
         return iter(())
+
+    @classmethod
+    def words(cls) -> Iterable[str]:
+        """Return the arguments that `translated` reads beside options and their aliases."""
+        return ()
+
+    @classmethod
+    def translated(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return arguments in the words of the options; a subclass may understand others, too."""
+        return dict(given)
 
     def replace(self, **changes: Any) -> typing.Self:
         """Return a copy with some options changed; unknown names are errors."""

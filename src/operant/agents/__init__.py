@@ -35,7 +35,19 @@ class Entry(NamedTuple):
     """Types of actions that it serves."""
     options: dict[str, Any] = {}  # noqa: RUF012 - read only
     """Options that this name fixes to other defaults."""
+    learns: bool = True
+    form: dict[str, Any] | None = None
+    """Options of the agent `DEFAULT` that make it a form of this one: taken where options are given that only it has."""
 
+
+_EPISODES: dict[str, Any] = {"unit": "episodes", "batch_size": 10, "horizon": None}
+_VALUES: dict[str, Any] = {
+    "objective": "action_value",
+    "memory": "replay",
+    "horizon": 1,
+    "batch_size": 32,
+    "frequency": 0.25,
+}
 
 AGENTS: dict[str, Entry] = {
     "a2c": Entry(
@@ -43,6 +55,7 @@ AGENTS: dict[str, Entry] = {
         "A2C",
         "Advantage actor-critic: one step per short block; any actions",
         ("float", "int", "bool"),
+        form={"baseline_model": "auto", "horizon": 1, "batch_size": 10},
     ),
     "acer": Entry(
         "acer",
@@ -50,16 +63,75 @@ AGENTS: dict[str, Entry] = {
         "Actor-critic with experience replay: sample-efficient; discrete actions",
         ("int", "bool"),
     ),
+    "constant": Entry(
+        "constant",
+        "Constant",
+        "Constant actions: learns nothing; any actions",
+        ("float", "int", "bool"),
+        learns=False,
+    ),
     "ddpg": Entry(
         "ddpg", "DDPG", "Deep deterministic policy gradient: replay; float actions with bounds", ("float",)
     ),
-    "dqn": Entry("dqn", "DQN", "Deep Q-network: replay, target network; discrete actions", ("int", "bool")),
-    "ddqn": Entry("dqn", "DQN", "Double DQN: dqn with --double", ("int", "bool"), {"double": True}),
+    "dqn": Entry(
+        "dqn",
+        "DQN",
+        "Deep Q-network: replay, target network; discrete actions",
+        ("int", "bool"),
+        form=_VALUES,
+    ),
+    "ddqn": Entry(
+        "dqn",
+        "DQN",
+        "Double DQN: dqn with --double",
+        ("int", "bool"),
+        {"double": True},
+        form={**_VALUES, "double": True},
+    ),
+    "dueling_dqn": Entry(
+        "dqn",
+        "DQN",
+        "Dueling double DQN: dqn with --double --dueling",
+        ("int", "bool"),
+        {"double": True, "dueling": True},
+        form={**_VALUES, "double": True, "dueling": True},
+    ),
+    "modular": Entry(
+        "modular",
+        "Modular",
+        "Put together from modules: memory, update, objective, optimizer, returns; any actions",
+        ("float", "int", "bool"),
+    ),
+    "ac": Entry(
+        "modular",
+        "Modular",
+        "Actor-critic: modular with returns that end in the critic's value; any actions",
+        ("float", "int", "bool"),
+        {"baseline_model": "auto", "horizon": 1, "estimate_advantage": False, "batch_size": 10},
+    ),
+    "vpg": Entry(
+        "modular",
+        "Modular",
+        "Vanilla policy gradient (REINFORCE): modular on whole episodes; any actions",
+        ("float", "int", "bool"),
+        _EPISODES,
+    ),
     "pqn": Entry(
         "pqn", "PQN", "Parallel Q-learning: no replay, no target; discrete actions", ("int", "bool")
     ),
     "ppo": Entry(
-        "ppo", "PPO", "Proximal policy optimization: clipped surrogate; any actions", ("float", "int", "bool")
+        "ppo",
+        "PPO",
+        "Proximal policy optimization: clipped surrogate; any actions",
+        ("float", "int", "bool"),
+        form={**_EPISODES, "clipping_value": 0.25, "multi_step": 10, "subsampling_fraction": 0.33},
+    ),
+    "random": Entry(
+        "random",
+        "Random",
+        "Random actions: learns nothing; any actions",
+        ("float", "int", "bool"),
+        learns=False,
     ),
     "sac": Entry("sac", "SAC", "Soft actor-critic: replay, entropy; float actions with bounds", ("float",)),
     "td3": Entry(
@@ -73,20 +145,33 @@ AGENTS: dict[str, Entry] = {
     ),
 }
 
-ALIASES = {"double_dqn": "ddqn"}
+ALIASES = {
+    "default": "modular",
+    "double_dqn": "ddqn",
+    "dpg": "ddpg",
+    "reinforce": "vpg",
+    "tensorforce": "modular",
+}
+DEFAULT = "modular"
+"""The agent where none is named."""
+
+
+def resolve(name: str) -> str:
+    """Return the name in the table that a name stands for; an unknown one is an error with the close match."""
+    found = name if name in AGENTS else ALIASES.get(name, name)
+    if found not in AGENTS:
+        raise SpecError(f"Unknown agent {name!r}.{suggest(name, [*AGENTS, *ALIASES])}")
+    return found
 
 
 def entry(name: str) -> Entry:
     """Look a name up; an unknown one is an error with the close match."""
-    name = ALIASES.get(name, name)
-    if name not in AGENTS:
-        raise SpecError(f"Unknown agent {name!r}.{suggest(name, [*AGENTS, *ALIASES])}")
-    return AGENTS[name]
+    return AGENTS[resolve(name)]
 
 
 def serving(action_type: str) -> str:
     """Say which agents serve a type of action, for messages."""
-    names = [name for name, known in AGENTS.items() if action_type in known.actions]
+    names = [name for name, known in AGENTS.items() if known.learns and action_type in known.actions]
     return f"one of these agents: {', '.join(names)}"
 
 
@@ -102,14 +187,14 @@ def config_class(name: str) -> type[Config]:
     """Return an algorithm's `Config` without importing JAX.
 
     Help must come within half a second, importing JAX takes longer. So only the class `Config` is taken from the
-    algorithm's source; its bases and field functions come from `operant.agents.config` and `operant.spec`, and it may
-    use nothing else.
+    algorithm's source; its bases and field functions come from `operant.agents.config`, `operant.agents.modules` and
+    `operant.spec`, and it may use nothing else.
     """
     import collections.abc
     import typing
 
     from operant import spec
-    from operant.agents import config
+    from operant.agents import config, modules
 
     found = entry(name)
     origin = Path(__file__).parent / f"{found.module}.py"
@@ -119,7 +204,9 @@ def config_class(name: str) -> type[Config]:
     module = ast.fix_missing_locations(ast.Module(body=[future, *nodes], type_ignores=[]))
     # A module of its own, so that the annotations resolve. The bases are those of the algorithm's own class.
     light = types.ModuleType(f"{__name__}.config_of_{found.module}")
-    light.__dict__.update({**vars(typing), **vars(collections.abc), **vars(spec), **vars(config)})
+    light.__dict__.update(
+        {**vars(typing), **vars(collections.abc), **vars(spec), **vars(config), **vars(modules)}
+    )
     light.__dict__["__name__"] = light.__name__ = f"{__name__}.config_of_{found.module}"
     sys.modules[light.__name__] = light
     exec(compile(module, str(origin), "exec"), light.__dict__)  # our own source file

@@ -11,6 +11,10 @@ from typing import Any, ClassVar, Literal
 from operant.spec import Config, Scalar, option
 
 
+class UntrainedConfig(Config):
+    """Options of agents that learn nothing: none."""
+
+
 class AgentConfig(Config):
     """Options of every algorithm that trains a network."""
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from operant.agents.protocol import Algorithm, Counters, count_valid, fold
+from operant.agents.protocol import Algorithm, Counters, Counting, count_valid, fold
 from operant.errors import SpecError
 from operant.memory.replay import Row
 from operant.ops import schedules
@@ -81,6 +81,8 @@ class Learner:
     def scaled_lr(self, train: Train, factor: float) -> tuple[Train, float, float]:
         """Multiply the learning rates in force (`lr`, and those of single models); return the train, the old and the new `lr`."""
         config = self.algorithm.config
+        if "lr" not in self.names:  # nothing is learned
+            return train, 0.0, 0.0
         rates = [
             i
             for i, name in enumerate(self.names)
@@ -218,7 +220,7 @@ class Learner:
         return {name: clip(name, x) for name, x in action.items()}
 
     def update_key(self, key: Key, update: Array) -> Key:
-        """Return the key of update number `update` of a run.
+        """Return the key of call number `update` of the algorithm's `update` in a run.
 
         It is an argument of `absorb`, not made there: hashing keys one at a time costs as much as a small update, many
         at once cost nothing.
@@ -250,6 +252,8 @@ class Learner:
     def add(self, meter: Array, metrics: Metrics) -> Array:
         """Add scalars to a meter; NaN means that a metric does not apply."""
         assert len(metrics) <= METER_SLOTS
+        if not metrics:
+            return meter
         self.metric_names = tuple(metrics)  # known from tracing on, which is before any is read
         values = jnp.stack([jnp.asarray(x, jnp.float32) for x in metrics.values()])
         applies = ~jnp.isnan(values)
@@ -271,7 +275,8 @@ class Learner:
         )
         algorithm = self._at(self._now(train.hyper, counters))
         state, memory, metrics = algorithm.update(train.state, train.memory, block, counters, key)
-        counters = counters._replace(updates=before.updates + jnp.uint32(1))
+        made = algorithm.updates(state) if isinstance(algorithm, Counting) else before.updates + jnp.uint32(1)
+        counters = counters._replace(updates=made)
         return train._replace(state=state, memory=memory, counters=counters), metrics
 
 

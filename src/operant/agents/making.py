@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import optax
 
-from operant.agents import AGENTS, ALIASES, algorithm_class, entry
+from operant.agents import AGENTS, ALIASES, DEFAULT, algorithm_class, resolve
 from operant.agents.config import AgentConfig
 from operant.agents.protocol import Algorithm, config_type
 from operant.errors import SpecError, suggest, value_error
 from operant.nn import keras_optimizers
 from operant.ops import optimise
-from operant.spec import Config, build, canonical, import_object, read_json
+from operant.spec import Config, build, canonical, import_object, options, read_json
 
 UNKNOWN_WIDTH = 256
 """What a network is taken to measure that is given as a file or an object."""
@@ -36,6 +36,12 @@ class Definition(NamedTuple):
         }
         return {"type": self.name, **self.config.with_values(written).to_dict()}
 
+    def limited(self, steps: int | None) -> Definition:
+        """Return it with the length of the longest episode, if its options ask for that and do not say it."""
+        if steps is None or getattr(self.config, "episode_limit", steps) is not None:
+            return self
+        return self._replace(config=self.config.replace(episode_limit=steps))
+
     def product(self, actors: int) -> int:
         """Return the multiplications of the largest matrix product of a gradient step, about."""
         if not isinstance(self.config, AgentConfig):
@@ -47,7 +53,7 @@ class Definition(NamedTuple):
 
 def _width(network: Any, auto: int) -> int:
     """Return the largest size in the specification of a network; of files and objects, a guess."""
-    if isinstance(network, str) and network == "auto":
+    if network is None or (isinstance(network, str) and not Path(network).suffix):
         return auto
     if isinstance(network, Mapping):
         own = network.get("size", auto if network.get("type") == "auto" else 0)
@@ -65,7 +71,7 @@ def _network(value: Any) -> Any:
     from operant.nn.network import FILES, parse
 
     is_file = isinstance(value, str | Path) and Path(value).suffix in FILES
-    is_data = isinstance(value, str | Mapping | list | tuple)
+    is_data = value is None or isinstance(value, str | Mapping | list | tuple)
     return parse(value).to_spec() if is_file or not is_data else value
 
 
@@ -94,9 +100,7 @@ def define(agent: Any, **options: Any) -> Definition:
         elif isinstance(agent, Path) or (isinstance(agent, str) and agent.endswith(".json")):
             agent = read_json(agent, "agent")
         elif isinstance(agent, str) and (agent in AGENTS or agent in ALIASES):
-            return _defined(
-                ALIASES.get(agent, agent), algorithm_class(agent), [*layers, entry(agent).options]
-            )
+            return _named(resolve(agent), layers)
         elif isinstance(agent, str) and ("." in agent or ":" in agent):
             agent = import_object(agent, "agent")
         else:
@@ -117,13 +121,33 @@ def define(agent: Any, **options: Any) -> Definition:
     return _defined(names[0] if names else f"{agent.__module__}:{agent.__qualname__}", agent, layers)
 
 
-def _defined(name: str, cls: type[Algorithm], layers: list[Mapping[str, Any]]) -> Definition:
+def _named(name: str, layers: list[Mapping[str, Any]]) -> Definition:
+    """Define an agent of the table; in its other form if options are given that only that has."""
+    found, own = AGENTS[name], _words(config_type(algorithm_class(name)))
+    if found.form is not None:
+        other = _words(config_type(algorithm_class(DEFAULT)))
+        foreign = [key for layer in layers for key in layer if key not in own]
+        if foreign and all(key in other for key in foreign):
+            label = f"{name} with {foreign[0]!r}"
+            return _defined(DEFAULT, algorithm_class(DEFAULT), [*layers, found.form], label)
+    return _defined(name, algorithm_class(name), [*layers, found.options])
+
+
+def _words(config: type[Config]) -> set[str]:
+    """Return everything that a config understands."""
+    known = options(config)
+    return {*known, *config.words(), *(alias for meta in known.values() for alias in meta.aliases)}
+
+
+def _defined(
+    name: str, cls: type[Algorithm], layers: list[Mapping[str, Any]], label: str | None = None
+) -> Definition:
     """Lay options over one another, the first on top; an alias covers the option's own name."""
     config = config_type(cls)
     given: dict[str, Any] = {}
     lost = None
     for layer in reversed(layers):
-        own = canonical(config, layer, name)
+        own = canonical(config, config.translated(layer), label or name)
         if own.get("optimizer") == {
             "type": optimise.GIVEN
         }:  # whoever reads it must give the object anew, in any layer

@@ -5,11 +5,12 @@ See `docs/architecture.md` for how DQN, PPO, ACER and TRPO fit it, and `docs/add
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 from jaxtyping import UInt32
 
+from operant.memory.recent import Recent
 from operant.memory.replay import Replay
 from operant.nn import Model
 from operant.spaces import Spaces
@@ -24,7 +25,7 @@ class Counters(NamedTuple):
     """Environment steps of all actors."""
     episodes: UInt32[Array, ""]
     updates: UInt32[Array, ""]
-    """Calls of `update`."""
+    """Updates made: calls of `update`, unless the algorithm counts for itself (`Counting`)."""
     rows: UInt32[Array, ""]
     """Rows per actor: the address of acting's randomness."""
 
@@ -52,8 +53,8 @@ class Algorithm(Protocol):
         ...
 
     @property
-    def memory(self) -> Replay | None:
-        """The replay memory that it learns from, if any."""
+    def memory(self) -> Replay | Recent | None:
+        """The memory that it learns from, if any."""
         ...
 
     def init(self, key: Key) -> Tree:
@@ -98,6 +99,15 @@ class Algorithm(Protocol):
             The new state, the memory (priorities may have changed), and scalars by documented name. A metric that does
             not apply this time is NaN and is left out of averages.
         """
+        ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """An algorithm of which not every call of `update` makes an update."""
+
+    def updates(self, state: Tree) -> Array:
+        """Return how many updates a state has seen."""
         ...
 
 

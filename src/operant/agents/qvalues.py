@@ -33,6 +33,33 @@ class Acting(NamedTuple):
     """Parameters with which to explore instead; `()`: the same."""
 
 
+def q_heads(spaces: Spaces, *, atoms: tuple[int, ...] = (), dueling: bool = False) -> dict[str, Head]:
+    """Return a head for each action, with `dueling` one more for the state, under `<action>/value`."""
+    heads: dict[str, Head] = {}
+    for component, leaf in spaces.actions.components.items():
+        heads[component] = Head((*leaf.shape, leaf.num_values or 2, *atoms), scale=1.0)
+        if dueling:
+            heads[f"{component}/value"] = Head((*leaf.shape, 1, *atoms), scale=1.0)
+    return heads
+
+
+def joined(outputs: Arrays, spaces: Spaces, atoms: int = 0) -> Arrays:
+    """Return values per action, of advantages and the state's value where there is one (Wang et al. 2016, eq. 9).
+
+    Args:
+        outputs: by head.
+        spaces: name the actions.
+        atoms: axes behind that of the values.
+    """
+    found: Arrays = {}
+    for name in spaces.actions.components:
+        advantage, value = outputs[name], outputs.get(f"{name}/value")
+        if value is not None:
+            advantage = value + advantage - jnp.mean(advantage, -1 - atoms, keepdims=True)
+        found[name] = advantage
+    return found
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class QLearner:
     """Base of Q-learning algorithms. A subclass adds `init`, `update` and the rest; its config has the options of ε."""
@@ -61,11 +88,7 @@ class QLearner:
             SpecError: the network is recurrent.
         """
         require(spaces, name, {"int", "bool"}, serving("float"))
-        heads: dict[str, Head] = {}
-        for component, leaf in spaces.actions.components.items():
-            heads[component] = Head((*leaf.shape, leaf.num_values or 2, *atoms), scale=1.0)
-            if dueling:
-                heads[f"{component}/value"] = Head((*leaf.shape, 1, *atoms), scale=1.0)
+        heads = q_heads(spaces, atoms=atoms, dueling=dueling)
         model = build(network, spaces.states.components, heads, normalize=config.normalize_observations)
         if model.recurrent:
             raise SpecError(f"{name} takes feed-forward networks only. Received: model={config.model!r}.")
@@ -117,16 +140,7 @@ class QLearner:
 
     def outputs(self, variables: Tree, observation: Arrays) -> Arrays:
         """Return the outputs per action, `[..., *action shape, values, *atoms]` (dueling: Wang et al. 2016, eq. 9)."""
-        outputs = self.model.apply(variables, observation)[0]
-        axis = -1 - len(self.values.atoms)
-
-        def joined(name: str) -> Array:
-            advantage, value = outputs[name], outputs.get(f"{name}/value")
-            return (
-                advantage if value is None else value + advantage - jnp.mean(advantage, axis, keepdims=True)
-            )
-
-        return {name: joined(name) for name in self.spaces.actions.components}
+        return joined(self.model.apply(variables, observation)[0], self.spaces, len(self.values.atoms))
 
     def q_values(self, variables: Tree, observation: Arrays) -> Arrays:
         """Return expected returns per action, `[..., *action shape, values]`."""

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from operant import presets
-from operant.agents import AGENTS, ALIASES, config_class, entry
+from operant.agents import AGENTS, config_class, entry, resolve
 from operant.cli import parse, tables
 from operant.errors import SpecError
 from operant.execution.config import RunConfig
@@ -54,7 +54,7 @@ def _resume(agent: str | None, given: dict[str, Any]) -> Any:
     directory = given.pop("resume")
     plan = resumed(directory, given)
     saved = plan.agent["type"]
-    if agent is not None and ALIASES.get(agent, agent) != saved:
+    if agent is not None and resolve(agent) != saved:
         raise SpecError(
             f"The run in {directory!r} trains {saved}, not {agent}. Use: operant train --resume {directory}"
         )

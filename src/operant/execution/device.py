@@ -82,10 +82,8 @@ class DeviceRun:
         rows = before.rows + jnp.arange(limit * self.learner.rows, dtype=jnp.uint32)
         noise = jax.vmap(lambda row: self.learner.noise(train.key, row, self.n))(rows)
         noise = jax.tree.map(lambda x: x.reshape(limit, -1, *x.shape[1:]), noise)
-        updates = before.updates + jnp.arange(limit, dtype=jnp.uint32)
-        keys = jax.vmap(lambda update: jax.random.key_data(self.learner.update_key(train.key, update)))(
-            updates
-        )
+        calls = before.rows // jnp.uint32(self.learner.rows) + jnp.arange(limit, dtype=jnp.uint32)
+        keys = jax.vmap(lambda call: jax.random.key_data(self.learner.update_key(train.key, call)))(calls)
         impl = jax.random.key_impl(train.key)
         env_key = fold(train.key, ENV)
 

@@ -139,6 +139,35 @@ def n_step_returns(
     return jax.lax.fori_loop(1, n, longer, r_t + discount_t * v_tp1)
 
 
+def truncated_lambda_returns(
+    r_t: Float[Array, "T *N"],
+    discount_t: Float[Array, "T *N"],
+    v_tp1: Float[Array, "T *N"],
+    lambda_t: Float[Array, "T *N"],
+    *,
+    n: int | float | Float[Array, ""],
+) -> Float[Array, "T *N"]:
+    """λ-returns of at most `n` rewards: Gₜ⁽¹⁾ = rₜ + γₜ v(sₜ₊₁), Gₜ⁽ⁿ⁾ = rₜ + γₜ [(1 - λₜ) v(sₜ₊₁) + λₜ Gₜ₊₁⁽ⁿ⁻¹⁾].
+
+    Sutton and Barto 2018, equation 12.18, applied `n` times. λ = 1 gives `n_step_returns`, `n >= T` `lambda_returns`.
+
+    Args:
+        r_t: rewards.
+        discount_t: gamma, 0 after a termination.
+        v_tp1: values of the rows that follow, 1 to T.
+        lambda_t: trace decay, 0 where the next row is another episode's.
+        n: number of rewards, rounded down, at least 1; may be traced. Costs `min(n, T)` passes.
+    """
+    lambda_t = lambda_t.at[-1].set(0.0)
+
+    def longer(_: Array, g_t: Array) -> Array:
+        following = (1.0 - lambda_t) * v_tp1 + lambda_t * jnp.roll(g_t, -1, axis=0)
+        return r_t + discount_t * following
+
+    passes = jnp.minimum(jnp.asarray(n).astype(jnp.int32), len(r_t))
+    return jax.lax.fori_loop(1, passes, longer, r_t + discount_t * v_tp1)
+
+
 def retrace(
     q_sa: Float[Array, "T *N"],
     v: Float[Array, "T+1 *N"],

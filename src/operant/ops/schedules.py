@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Integer
 
+from operant.ops import random
 from operant.spec import Schedule
 from operant.types import Array
 
@@ -13,15 +17,17 @@ from operant.types import Array
 def value(schedule: Schedule, step: int | Integer[Array, "*S"]) -> Float[Array, "*S"]:
     """Return what a schedule is worth at a step, as float32.
 
-    With f = step / steps, held within [0, 1]:
+    With f = step / steps, held within [0, 1], and ε of each step a number of its own:
 
-    ============  =====================================================================
-    constant      start
-    linear        start + (end - start) f
-    exponential   start (end / start)^f
-    polynomial    end + (start - end) (1 - f)^power
-    piecewise     start, then `values[i]` from step `boundaries[i]` on
-    ============  =====================================================================
+    ==================  ===============================================================
+    constant            start
+    linear              start + (end - start) f
+    exponential         start (end / start)^f
+    polynomial          end + (start - end) (1 - f)^power
+    piecewise           start, then `values[i]` from step `boundaries[i]` on
+    random              uniform between start and end
+    ornstein_uhlenbeck  x of the step before + theta (start - x) + sigma ε, ε standard normal, from x = start
+    ==================  ===============================================================
 
     Args:
         schedule: plain data, fixed when the code is compiled.
@@ -30,6 +36,12 @@ def value(schedule: Schedule, step: int | Integer[Array, "*S"]) -> Float[Array, 
     step = jnp.asarray(step)
     if schedule.type == "constant":
         return jnp.full(step.shape, schedule.start, jnp.float32)
+    if schedule.type in ("random", "ornstein_uhlenbeck"):
+        drawn = _uniform if schedule.type == "random" else _ornstein_uhlenbeck
+        found = jax.vmap(lambda one: drawn(schedule, one))(
+            jnp.maximum(step, 0).reshape(-1).astype(jnp.uint32)
+        )
+        return found.reshape(step.shape)
     if schedule.type == "piecewise":
         limit = int(np.iinfo(step.dtype).max)  # a boundary beyond it is never reached anyway
         boundaries = np.asarray([min(b, limit) for b in schedule.boundaries], step.dtype)
@@ -42,3 +54,23 @@ def value(schedule: Schedule, step: int | Integer[Array, "*S"]) -> Float[Array, 
     if schedule.type == "exponential":
         return start * (end / start) ** f
     return end + (start - end) * (1.0 - f) ** schedule.power
+
+
+def _uniform(schedule: Schedule, step: Array) -> Array:
+    """Return a uniform number that is a function of step and seed."""
+    key = jax.random.fold_in(jax.random.key(schedule.seed), step)
+    return schedule.start + (schedule.end - schedule.start) * random.uniform(key, ())
+
+
+def _ornstein_uhlenbeck(schedule: Schedule, step: Array) -> Array:
+    """Return the process at a step as the sum of what the steps up to it added and is still felt: Σ (1 - θ)^k σ ε."""
+    keep = 1.0 - schedule.theta
+    terms = 1 if keep == 0 else math.ceil(math.log(1e-3) / math.log(keep))
+    ago = np.arange(terms)
+    key = jax.random.key(schedule.seed)
+    keys = jax.vmap(lambda k: jax.random.fold_in(key, step - k))(jnp.asarray(ago, jnp.uint32))
+    noise = jax.vmap(lambda k: jax.random.normal(k))(keys)
+    felt = jnp.where(jnp.asarray(ago, jnp.uint32) < step, noise, 0.0)
+    x = schedule.start + schedule.sigma * jnp.sum(felt * jnp.asarray(keep**ago, jnp.float32))
+    x = jnp.clip(x, schedule.start - schedule.spread, schedule.start + schedule.spread)
+    return jnp.abs(x) if schedule.absolute else x

@@ -1,0 +1,126 @@
+"""The same action again and again: what others are compared with, or a fixed controller in an agent's place.
+
+An action without a given value takes the middle of its bounds, its one bound, 0, or False; a choice its first value. Where
+a mask forbids the value of a choice, the first one that it allows takes its place.
+
+Deviations: none. Nothing is learned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from operant.agents.config import UntrainedConfig
+from operant.agents.protocol import Counters, split_masks
+from operant.agents.untrained import Untrained
+from operant.errors import SpecError, suggest
+from operant.spaces import Leaf, Spaces
+from operant.spec import option
+from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
+
+
+class Config(UntrainedConfig):
+    """Which actions."""
+
+    action_values: Any = option(
+        None,
+        "Values by the action's name, nested names as nested dicts; a single action's value may stand by itself "
+        "(default: the middle of the bounds, the first choice, False)",
+    )
+
+
+class State(NamedTuple):
+    """Nothing changes."""
+
+
+def fallback(leaf: Leaf) -> np.ndarray:
+    """Return the value of an action for which none is given, as stored."""
+    if leaf.type != "float":
+        return np.zeros(leaf.shape, leaf.storage)
+    low, high = np.asarray(leaf.low, np.float64), np.asarray(leaf.high, np.float64)
+    from_low, from_high = (np.where(np.isfinite(x), x, 0.0) for x in (low, high))
+    both = np.isfinite(low) & np.isfinite(high)
+    return np.where(both, from_low / 2 + from_high / 2, from_low + from_high).astype(leaf.storage)
+
+
+def flattened(
+    values: Mapping[str, Any], known: Mapping[str, Leaf], prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Yield values by flat name; a name that is no action is an error."""
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if name in known:
+            yield name, value
+        elif isinstance(value, Mapping) and any(other.startswith(f"{name}/") for other in known):
+            yield from flattened(value, known, f"{name}/")
+        else:
+            raise SpecError(f"action_values names {name!r}, which is no action.{suggest(name, known)}")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Constant(Untrained):
+    """Constant actions of any kind, masked ones included."""
+
+    values: Mapping[str, np.ndarray]
+    """By flat name, as stored."""
+
+    @classmethod
+    def create(cls, config: Config, spaces: Spaces, actors: int) -> Constant:
+        """Check the values.
+
+        Raises:
+            SpecError: a name is no action's.
+            SpaceError: a value does not fit its action.
+        """
+        known = spaces.actions.components
+        given: Any = config.action_values
+        if given is None:
+            given = {}
+        elif spaces.actions.single and not isinstance(given, Mapping):
+            given = {next(iter(known)): given}
+        elif not isinstance(given, Mapping):
+            listed = ", ".join(map(repr, known))
+            raise SpecError(f"action_values must be a dict with some of {listed}. Received: {given!r}.")
+        found = {
+            name: known[name].accept(value, f"action {name!r}", ()) for name, value in flattened(given, known)
+        }
+        return cls(
+            config, spaces, actors, {name: found.get(name, fallback(leaf)) for name, leaf in known.items()}
+        )
+
+    def init(self, key: Key) -> State:
+        """Nothing to begin with."""
+        return State()
+
+    def noise(self, key: Key, n: int) -> Tree:
+        """No randomness: zeros, so that there is a row of it for every row."""
+        return jnp.zeros(n)
+
+    def act(self, acting: Tree, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
+        """Return the values, whatever is observed."""
+        states, masks = split_masks(observation)
+        n = next(iter(states.values())).shape[0]
+        action = {
+            name: jnp.broadcast_to(jnp.asarray(value), (n, *value.shape))
+            for name, value in self.values.items()
+        }
+        for name, mask in masks.items():
+            action[name] = allowed(action[name], mask)
+        return Action(action, (), carry)
+
+    def update(
+        self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
+    ) -> tuple[State, Tree, Metrics]:
+        """Nothing is learned."""
+        return state, memory, {}
+
+
+def allowed(value: Array, mask: Array) -> Array:
+    """Return values where `mask[*B, K]` allows them, elsewhere the first that it allows."""
+    good = jnp.take_along_axis(mask, value[..., None].astype(jnp.int32), axis=-1)[..., 0]
+    return jnp.where(good, value, jnp.argmax(mask, axis=-1).astype(value.dtype))

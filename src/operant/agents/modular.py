@@ -1,0 +1,457 @@
+"""The modular agent: policy, memory, update, optimizer, objective, return estimation, baseline and exploration by choice.
+
+Well-known algorithms are points of this space (Williams 1992; Sutton et al. 2000; Mnih et al. 2015; van Hasselt et al. 2016; Wang
+et al. 2016; Schulman et al. 2016 and 2017); the agents of this module in the table are such points with names. An update is
+
+    rows     = the newest `batch_size` timesteps or episodes, or as many uniform draws from a replay memory
+    G        = returns of at most `horizon` rewards, then V or max_a Q (`operant.agents.estimation`)
+    A        = G, less the baseline's V if there is one
+    θ        <- `multi_step` steps of the optimizer on the loss of the objective (`operant.agents.objectives`), each on all
+                rows or a sample of them
+    target   <- the network, every `target_sync_frequency` updates
+
+and is due every `frequency` timesteps or episodes.
+
+Deviations: predictions, and the policy of which the ratio of importance sampling tells the change, are those at the beginning of the
+update. Timesteps are counted as rows of all actors, of which one for
+each episode holds its last observation and takes part in no loss. The ratio of importance sampling is clipped to 1 ± ε. A time
+limit bootstraps from the prediction for the last observation; where nothing is predicted it counts as an end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from operant.agents import exploration, objectives, serving, stability, steps
+from operant.agents.estimation import complete, estimate, newest, newest_episodes
+from operant.agents.modules import ModularConfig
+from operant.agents.objectives import SHARED, VALUE, Objective, Rows
+from operant.agents.protocol import Counters, fold
+from operant.errors import SpecError
+from operant.memory.recent import Recent
+from operant.memory.replay import Replay
+from operant.nn import Head, Model, build
+from operant.ops import losses, optimise
+from operant.spaces import Spaces, require
+from operant.spec import Schedule
+from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
+
+REPLAY_CAPACITY = 10_000
+"""Rows of a replay memory for which no capacity is given."""
+
+
+class Config(ModularConfig):
+    """Options of the modular agent."""
+
+
+class State(NamedTuple):
+    """What training changes."""
+
+    variables: Tree
+    baseline: Tree
+    """Variables of a baseline with a network of its own; `()` without."""
+    target: Tree
+    """Parameters of the target network; `()` without."""
+    optimizer: Tree
+    baseline_optimizer: Tree
+    reward_scale: Tree
+    """`RewardScale`, or `()` without reward normalisation."""
+    last: Array
+    """Timesteps or episodes at the last update."""
+    made: Array
+    """Updates so far."""
+    noise: Tree
+    """Key of the noise on parameters; `()` without."""
+
+
+class Acting(NamedTuple):
+    """What acting reads."""
+
+    variables: Tree
+    exploring: Tree
+    """Parameters to explore with; `()`: the same."""
+
+
+def extent(value: Any) -> float:
+    """Return the largest number that an option takes: itself, or the top of its schedule."""
+    return value.range()[1] if isinstance(value, Schedule) else float(value)
+
+
+def block_rows(config: Config, actors: int) -> int:
+    """Return the rows of a block: all between two updates where the actors come out even, else 1."""
+    if config.unit == "episodes" or isinstance(config.frequency, Schedule):
+        return 1
+    frequency = float(interval(config, config.batch_size if not config.frequency else config.frequency))
+    return int(frequency) // actors if frequency % actors == 0 else 1
+
+
+def interval(config: Config, frequency: Any) -> Any:
+    """Return the timesteps or episodes between updates, of a share of the batch or a number."""
+    if isinstance(frequency, int | float):
+        return max(1, int(frequency * config.batch_size)) if frequency < 1 else int(frequency)
+    share = jnp.maximum(jnp.floor(frequency * config.batch_size), 1.0)
+    return jnp.where(frequency < 1.0, share, jnp.floor(frequency))
+
+
+def recent_rows(config: Config, actors: int, rows: int) -> int:
+    """Return how many rows of each actor the newest `batch_size` timesteps or episodes may take.
+
+    Raises:
+        SpecError: episodes may be of any length, or `capacity` is too small.
+    """
+    limit, count = config.episode_limit, math.ceil(config.batch_size / actors)
+    if config.unit == "episodes":
+        least = None if limit is None else (count + 1) * (limit + 1)
+    elif config.bootstraps:
+        least = count
+    elif config.horizon is None:
+        least = None if limit is None else count + limit + 1
+    else:
+        least = count + int(extent(config.horizon))
+    if config.capacity is not None:
+        held = config.capacity // actors
+        if held < max(least or 1, rows):
+            raise SpecError(
+                f"capacity must be at least {max(least or 1, rows) * actors}, for batch_size={config.batch_size} {config.unit} "
+                f"of {actors} actor(s). Received: capacity={config.capacity}. Leave it out to get just that."
+            )
+        return held
+    if least is None:
+        why = "unit='episodes'" if config.unit == "episodes" else "horizon=None without predicted values"
+        raise SpecError(
+            f"{why} needs to know how long episodes can be. Received: episode_limit=None. "
+            "Give max_episode_timesteps with the agent or the environment, or episode_limit, or capacity."
+        )
+    return max(least, rows)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Modular:
+    """The modular agent for any mix of float, int and bool actions, masked ones included."""
+
+    config: Config
+    spaces: Spaces
+    actors: int
+    models: dict[str, Model]
+    rows: int
+    memory: Replay | Recent
+    n_step: int
+    """Rewards of a return from a replay memory."""
+
+    @classmethod
+    def create(cls, config: Config, spaces: Spaces, actors: int) -> Modular:
+        """Build the networks and the memory.
+
+        Raises:
+            SpaceError: action values are to be learned of float actions.
+            SpecError: options do not fit one another, or a network is recurrent.
+        """
+        if config.objective == "action_value":
+            require(spaces, "modular with objective='action_value'", {"int", "bool"}, serving("float"))
+        states = spaces.states.components
+        normalize = config.normalize_observations
+        objective = objectives.OBJECTIVES[config.objective](config, spaces, {})
+        models = {"model": build(config.model, states, objective.heads(), normalize=normalize)}
+        if config.baseline_model is not None and config.baseline_model != SHARED:
+            head = {VALUE: Head((), scale=1.0)}
+            models["baseline"] = build(
+                config.baseline_model, states, head, normalize=normalize, name="baseline"
+            )
+        for name, model in models.items():
+            if model.recurrent:
+                raise SpecError(f"modular takes feed-forward networks only. Received: a recurrent {name}.")
+        rows, n_step = block_rows(config, actors), 0
+        memory: Replay | Recent
+        if config.memory == "replay":
+            frames = {k: v.frames for k, v in states.items() if v.frames > 1}
+            n_step = int(extent(config.horizon))
+            memory = Replay(max(config.capacity or REPLAY_CAPACITY, 2 * actors), actors, frames=frames)
+        else:
+            memory = Recent(recent_rows(config, actors, rows), actors)
+        return cls(config, spaces, actors, models, rows, memory, n_step)
+
+    @property
+    def objective(self) -> Objective:
+        """What is learned, with the options in force."""
+        return objectives.OBJECTIVES[self.config.objective](self.config, self.spaces, self.models)
+
+    @property
+    def separate(self) -> bool:
+        """Whether the baseline has an optimizer of its own."""
+        return self.config.baseline_optimizer is not None and "baseline" in self.models
+
+    def _optimizers(self) -> tuple[optimise.Optimizer, optimise.Optimizer]:
+        """Return the optimizer of the policy (and of what is learned with it), and the baseline's own."""
+        c = self.config
+        name = c.optimizer if c.baseline_optimizer is None else c.baseline_optimizer
+        lr = c.lr if c.baseline_lr is None else c.baseline_lr
+        own = optimise.optimizer(name, lr, c.beta1, c.beta2, c.opt_epsilon, c.grad_norm)
+        return stability.optimizer(c), own
+
+    def init(self, key: Key) -> State:
+        """Initialise networks and optimizers; the target starts as a copy."""
+        c = self.config
+        start = {name: m.init(fold(key, i)) for i, (name, m) in enumerate(self.models.items())}
+        state = State(
+            variables=start["model"],
+            baseline=start.get("baseline", ()),
+            target=(),
+            optimizer=(),
+            baseline_optimizer=(),
+            reward_scale=stability.reward_scale(c, self.actors),
+            last=jnp.zeros((), jnp.uint32),
+            made=jnp.zeros((), jnp.uint32),
+            noise=() if c.variable_noise is None else fold(key, len(start)),
+        )
+        together, own = self._learned(state)
+        optimizers = self._optimizers()
+        return self._synced(state)._replace(
+            optimizer=optimizers[0].init(together),
+            baseline_optimizer=optimizers[1].init(own) if self.separate else (),
+        )
+
+    def _learned(self, state: State) -> tuple[Tree, Tree]:
+        """Return the parameters that one optimizer steps, and those of the baseline's own, by model."""
+        params = {name: variables["params"] for name, variables in self.weights(state).items()}
+        if not self.separate:
+            return params, {}
+        return {"model": params["model"]}, {"baseline": params["baseline"]}
+
+    def _synced(self, state: State) -> State:
+        """Copy the network's parameters to the target, if there is one."""
+        if self.config.objective != "action_value":
+            return state
+        return state._replace(target=jax.tree.map(jnp.copy, state.variables["params"]))
+
+    def weights(self, state: State) -> dict[str, Tree]:
+        """Return the variables of each model."""
+        found = {"model": state.variables, "baseline": state.baseline}
+        return {name: found[name] for name in self.models}
+
+    def with_weights(self, state: State, weights: dict[str, Tree]) -> State:
+        """Put other variables in; the target becomes their copy."""
+        baseline = weights.get("baseline", state.baseline)
+        return self._synced(state._replace(variables=weights["model"], baseline=baseline))
+
+    def updates(self, state: State) -> Array:
+        """Return how many updates were made: most calls of `update` may only look whether one is due."""
+        return state.made
+
+    def acting(self, state: State, counters: Counters) -> Acting:
+        """Acting needs the network, and noise on its parameters if that is wanted: another with every block."""
+        if self.config.variable_noise is None:
+            return Acting(state.variables, ())
+        key = fold(state.noise, counters.rows)
+        moved = exploration.perturbed(state.variables["params"], key, self.config.variable_noise)
+        return Acting(state.variables, moved)
+
+    def noise(self, key: Key, n: int) -> Tree:
+        """Return the policy's noise and exploration's."""
+        policy = self.objective.noise(fold(key, 0), n)
+        if self.config.exploration is None:
+            return policy, ()
+        return policy, exploration.noise(fold(key, 1), self.spaces, n)
+
+    def initial_carry(self, n: int) -> Tree:
+        """Feed-forward only."""
+        return ()
+
+    def act(self, acting: Acting, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
+        """Draw actions and explore, or take the best."""
+        variables, objective, amount = acting.variables, self.objective, self.config.exploration
+        if explore and acting.exploring != ():
+            variables = {**variables, "params": acting.exploring}
+        outputs = self.models["model"].apply(variables, observation)[0]
+        action = objective.act(outputs, observation, noise[0], explore)
+        if explore and amount is not None:
+            masks = {k.removesuffix("_mask"): x for k, x in observation.items() if k.endswith("_mask")}
+            action = exploration.deviate(action, noise[1], amount, masks)
+        return Action(action, (), carry)
+
+    def due(self, state: State, counters: Counters) -> tuple[Array, Array]:
+        """Return whether an update is due, and the timesteps or episodes so far."""
+        c = self.config
+        now = counters.episodes if c.unit == "episodes" else counters.rows * jnp.uint32(self.actors)
+        frequency = c.batch_size if c.frequency is None else c.frequency
+        every = jnp.asarray(interval(c, frequency), jnp.float32)
+        passed = (now - state.last).astype(jnp.float32) >= every
+        begun = now.astype(jnp.float32) >= jnp.asarray(c.start, jnp.float32)
+        return passed & begun & (jnp.asarray(frequency) > 0), now
+
+    def update(
+        self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
+    ) -> tuple[State, Tree, Metrics]:
+        """Observe the block, and learn from the memory if an update is due.
+
+        A loop of one round or none, not a condition: XLA copies what a condition returns, a loop works in place.
+        """
+        scale, _ = stability.scale_block(self.config, state.reward_scale, block)
+        seen = {
+            name: self.models[name].observe(variables, block.observation, block.valid)
+            for name, variables in self.weights(state).items()
+        }
+        state = state._replace(variables=seen["model"], baseline=seen.get("baseline", ()), reward_scale=scale)
+        due, now = self.due(state, counters)
+        # As plain numbers: JAX's check of key reuse takes any key that a loop reads for one used by every round.
+        words, impl = jax.random.key_data(jax.random.split(key, 3)), jax.random.key_impl(key)
+        shapes = jax.eval_shape(lambda: self._improve(state, memory, words, impl)[1])
+        nothing = {name: jnp.full((), jnp.nan) for name in shapes}
+
+        def once(_: Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
+            return self._improve(carry[0], memory, words, impl)
+
+        state, metrics = jax.lax.fori_loop(0, due.astype(jnp.int32), once, (state, nothing))
+        metrics["update/skipped"] = jnp.where(due, metrics["update/skipped"], 0.0)
+        metrics["update/lr"] = jnp.asarray(self.config.lr, jnp.float32)
+        return state._replace(last=jnp.where(due, now, state.last)), memory, metrics
+
+    def _improve(self, state: State, memory: Tree, words: Array, impl: Any) -> tuple[State, Metrics]:
+        """Make one update."""
+        c, objective = self.config, self.objective
+        own_key = jax.random.wrap_key_data(words[0], impl=impl)
+        rows, counts, metrics = self._batch(state, memory, own_key)
+        together, own = self._learned(state)
+        frozen = {name: variables["state"] for name, variables in self.weights(state).items()}
+        optimizers = self._optimizers()
+        plan = steps.Plan(c.multi_step, c.subsampling_fraction, c.l2_regularization)
+        together, opt_state, watched = steps.fit(
+            lambda params, rows: objective.loss(params, frozen, rows),
+            together, state.optimizer, optimizers[0], rows, counts, plan, words[1],
+        )  # fmt: skip
+        grad_norm, skipped = watched.pop("grad_norm"), watched.pop("skipped")
+        state = state._replace(optimizer=opt_state)
+        if self.separate:
+            assert isinstance(objective, objectives.PolicyGradient)
+            baseline = objective
+            own, opt_state, other = steps.fit(
+                lambda params, rows: baseline.value_loss(params, frozen, rows),
+                own, state.baseline_optimizer, optimizers[1], rows, counts,
+                plan._replace(steps=c.baseline_multi_step), words[2],
+            )  # fmt: skip
+            grad_norm, skipped = jnp.hypot(grad_norm, other.pop("grad_norm")), skipped + other.pop("skipped")
+            watched, state = {**watched, **other}, state._replace(baseline_optimizer=opt_state)
+        params = {**together, **own}
+        state = state._replace(variables={**state.variables, "params": params["model"]})
+        if "baseline" in params:
+            state = state._replace(baseline={**state.baseline, "params": params["baseline"]})
+        metrics |= {**watched, "update/grad_norm": grad_norm, "update/skipped": skipped}
+        state = state._replace(made=state.made + jnp.any(counts).astype(jnp.uint32))
+        return self._follow(state), metrics
+
+    def _follow(self, state: State) -> State:
+        """Move the target when its turn has come."""
+        c = self.config
+        if c.objective != "action_value":
+            return state
+        every = jnp.maximum(jnp.asarray(c.target_sync_frequency).astype(jnp.uint32), 1)
+        weight = jnp.asarray(c.target_update_weight, jnp.float32)
+        share = jnp.where(state.made % every == 0, weight, 0.0)
+
+        def move(target: Array, online: Array) -> Array:
+            # lerp that copies exactly at a weight of 1
+            return jnp.where(share == 1.0, online, target + share.astype(target.dtype) * (online - target))
+
+        return state._replace(target=jax.tree.map(move, state.target, state.variables["params"]))
+
+    def values(self, state: State, observation: Arrays) -> Array:
+        """Return what observations `[R, ...]` are worth, `[R, E]`."""
+        weights, objective = self.weights(state), self.objective
+        params = {name: variables["params"] for name, variables in weights.items()}
+        frozen = {name: variables["state"] for name, variables in weights.items()}
+
+        def values(observation: Arrays) -> Array:
+            return objective.values(params, state.target, frozen, observation)
+
+        return steps.apply_in_chunks(values, observation)
+
+    def _batch(self, state: State, memory: Tree, key: Key) -> tuple[Rows, Array, Metrics]:
+        """Return the rows to learn from, which of them count, and what there is to watch."""
+        found = self._replayed if self.config.memory == "replay" else self._recent
+        rows, counts = found(state, memory, key)
+        weight = counts.astype(jnp.float32)
+        advantage = rows.advantage
+        metrics = {"value/target": losses.weighted_mean(jnp.mean(rows.target, axis=1), weight)}
+        if self.config.objective == "policy_gradient":
+            spread = advantage - losses.weighted_mean(advantage, weight)
+            deviation = jnp.sqrt(losses.weighted_mean(jnp.square(spread), weight))
+            metrics["value/advantage_std"] = deviation
+            if self.config.advantage:
+                value = rows.target[:, 0] - advantage
+                metrics["value/mean"] = losses.weighted_mean(value, weight)
+                explained = losses.explained_variance(value, rows.target[:, 0], weight)
+                metrics["update/explained_variance"] = explained
+            if self.config.normalize_advantage:
+                advantage = losses.normalise(advantage, weight)
+            rows = rows._replace(advantage=advantage)
+            if self.config.weighs:
+                rows = rows._replace(log_prob=self._log_prob(state, rows))
+        return rows, counts, metrics
+
+    def _log_prob(self, state: State, rows: Rows) -> Array:
+        """Return the log-probabilities of actions under the policy as it is, `[R]`."""
+        objective, model = self.objective, self.models["model"]
+
+        def log_prob(given: tuple[Arrays, Arrays]) -> Array:
+            observation, action = given
+            outputs = model.apply(state.variables, observation)[0]
+            return objective.log_prob(outputs, observation, action)
+
+        return steps.apply_in_chunks(log_prob, (rows.observation, rows.action))
+
+    def _recent(self, state: State, memory: Tree, key: Key) -> tuple[Rows, Array]:
+        """Return the newest rows of a memory, flat, and which make the batch."""
+        c = self.config
+        assert isinstance(self.memory, Recent)
+        block = self.memory.block(memory)
+        block = block._replace(reward=stability.scale_replayed(c, state.reward_scale, block.reward))
+        values = None
+        if c.bootstraps or c.advantage:
+            lead = block.observation[next(iter(block.observation))].shape[:2]
+            flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), block.observation)
+            values = self.values(state, flat)
+            values = values.reshape(*lead, *values.shape[1:])
+        target = estimate(
+            block,
+            values if c.bootstraps else None,
+            gamma=c.gamma,
+            lambda_=c.lam,
+            horizon=c.horizon,
+            predict_terminal_values=c.predict_terminal_values,
+        )
+        if c.unit == "episodes":
+            counts = newest_episodes(block, c.batch_size)
+        else:
+            counts = newest(block.valid if c.bootstraps else complete(block, c.horizon), c.batch_size)
+        advantage = target[..., 0]
+        if c.advantage:
+            assert values is not None
+            advantage = advantage - values[:-1, :, 0]
+        rows = Rows(
+            {name: x[:-1] for name, x in block.observation.items()},
+            block.action,
+            jnp.zeros_like(block.reward),
+            target,
+            advantage,
+        )
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (rows, counts))
+
+    def _replayed(self, state: State, memory: Tree, key: Key) -> tuple[Rows, Array]:
+        """Return rows drawn from a replay memory, and which of them there are."""
+        c = self.config
+        assert isinstance(self.memory, Replay)
+        batch = self.memory.sample(memory, key, c.batch_size, c.gamma, n_step=self.n_step)
+        reward = stability.scale_replayed(c, state.reward_scale, batch.reward)
+        target, advantage = reward[:, None], reward
+        if c.bootstraps:
+            following = self.values(state, batch.next_observation)
+            target = target + batch.discount[:, None] * following
+            advantage = target[:, 0]
+        if c.advantage:
+            advantage = advantage - self.values(state, batch.observation)[:, 0]
+        rows = Rows(batch.observation, batch.action, jnp.zeros_like(reward), target, advantage)
+        return rows, batch.weight > 0

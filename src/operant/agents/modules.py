@@ -1,0 +1,340 @@
+"""Options of agents put together from modules, by module.
+
+Imports neither JAX nor Keras: the command line reads every algorithm's options for its help tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+from operant.agents import vocabulary
+from operant.agents.config import ModelConfig
+from operant.errors import SpecError
+from operant.spec import Config, Scalar, option
+
+
+class UpdateConfig(Config):
+    """When an update is due, and from which rows."""
+
+    unit: Literal["timesteps", "episodes"] = option(
+        "timesteps", "What batch-size, frequency and start count", choices=("timesteps", "episodes")
+    )
+    batch_size: int = option(64, "Timesteps or episodes of an update", low=1, search="categorical")
+    frequency: Scalar | None = option(
+        None,
+        "Timesteps or episodes between updates; below 1: share of batch-size; 0: never (default: batch-size)",
+        low=0.0,
+        search="int",
+        traced=True,
+        aliases=("update_frequency",),
+    )
+    start: Scalar = option(
+        0,
+        "Timesteps or episodes before the first update",
+        low=0,
+        search="int",
+        traced=True,
+        aliases=("start_updating",),
+    )
+    memory: Literal["recent", "replay"] = option(
+        "recent",
+        "Where batches come from: the newest rows (recent), or uniform draws from all that are held (replay)",
+        choices=("recent", "replay"),
+    )
+    capacity: int | None = option(
+        None,
+        "Rows that the memory holds (default: as many as batch-size and horizon need, 10000 for replay)",
+        unit="rows of all environments together",
+        low=2,
+        search="int",
+    )
+    episode_limit: int | None = option(
+        None, "Longest episode (default: the environment's own limit)", unit="environment steps", low=1
+    )
+
+
+class EstimationConfig(Config):
+    """What an action's outcome is taken to be worth."""
+
+    horizon: Scalar | None = option(
+        20,
+        "Rewards that a return sums up (None: those to the episode's end)",
+        unit="environment steps",
+        low=1,
+        search="int",
+        traced=True,
+    )
+    lam: Scalar = option(
+        1.0,
+        "λ of the returns within the horizon (0: one reward, then the predicted value; 1: all rewards)",
+        low=0.0,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
+        aliases=("trace_decay",),
+    )
+    predict_horizon_values: bool | None = option(
+        None, "Add the predicted value of what follows the horizon (default: if there is a prediction)"
+    )
+    predict_terminal_values: bool = option(
+        False, "Add the predicted value of an episode's last state too, where it ended"
+    )
+    estimate_advantage: bool | None = option(
+        None, "Subtract the predicted value of the state from the return (default: if there is a baseline)"
+    )
+    normalize_advantage: bool = option(False, "Standardise advantages (or returns) in each batch")
+
+
+class ObjectiveConfig(Config):
+    """What is optimised, and what keeps it in bounds."""
+
+    objective: Literal["policy_gradient", "action_value"] = option(
+        "policy_gradient",
+        "What is learned: a stochastic policy (policy_gradient), or the values of actions (action_value)",
+        choices=("policy_gradient", "action_value"),
+    )
+    importance_sampling: bool = option(
+        False,
+        "policy_gradient: weigh rows by how much more probable their actions have become since the update began",
+    )
+    clipping_value: Scalar | None = option(
+        None,
+        "policy_gradient: importance sampling with its weights clipped to this range around 1",
+        low=0.0,
+        low_open=True,
+        search="log_uniform",
+        traced=True,
+        aliases=("likelihood_ratio_clipping",),
+    )
+    huber_loss: Scalar | None = option(
+        None,
+        "Error of values beyond which the loss is linear (default: squared everywhere)",
+        low=0.0,
+        low_open=True,
+        search="log_uniform",
+        traced=True,
+    )
+    entropy_regularization: Scalar = option(
+        0.0,
+        "policy_gradient: weight of the policy's entropy. Larger: more exploration",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+        aliases=("entropy_coef",),
+    )
+    l2_regularization: Scalar = option(
+        0.0, "Weight of the sum of squared parameters", low=0.0, search="log_uniform", traced=True
+    )
+
+
+class BaselineConfig(Config):
+    """What predicts values."""
+
+    baseline_model: Any = option(
+        None,
+        "policy_gradient: network that predicts the state's value: 'auto', a list of layers, a Keras model, a file, or 'shared' "
+        "for one more output of the policy's own network (default: none)",
+        aliases=("baseline", "critic"),
+    )
+    baseline_weight: Scalar = option(
+        1.0, "Weight of the baseline's loss beside the policy's", low=0.0, search="log_uniform", traced=True
+    )
+    baseline_optimizer: Any = option(
+        None, "Optimizer of the baseline's own: a name or a dict (default: one for both losses together)"
+    )
+    baseline_lr: Scalar | None = option(
+        None,
+        "Learning rate of the baseline's own optimizer (default: lr)",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+    )
+    baseline_multi_step: Scalar = option(
+        1, "Gradient steps of the baseline's own optimizer in an update", low=1, search="int", traced=True
+    )
+    target_update_weight: Scalar = option(
+        1.0,
+        "action_value: share of the way that the target network moves when it is synced (1: copy)",
+        low=0.0,
+        low_open=True,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
+    )
+    target_sync_frequency: Scalar = option(
+        1, "action_value: updates between syncs of the target network", low=1, search="int", traced=True
+    )
+    double: bool = option(
+        False,
+        "action_value: the network chooses the next action, its target values it",
+        aliases=("predict_action_values",),
+    )
+    dueling: bool = option(False, "action_value: separate streams for the state's value and the advantages")
+
+
+class StepConfig(Config):
+    """How many gradient steps an update takes, on what."""
+
+    multi_step: Scalar = option(1, "Gradient steps of an update", low=1, search="int", traced=True)
+    subsampling_fraction: Scalar | None = option(
+        None,
+        "Share of the batch that a gradient step sees, another each time; above 1: a number of rows (default: the whole batch)",
+        low=0.0,
+        low_open=True,
+        search="log_uniform",
+        traced=True,
+    )
+
+
+class ActingConfig(Config):
+    """What acting adds to the policy."""
+
+    exploration: Scalar | None = option(
+        None,
+        "Probability of a random value, for each element of an int or bool action; deviation of the noise added to floats "
+        "(default: none)",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+    )
+    variable_noise: Scalar | None = option(
+        None,
+        "Deviation of the noise that is added to the policy's parameters while it explores (default: none)",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+    )
+    temperature: Scalar = option(
+        1.0,
+        "policy_gradient: how much of the policy's randomness is used while exploring (0: none)",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+    )
+    distribution: Literal["clip", "squash", "beta"] = option(
+        "clip",
+        "Distribution of bounded float actions: clip (Gaussian, clipped), squash (tanh of a Gaussian), beta",
+        choices=("clip", "squash", "beta"),
+    )
+    std: Literal["global", "predicted"] = option(
+        "global",
+        "Gaussian's deviation: one learned number per action (global) or an output (predicted)",
+        choices=("global", "predicted"),
+    )
+
+
+class ModularConfig(
+    ActingConfig, StepConfig, BaselineConfig, ObjectiveConfig, EstimationConfig, UpdateConfig, ModelConfig
+):
+    """Options of all modules."""
+
+    lr: Scalar = option(
+        0.001,
+        "Learning rate of the optimizer",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+        aliases=("learning_rate",),
+    )
+
+    @classmethod
+    def words(cls) -> Iterable[str]:
+        """Return the names of modules."""
+        return vocabulary.READERS
+
+    @classmethod
+    def translated(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Read nested specifications of modules, too."""
+        return vocabulary.options(given)
+
+    def batch(self, actors: int) -> int:
+        """Return the rows of a gradient step, about."""
+        return self.batch_size if self.unit == "timesteps" else 100 * self.batch_size
+
+    @property
+    def predicts(self) -> bool:
+        """Whether something predicts values."""
+        return self.objective == "action_value" or self.baseline_model is not None
+
+    @property
+    def bootstraps(self) -> bool:
+        """Whether returns end in a predicted value."""
+        return self.predicts if self.predict_horizon_values is None else self.predict_horizon_values
+
+    @property
+    def weighs(self) -> bool:
+        """Whether rows are weighed by how much more probable their actions have become."""
+        return self.importance_sampling or self.clipping_value is not None
+
+    @property
+    def advantage(self) -> bool:
+        """Whether the predicted value is subtracted from returns."""
+        return self.baseline_model is not None if self.estimate_advantage is None else self.estimate_advantage
+
+    def check(self) -> Iterator[str]:
+        """Refuse what contradicts itself."""
+        yield from super().check()
+        if self.bootstraps and not self.predicts:
+            yield (
+                "predict_horizon_values needs something that predicts values. Received: baseline_model=None. "
+                "Give baseline_model='auto'."
+            )
+        if self.estimate_advantage and self.baseline_model is None:
+            yield (
+                "estimate_advantage needs a baseline to subtract. Received: baseline_model=None. Give baseline_model='auto'."
+            )
+        if self.predict_terminal_values and not self.bootstraps:
+            yield "predict_terminal_values needs predict_horizon_values. Received: predict_horizon_values=False."
+        if self.baseline_optimizer is not None:
+            from operant.ops import optimise  # loads JAX, so only where there is one to be checked
+
+            try:
+                optimise.Recipe.read(self.baseline_optimizer)
+            except SpecError as fault:
+                yield f"baseline_optimizer: {fault}"
+        if self.baseline_model == "shared" and self.baseline_optimizer is not None:
+            yield (
+                "A baseline on the policy's own network is trained by its optimizer. "
+                f"Received: baseline_model='shared', baseline_optimizer={self.baseline_optimizer!r}. Leave baseline_optimizer out."
+            )
+        yield from self._memory_faults()
+        yield from self._objective_faults()
+
+    def _memory_faults(self) -> Iterator[str]:
+        if self.memory != "replay":
+            return
+        if self.unit == "episodes":
+            yield (
+                "memory='replay' draws timesteps. Received: unit='episodes'. Use unit='timesteps', or memory='recent'."
+            )
+        if not isinstance(self.horizon, int | float) or self.horizon != int(self.horizon):
+            yield (
+                f"memory='replay' needs a horizon that is a whole number. Received: horizon={self.horizon!r}. Try horizon=1."
+            )
+        if self.lam != 1.0:
+            yield f"memory='replay' has no λ-returns. Received: lam={self.lam!r}. Leave lam out, or use memory='recent'."
+        if self.predict_terminal_values:
+            yield "predict_terminal_values needs memory='recent'. Received: memory='replay'."
+        if self.capacity is not None and self.capacity < self.batch_size:
+            yield (
+                "capacity must be at least batch_size. "
+                f"Received: capacity={self.capacity}, batch_size={self.batch_size}."
+            )
+
+    def _objective_faults(self) -> Iterator[str]:
+        if self.objective != "action_value":
+            return
+        unused = {
+            "baseline_model": None,
+            "importance_sampling": False,
+            "entropy_regularization": 0.0,
+            "normalize_advantage": False,
+        }
+        for name, idle in unused.items():
+            value = getattr(self, name)
+            if value != idle:
+                yield (
+                    f"{name} belongs to objective='policy_gradient'. Received: {name}={value!r}, objective='action_value'. "
+                    "Leave it out."
+                )

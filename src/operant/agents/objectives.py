@@ -1,0 +1,221 @@
+"""What an agent put together from modules learns: a stochastic policy, or the values of actions.
+
+An objective says which heads the network has, how outputs become actions, what states are worth, and the loss of every row. It
+knows neither memory nor optimizer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from operant.agents.modules import ModularConfig
+from operant.agents.protocol import split_masks
+from operant.agents.qvalues import joined, q_heads
+from operant.agents.value_heads import Expected
+from operant.nn import Head, Model, Policy
+from operant.ops import losses
+from operant.spaces import Spaces
+from operant.types import Array, Arrays, Key, Metrics, Tree
+
+VALUE = "value"
+"""Head of a state's value."""
+SHARED = "shared"
+"""What stands for a baseline on the policy's own network."""
+
+
+class Rows(NamedTuple):
+    """Rows to learn from, `[R, ...]`."""
+
+    observation: Arrays
+    action: Arrays
+    log_prob: Float[Array, " R"]
+    """Of the action at the beginning of the update; 0 where the objective does not ask for it."""
+    target: Float[Array, "R E"]
+    """Return; one for every element of the actions if these have values of their own."""
+    advantage: Float[Array, " R"]
+    """What weighs the policy's gradient."""
+
+
+class Objective(Protocol):
+    """One thing to learn. `params` and `frozen` are variables by model (`model`, `baseline`)."""
+
+    def heads(self) -> dict[str, Head]:
+        """Return the heads of the network."""
+        ...
+
+    def noise(self, key: Key, n: int) -> Tree:
+        """Return the randomness of acting, plain arrays `[n, ...]`."""
+        ...
+
+    def act(self, outputs: Arrays, observation: Arrays, noise: Tree, explore: bool) -> Arrays:
+        """Return actions for outputs `[n, ...]`, before exploration."""
+        ...
+
+    def log_prob(self, outputs: Arrays, observation: Arrays, action: Arrays) -> Array:
+        """Return the log-probability `[n]` of actions."""
+        ...
+
+    def values(self, params: Tree, target: Tree, frozen: Tree, observation: Arrays) -> Array:
+        """Return what observations `[R, ...]` are worth, `[R, E]`."""
+        ...
+
+    def loss(self, params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
+        """Return the loss of every row, `[R]`, and what to watch, likewise."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PolicyGradient:
+    """A stochastic policy climbs the returns of its actions, less a baseline if there is one.
+
+    L = -A log π(a|s), or with importance sampling -ρ A where ρ = π(a|s) / π_old(a|s), π_old the policy at the beginning of the update (Williams 1992; clipped: Schulman et
+    al. 2017, equation 7).
+    """
+
+    config: ModularConfig
+    spaces: Spaces
+    models: dict[str, Model]
+
+    @property
+    def policy(self) -> Policy:
+        """The policy over the actions."""
+        c = self.config
+        return Policy(self.spaces.actions.components, std=c.std, bounded=c.distribution)
+
+    @property
+    def shared(self) -> bool:
+        """Whether the policy's network predicts values, too."""
+        return isinstance(self.config.baseline_model, str) and self.config.baseline_model == SHARED
+
+    def heads(self) -> dict[str, Head]:
+        """Return the policy's heads, and that of the value if it is on the same network."""
+        return {**self.policy.heads(), **({VALUE: Head((), scale=1.0)} if self.shared else {})}
+
+    def noise(self, key: Key, n: int) -> Tree:
+        """Return the policy's noise."""
+        return self.policy.noise(key, n)
+
+    def act(self, outputs: Arrays, observation: Arrays, noise: Tree, explore: bool) -> Arrays:
+        """Draw from the policy with its noise scaled by the temperature, or take its mode."""
+        policy = self.policy.distribution(outputs, split_masks(observation)[1])
+        if not explore:
+            return policy.mode()
+        temperature = jnp.asarray(self.config.temperature, jnp.float32)
+
+        def scaled(x: Array) -> Array:
+            return x * temperature if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+        return policy.sample(jax.tree.map(scaled, noise))
+
+    def log_prob(self, outputs: Arrays, observation: Arrays, action: Arrays) -> Array:
+        """Return the log-probability under the policy at temperature 1."""
+        return self.policy.distribution(outputs, split_masks(observation)[1]).log_prob(action)
+
+    def state_value(self, params: Tree, frozen: Tree, observation: Arrays) -> Array:
+        """Return the baseline's values `[R]`."""
+        name = "model" if self.shared else "baseline"
+        variables = {"params": params[name], "state": frozen[name]}
+        value: Array = self.models[name].apply(variables, observation)[0][VALUE]
+        return value
+
+    def values(self, params: Tree, target: Tree, frozen: Tree, observation: Arrays) -> Array:
+        """Return the baseline's values, `[R, 1]`."""
+        return self.state_value(params, frozen, observation)[:, None]
+
+    def value_loss(self, params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
+        """Return the baseline's error."""
+        value = self.state_value(params, frozen, rows.observation)
+        error = value - rows.target[:, 0]
+        huber = self.config.huber_loss
+        loss = losses.squared(error) if huber is None else losses.huber(error, delta=huber)
+        return loss, {"loss/value": loss}
+
+    def loss(self, params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
+        """Return the policy's loss less its entropy, and the baseline's if both have one optimizer."""
+        c = self.config
+        variables = {"params": params["model"], "state": frozen["model"]}
+        outputs = self.models["model"].apply(variables, rows.observation)[0]
+        policy = self.policy.distribution(outputs, split_masks(rows.observation)[1])
+        log_prob, entropy = policy.log_prob(rows.action), policy.entropy()
+        metrics: Metrics = {"policy/entropy": entropy}
+        if c.weighs:
+            log_ratio = log_prob - rows.log_prob
+            metrics["update/kl"] = jnp.expm1(log_ratio) - log_ratio
+        if c.clipping_value is not None:
+            policy_loss = losses.clipped_surrogate(log_ratio, rows.advantage, clip=c.clipping_value)
+        elif c.importance_sampling:
+            policy_loss = -rows.advantage * jnp.exp(log_ratio)
+        else:
+            policy_loss = -rows.advantage * log_prob
+        metrics["loss/policy"] = policy_loss
+        total = policy_loss - c.entropy_regularization * entropy
+        if c.baseline_model is None or c.baseline_optimizer is not None:
+            return total, metrics
+        value_loss, watched = self.value_loss(params, frozen, rows)
+        return total + c.baseline_weight * value_loss, {**metrics, **watched}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ActionValue:
+    """The values of actions approach their targets; acting takes the best (Mnih et al. 2015; see `operant.agents.qvalues`)."""
+
+    config: ModularConfig
+    spaces: Spaces
+    models: dict[str, Model]
+
+    def heads(self) -> dict[str, Head]:
+        """Return a head for each action, with `dueling` one more."""
+        return q_heads(self.spaces, dueling=self.config.dueling)
+
+    def noise(self, key: Key, n: int) -> Tree:
+        """No randomness but exploration."""
+        return ()
+
+    def act(self, outputs: Arrays, observation: Arrays, noise: Tree, explore: bool) -> Arrays:
+        """Take the best allowed values."""
+        masks, action = split_masks(observation)[1], {}
+        for name, q in joined(outputs, self.spaces).items():
+            allowed = jnp.where(masks[name], q, -jnp.inf) if name in masks else q
+            leaf = self.spaces.actions.components[name]
+            action[name] = jnp.argmax(allowed, axis=-1).astype(jnp.dtype(leaf.dtype))
+        return action
+
+    def log_prob(self, outputs: Arrays, observation: Arrays, action: Arrays) -> Array:
+        """There is no policy: 0."""
+        return jnp.zeros(next(iter(action.values())).shape[:1])
+
+    def q_values(self, params: Tree, frozen: Tree, observation: Arrays) -> Arrays:
+        """Return the values of all actions, `[R, *shape, K]` by name."""
+        variables = {"params": params, "state": frozen["model"]}
+        return joined(self.models["model"].apply(variables, observation)[0], self.spaces)
+
+    def values(self, params: Tree, target: Tree, frozen: Tree, observation: Arrays) -> Array:
+        """Return the target network's values of the best actions, those of its own choice or (`double`) of the network's."""
+        slow = self.q_values(target, frozen, observation)
+        choosing = self.q_values(params["model"], frozen, observation) if self.config.double else slow
+        masks, found = split_masks(observation)[1], []
+        for name, q in slow.items():
+            best = losses.double_target(q, choosing[name], masks.get(name))
+            found.append(best.reshape(len(best), -1))
+        return jnp.concatenate(found, axis=1)
+
+    def loss(self, params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
+        """Return the mean error over the elements of the actions."""
+        q = self.q_values(params["model"], frozen, rows.observation)
+        taken = [Expected().taken(q[name], rows.action[name]) for name in self.spaces.actions.components]
+        value = jnp.concatenate(taken, axis=1)
+        error, huber = value - rows.target, self.config.huber_loss
+        loss = losses.squared(error) if huber is None else losses.huber(error, delta=huber)
+        mean = jnp.mean(loss, axis=1)
+        return mean, {"loss/td": mean, "value/mean": jnp.mean(value, axis=1)}
+
+
+OBJECTIVES: dict[str, type[PolicyGradient] | type[ActionValue]] = {
+    "policy_gradient": PolicyGradient,
+    "action_value": ActionValue,
+}

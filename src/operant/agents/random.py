@@ -1,0 +1,92 @@
+"""Random actions: what others are compared with, and a way to try an environment.
+
+Choices are uniform over the values that masks allow, bools are True half of the time, floats uniform between their bounds. A
+float without bounds is standard normal; one with a single bound lies beyond it by an exponentially distributed distance of
+mean 1. Independent and deterministic calls are random too.
+
+Deviations: none. Nothing is learned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from operant.agents.config import UntrainedConfig
+from operant.agents.protocol import Counters, fold, split_masks
+from operant.agents.untrained import Untrained
+from operant.spaces import Leaf, Spaces
+from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
+
+
+class Config(UntrainedConfig):
+    """There is nothing to choose."""
+
+
+class State(NamedTuple):
+    """Nothing changes."""
+
+
+def draw(key: Key, leaf: Leaf, n: int) -> Array:
+    """Return the randomness of `n` actions: a number for each value of a choice, for a float one of its kind."""
+    if leaf.type != "float":
+        return jax.random.uniform(key, (n, *leaf.shape, leaf.num_values or 2))
+    shape = (n, *leaf.shape)
+    low, high = (np.broadcast_to(np.isfinite(bound), shape) for bound in (leaf.low, leaf.high))
+    inside = jax.random.uniform(fold(key, 0), shape)
+    beyond = jax.random.exponential(fold(key, 1), shape)
+    anywhere = jax.random.normal(fold(key, 2), shape)
+    return jnp.where(low & high, inside, jnp.where(low | high, beyond, anywhere))
+
+
+def scaled(leaf: Leaf, drawn: Array) -> Array:
+    """Return floats of a component from what `draw` gave."""
+    low, high = (np.broadcast_to(bound, drawn.shape).astype(np.float64) for bound in (leaf.low, leaf.high))
+    bounded = np.isfinite(low) & np.isfinite(high)
+    start = np.where(np.isfinite(low), low, np.where(np.isfinite(high), high, 0.0))
+    width = np.where(bounded, np.where(bounded, high, 0.0) - np.where(bounded, low, 0.0), 1.0)
+    sign = np.where(np.isfinite(high) & ~np.isfinite(low), -1.0, 1.0)
+    return jnp.asarray(start, jnp.float32) + jnp.asarray(sign * width, jnp.float32) * drawn
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Random(Untrained):
+    """Random actions of any kind, masked ones included."""
+
+    @classmethod
+    def create(cls, config: Config, spaces: Spaces, actors: int) -> Random:
+        """Nothing is built."""
+        return cls(config, spaces, actors)
+
+    def init(self, key: Key) -> State:
+        """Nothing to begin with."""
+        return State()
+
+    def noise(self, key: Key, n: int) -> Tree:
+        """Return what actions are made of."""
+        leaves = self.spaces.actions.components
+        keys = jax.random.split(key, len(leaves))
+        return {name: draw(k, leaf, n) for k, (name, leaf) in zip(keys, leaves.items(), strict=True)}
+
+    def act(self, acting: Tree, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
+        """Make actions of the noise, whether exploring or not."""
+        masks = split_masks(observation)[1]
+        action: Arrays = {}
+        for name, leaf in self.spaces.actions.components.items():
+            drawn, mask = noise[name], masks.get(name)
+            if leaf.type == "float":
+                chosen = scaled(leaf, drawn)
+            else:
+                chosen = jnp.argmax(drawn if mask is None else jnp.where(mask, drawn, -1.0), axis=-1)
+            action[name] = chosen.astype(leaf.storage)
+        return Action(action, (), carry)
+
+    def update(
+        self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
+    ) -> tuple[State, Tree, Metrics]:
+        """Nothing is learned."""
+        return state, memory, {}

@@ -1,0 +1,304 @@
+"""Nested specifications of an agent's modules, read into its options, so that each number has one place.
+
+>>> options({"update": {"unit": "episodes", "batch_size": 10}, "reward_estimation": {"horizon": "episode", "discount": 0.9}})
+{'unit': 'episodes', 'batch_size': 10, 'horizon': None, 'gamma': 0.9}
+
+Imports neither JAX nor Keras.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from operant.errors import SpecError, suggest, value_error
+
+Given = Mapping[str, Any]
+
+POLICIES = ("default", "parametrized_distributions", "parametrized_value_policy", "parametrized_policy")
+BASELINES = ("default", "parametrized_state_value", "parametrized_value_policy")
+WRAPPERS: dict[str, dict[str, str]] = {
+    "optimizer_wrapper": {},
+    "default": {},
+    "multi_step": {"num_steps": "multi_step"},
+    "subsampling_step": {"fraction": "subsampling_fraction"},
+    "clipping_step": {"threshold": "grad_norm"},
+    "global_optimizer": {},
+}
+"""Optimizers around an optimizer, and which options their arguments are."""
+WRAPPED = {
+    "learning_rate": "lr",
+    "clipping_threshold": "grad_norm",
+    "gradient_norm_clipping": "grad_norm",
+    "multi_step": "multi_step",
+    "subsampling_fraction": "subsampling_fraction",
+}
+"""Arguments of an optimizer that are options of the agent."""
+
+
+def options(given: Given) -> dict[str, Any]:
+    """Return the options that a specification stands for; what is an option already stays as it is.
+
+    Raises:
+        SpecError: a module takes no such argument (with the close match), or has no counterpart (with what to use).
+    """
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        new = READERS[key](value) if key in READERS else {key: value}
+        for name, own in new.items():
+            if name in found and found[name] != own:
+                raise SpecError(
+                    f"{name} is given twice, as {found[name]!r} and, by {key}, as {own!r}. Give one of them."
+                )
+            found[name] = own
+    if "baseline_objective" in given and not {"baseline", "baseline_model", "critic"} & given.keys():
+        found["baseline_model"] = "shared"
+    return found
+
+
+def _arguments(what: str, spec: Given, known: Iterable[str]) -> dict[str, Any]:
+    """Return a module's arguments without its type; refuse unknown ones."""
+    found = {str(key): value for key, value in spec.items() if key != "type"}
+    known = tuple(known)
+    for key in found:
+        if key not in known:
+            raise SpecError(f"{what} takes no argument {key!r}.{suggest(key, known)}")
+    return found
+
+
+def _type(what: str, spec: Any, known: Iterable[str]) -> str:
+    kind = spec.get("type", "default") if isinstance(spec, Mapping) else spec
+    known = tuple(known)
+    if kind not in known:
+        raise SpecError(f"Unknown {what} {kind!r}.{suggest(str(kind), known)}")
+    return str(kind)
+
+
+def _flag(name: str, value: Any) -> bool:
+    """Return whether something is wanted: True, 'early' and 'late' say so alike."""
+    if value in ("early", "late") or isinstance(value, bool):
+        return bool(value)
+    raise value_error(name, "False, True, 'early' or 'late'", value)
+
+
+def update(spec: Any) -> dict[str, Any]:
+    """Read `update`: a number of timesteps, or a dict."""
+    if not isinstance(spec, Mapping):
+        return {"unit": "timesteps", "batch_size": spec}
+    found = _arguments("update", spec, ("unit", "batch_size", "frequency", "start"))
+    if "unit" not in found or "batch_size" not in found:
+        missing = "unit" if "unit" not in found else "batch_size"
+        raise SpecError(f"update needs {missing!r}. Received the keys: {', '.join(found) or 'none'}.")
+    if found.get("frequency") == "never":
+        found["frequency"] = 0
+    return found
+
+
+def memory(spec: Any) -> dict[str, Any]:
+    """Read `memory`: a type, the capacity of a replay memory, or a dict."""
+    if spec is None or spec == "minimum":
+        return {}
+    if isinstance(spec, int) and not isinstance(spec, bool):
+        return {"memory": "replay", "capacity": spec}
+    if not isinstance(spec, Mapping):
+        return {"memory": spec}
+    found = _arguments("memory", spec, ("capacity", "device"))
+    found.pop("device", None)
+    return {"memory": _type("memory", {"type": "replay", **spec}, ("recent", "replay")), **found}
+
+
+def objective(spec: Any) -> dict[str, Any]:
+    """Read `objective`: a type or a dict."""
+    if isinstance(spec, str) and spec in ("policy_gradient", "action_value"):
+        return {"objective": spec}
+    known = ("policy_gradient", "action_value", "value")
+    kind = _type("objective", spec, known)
+    if kind == "policy_gradient":
+        found = _arguments(kind, spec, ("importance_sampling", "clipping_value", "early_reduce"))
+        found.pop("early_reduce", None)
+        return {"objective": kind, **found}
+    found = _arguments(kind, spec, ("value", "huber_loss", "early_reduce"))
+    found.pop("early_reduce", None)
+    if kind == "value" and found.get("value", "state") != "action":
+        raise SpecError(
+            "The value of states alone makes no actions. Received: objective with value='state'. "
+            "Use objective='action_value', or give the state's value as baseline."
+        )
+    found.pop("value", None)
+    return {"objective": "action_value", **found}
+
+
+def reward_estimation(spec: Any) -> dict[str, Any]:
+    """Read `reward_estimation`: a dict."""
+    if not isinstance(spec, Mapping):
+        raise value_error("reward_estimation", "a dict with 'horizon'", spec)
+    known = {"discount": "gamma", "predict_action_values": "double", "trace_decay": "lam"}
+    same = ("horizon", "predict_horizon_values", "estimate_advantage", "predict_terminal_values")
+    processing = ("reward_processing", "return_processing", "advantage_processing")
+    found = _arguments("reward_estimation", spec, (*same, *known, "gae_decay", *processing))
+    gae = found.pop("gae_decay", 0.0)
+    horizon = found.get("horizon")
+    if gae:
+        if horizon != 1:
+            raise SpecError(
+                f"gae_decay is the λ of advantages of one reward. Received: horizon={horizon!r}. Use horizon=1, or trace_decay."
+            )
+        found |= {"horizon": "episode", "trace_decay": gae, "predict_horizon_values": True}
+    new: dict[str, Any] = {}
+    for key, value in found.items():
+        if key in READERS:
+            new |= READERS[key](value)
+        else:
+            new[known.get(key, key)] = value
+    return new
+
+
+def policy(spec: Any) -> dict[str, Any]:
+    """Read `policy`: a network, or a dict with one as `network` beside how actions are drawn."""
+    own = isinstance(spec, Mapping) and ("network" in spec or spec.get("type") in POLICIES)
+    if not own:
+        return {"model": spec}
+    kind = _type("policy", spec, POLICIES)
+    known = ("network", "single_output", "distributions", "temperature", "use_beta_distribution")
+    found = _arguments("policy", spec, (*known, "state_value_mode"))
+    found.pop("single_output", None)
+    new: dict[str, Any] = {"model": found.pop("network", "auto")}
+    if kind == "parametrized_value_policy" or "state_value_mode" in found:
+        new["dueling"] = found.pop("state_value_mode", "separate") == "separate"
+    if found.pop("use_beta_distribution", False):
+        new["distribution"] = "beta"
+    if found.get("distributions") is not None:
+        new |= distributions(found["distributions"])
+    found.pop("distributions", None)
+    return {**new, **found}
+
+
+def distributions(spec: Any) -> dict[str, Any]:
+    """Read `distributions`: that of float actions, by type or by itself."""
+    if isinstance(spec, Mapping) and "float" in spec:
+        spec = spec["float"]
+    kind = _type("distribution", spec, ("gaussian", "beta", "categorical", "bernoulli"))
+    if kind == "beta":
+        return {"distribution": "beta"}
+    if kind != "gaussian":
+        return {}
+    own = spec if isinstance(spec, Mapping) else {}
+    found = _arguments("gaussian", own, ("stddev_mode", "bounded_transform"))
+    shape = {"tanh": "squash", "clipping": "clip"}
+    transform = found.get("bounded_transform", "tanh")
+    if transform not in shape:
+        raise value_error("bounded_transform", "'tanh' or 'clipping'", transform)
+    return {"std": found.get("stddev_mode", "predicted"), "distribution": shape[transform]}
+
+
+def optimizer(spec: Any) -> dict[str, Any]:
+    """Read `optimizer`: a name, an object, or a dict, perhaps of several around one another."""
+    if not isinstance(spec, Mapping):
+        return {"optimizer": spec}
+    own = dict(spec)
+    kind = own.pop("type", None)
+    inner = own.pop("optimizer", None)
+    if kind in ("plus", "linesearch_step", "doublecheck_step", "natural_gradient", "evolutionary"):
+        raise SpecError(
+            f"There is no optimizer {kind!r} here. Give one such as 'adam', with multi_step, subsampling_fraction and "
+            "clipping_threshold as wanted; an agent with trust region takes natural gradients (operant list agents)."
+        )
+    names = {**WRAPPED, **WRAPPERS.get(kind or "default", {})}
+    new = {names[key]: own.pop(key) for key in tuple(own) if key in names}
+    if inner is not None:
+        if own:
+            raise SpecError(
+                f"optimizer takes no argument {next(iter(own))!r}.{suggest(next(iter(own)), names)}"
+            )
+        inside = optimizer(inner)
+    elif kind in WRAPPERS:
+        raise SpecError(f"The optimizer {kind!r} needs another one inside. Give optimizer='adam', say.")
+    else:
+        plain = {"type": kind or "adam", **own}
+        inside = {"optimizer": plain if own else plain["type"]}
+    return {**inside, **new}
+
+
+def baseline(spec: Any) -> dict[str, Any]:
+    """Read `baseline`: a network, or a dict with one as `network`."""
+    if isinstance(spec, Mapping) and ("network" in spec or spec.get("type") in BASELINES):
+        _type("baseline", spec, BASELINES)
+        return {"baseline_model": _arguments("baseline", spec, ("network",)).get("network", "auto")}
+    return {"baseline_model": spec}
+
+
+def baseline_optimizer(spec: Any) -> dict[str, Any]:
+    """Read `baseline_optimizer`: the weight of its loss, or an optimizer of its own."""
+    if spec is None:
+        return {}
+    if isinstance(spec, int | float) and not isinstance(spec, bool):
+        return {"baseline_weight": float(spec)}
+    if isinstance(spec, Mapping) and spec.get("type") == "synchronization":
+        found = _arguments("synchronization", spec, ("update_weight", "sync_frequency"))
+        names = {"update_weight": "target_update_weight", "sync_frequency": "target_sync_frequency"}
+        return {names[key]: value for key, value in found.items()}
+    names = {"optimizer": "baseline_optimizer", "lr": "baseline_lr", "multi_step": "baseline_multi_step"}
+    found = optimizer(spec)
+    for key in found:
+        if key not in names:
+            raise SpecError(
+                f"baseline_optimizer has no {key!r} of its own: that of the agent counts for both."
+            )
+    return {names[key]: value for key, value in found.items()}
+
+
+def baseline_objective(spec: Any) -> dict[str, Any]:
+    """Read `baseline_objective`: the value of states."""
+    kind = _type("baseline_objective", spec, ("state_value", "value"))
+    if not isinstance(spec, Mapping):
+        return {}
+    found = _arguments(kind, spec, ("value", "huber_loss", "early_reduce"))
+    if found.get("value", "state") != "state":
+        raise value_error("baseline_objective", "'state_value'", spec)
+    return {"huber_loss": found["huber_loss"]} if found.get("huber_loss") is not None else {}
+
+
+def advantage_processing(spec: Any) -> dict[str, Any]:
+    """Read `advantage_processing`: standardise, or not."""
+    if spec is None:
+        return {}
+    _type("advantage_processing", spec, ("batch_normalization", "instance_normalization"))
+    return {"normalize_advantage": True}
+
+
+def _nothing(name: str, remedy: str) -> Callable[[Any], dict[str, Any]]:
+    """Return a reader of what can only be left out."""
+
+    def read(spec: Any) -> dict[str, Any]:
+        if spec is None:
+            return {}
+        raise SpecError(f"{name} has no counterpart. Received: {name}={spec!r}. {remedy}")
+
+    return read
+
+
+READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "update": update,
+    "memory": memory,
+    "objective": objective,
+    "reward_estimation": reward_estimation,
+    "policy": policy,
+    "optimizer": optimizer,
+    "baseline": baseline,
+    "critic": baseline,
+    "baseline_optimizer": baseline_optimizer,
+    "critic_optimizer": baseline_optimizer,
+    "baseline_objective": baseline_objective,
+    "advantage_processing": advantage_processing,
+    "horizon": lambda spec: {"horizon": None if spec == "episode" else spec},
+    "predict_horizon_values": lambda spec: {
+        "predict_horizon_values": None if spec is None else _flag("predict_horizon_values", spec)
+    },
+    "estimate_advantage": lambda spec: {
+        "estimate_advantage": None if spec is None else _flag("estimate_advantage", spec)
+    },
+    "use_beta_distribution": lambda spec: {"distribution": "beta"} if spec else {},
+    "reward_processing": _nothing("reward_processing", "normalize_rewards=True scales rewards."),
+    "return_processing": _nothing("return_processing", "normalize_advantage=True standardises returns."),
+}
+"""Words whose values may be specifications, and who reads them."""

@@ -1,0 +1,127 @@
+"""Memory of the newest rows of every actor, in the order of time: what algorithms learn from that use fresh experience.
+
+Like a replay memory it holds the stream of `operant.types` as it comes, in a ring for each actor. Unlike one it also holds
+the observation that followed the newest row, so that nothing has to wait for the next block.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int
+
+from operant.errors import value_error
+from operant.memory.ring import Row
+from operant.types import Array, Arrays, Block, Tree
+
+
+class RecentState(NamedTuple):
+    """Contents of a memory: rings of `L + 1` slots, time first. The slot after the newest row holds an observation alone."""
+
+    next: Int[Array, " N"]
+    """Slot of the row to be written next."""
+    observation: Arrays
+    action: Arrays
+    reward: Float[Array, "L+1 N"]
+    terminated: Bool[Array, "L+1 N"]
+    truncated: Bool[Array, "L+1 N"]
+    valid: Bool[Array, "L+1 N"]
+    """False also where nothing was written yet."""
+    extras: Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class Recent:
+    """Description of a memory of the newest rows; hashable."""
+
+    length: int
+    """Rows of each actor, L."""
+    columns: int = 1
+    """Actors whose streams it holds, N."""
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for name in ("length", "columns"):
+            if getattr(self, name) < 1:
+                raise value_error(name, "at least 1", getattr(self, name))
+
+    def init(self, example: Row) -> RecentState:
+        """Return an empty memory for rows like `example`."""
+        shape = (self.length + 1, self.columns)
+
+        def ring(x: Array) -> Array:
+            return jnp.zeros((*shape, *x.shape), x.dtype)
+
+        no = jnp.zeros(shape, bool)
+        return RecentState(
+            next=jnp.zeros(self.columns, jnp.int32),
+            observation=jax.tree.map(ring, example.observation),
+            action=jax.tree.map(ring, example.action),
+            reward=jnp.zeros(shape, jnp.float32),
+            terminated=no,
+            truncated=no,
+            valid=no,
+            extras=jax.tree.map(ring, example.extras),
+        )
+
+    def add(self, state: RecentState, block: Block, columns: Int[Array, " n"] | None = None) -> RecentState:
+        """Append the `T` rows of a block and the observation after them.
+
+        Args:
+            state: the memory.
+            block: leaves `[T, n, ...]`, of at most L rows.
+            columns: the `n` distinct columns that the block's actors write; None for all in order.
+
+        Raises:
+            SpecError: the block is longer than the memory.
+        """
+        T = block.reward.shape[0]
+        if self.length < T:
+            raise value_error("block", f"of at most {self.length} rows", T, "Raise the memory's capacity.")
+        where = (
+            jnp.arange(self.columns, dtype=jnp.int32) if columns is None else jnp.asarray(columns, jnp.int32)
+        )
+        start, slots = state.next[where][None], self.length + 1
+        seen = (start + jnp.arange(T + 1, dtype=jnp.int32)[:, None]) % slots
+        rows = seen[:-1]
+
+        def put(ring: Array, new: Array) -> Array:
+            return ring.at[rows, where[None]].set(new)
+
+        def watch(ring: Array, new: Array) -> Array:
+            return ring.at[seen, where[None]].set(new)
+
+        return RecentState(
+            next=state.next.at[where].set(seen[-1]),
+            observation=jax.tree.map(watch, state.observation, block.observation),
+            action=jax.tree.map(put, state.action, block.action),
+            reward=put(state.reward, block.reward),
+            terminated=put(state.terminated, block.terminated),
+            truncated=put(state.truncated, block.truncated),
+            # The slot that now holds an observation alone held the oldest row, which is gone.
+            valid=put(state.valid, block.valid).at[seen[-1], where].set(False),
+            extras=jax.tree.map(put, state.extras, block.extras),
+        )
+
+    def block(self, state: RecentState) -> Block:
+        """Return the rows as a block `[L, N]`, oldest first; `valid` is False where there are none yet."""
+        slots = self.length + 1
+        seen = (state.next[None] + 1 + jnp.arange(slots, dtype=jnp.int32)[:, None]) % slots
+        rows, column = seen[:-1], jnp.arange(self.columns, dtype=jnp.int32)[None]
+
+        def take(ring: Array) -> Array:
+            return ring[rows, column]
+
+        return Block(
+            observation=jax.tree.map(lambda ring: ring[seen, column], state.observation),
+            action=jax.tree.map(take, state.action),
+            reward=take(state.reward),
+            terminated=take(state.terminated),
+            truncated=take(state.truncated),
+            valid=take(state.valid),
+            extras=jax.tree.map(take, state.extras),
+            carry=(),
+        )

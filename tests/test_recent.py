@@ -1,0 +1,77 @@
+"""The memory of the newest rows: order of time, blocks of any length, actors out of step."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from operant.errors import SpecError
+from operant.memory.recent import Recent
+from operant.memory.ring import Row
+from operant.types import Block
+
+EXAMPLE = Row(
+    {"state": jax.ShapeDtypeStruct((2,), jnp.float32)},
+    {"action": jax.ShapeDtypeStruct((), jnp.int32)},
+    {"log_prob": jax.ShapeDtypeStruct((), jnp.float32)},
+)
+
+
+def rows(first: int, count: int, n: int) -> Block:
+    """Rows numbered from `first`; row `t` of actor `i` is `10 t + i` in all fields."""
+    number = 10 * (first + np.arange(count + 1))[:, None] + np.arange(n)
+    at = jnp.asarray(number[:-1])
+    return Block(
+        observation={"state": jnp.stack([jnp.asarray(number, jnp.float32)] * 2, axis=-1)},
+        action={"action": at.astype(jnp.int32)},
+        reward=at.astype(jnp.float32),
+        terminated=at % 40 == 30,
+        truncated=at % 40 == 20,
+        valid=at % 50 != 40,
+        extras={"log_prob": at.astype(jnp.float32)},
+        carry=(),
+    )
+
+
+def assert_holds(block: Block, expected: Block) -> None:
+    for one, other in zip(jax.tree.leaves(block), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_it_holds_the_newest_rows_in_order_and_what_follows_them(count):
+    memory = Recent(5, 3)
+    state, add = memory.init(EXAMPLE), jax.jit(memory.add)
+    for first in range(0, 6 * count, count):
+        state = add(state, rows(first, count, 3))
+        known = min(first + count, 5)
+        held = memory.block(state)
+        assert not np.asarray(held.valid)[: 5 - known].any()
+        last = jax.tree.map(lambda x, k=known: x[5 - k :], held)
+        assert_holds(last, rows(first + count - known, known, 3))
+
+
+def test_actors_out_of_step_keep_their_own_rows():
+    memory = Recent(4, 2)
+    state = memory.init(EXAMPLE)
+
+    def column(first: int, actor: int) -> Block:
+        return jax.tree.map(lambda x: x[:, actor : actor + 1], rows(first, 2, 2)._replace(carry=()))
+
+    for first, actor in ((0, 0), (2, 0), (0, 1), (4, 0)):
+        state = memory.add(state, column(first, actor), jnp.array([actor]))
+    held = memory.block(state)
+    assert np.asarray(held.reward)[:, 0].tolist() == [20, 30, 40, 50]
+    assert np.asarray(held.reward)[2:, 1].tolist() == [1, 11]
+    assert np.asarray(held.observation["state"])[:, 1, 0].tolist()[2:] == [1, 11, 21]
+    assert np.asarray(held.valid)[:, 1].tolist() == [False, False, True, True]
+
+
+def test_a_block_that_is_too_long_is_refused():
+    memory = Recent(2, 1)
+    with pytest.raises(SpecError, match=r"block must be of at most 2 rows\. Received: block=3\. Raise"):
+        memory.add(memory.init(EXAMPLE), rows(0, 3, 1))
+    with pytest.raises(SpecError, match=r"length must be at least 1"):
+        Recent(0)

@@ -1,0 +1,175 @@
+"""Nested specifications of an agent's modules: each is read into options, or refused with what to use."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from operant.agents import vocabulary
+from operant.agents.making import define
+from operant.errors import SpecError
+from operant.spec import Schedule
+
+
+def read(**given):
+    return vocabulary.options(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"update": 32}, {"unit": "timesteps", "batch_size": 32}),
+        (
+            {"update": {"unit": "episodes", "batch_size": 10, "frequency": "never", "start": 3}},
+            {"unit": "episodes", "batch_size": 10, "frequency": 0, "start": 3},
+        ),
+        ({"memory": 5000}, {"memory": "replay", "capacity": 5000}),
+        ({"memory": {"type": "recent", "capacity": 90}}, {"memory": "recent", "capacity": 90}),
+        ({"memory": {"capacity": 90}}, {"memory": "replay", "capacity": 90}),
+        ({"memory": "minimum"}, {}),
+        ({"objective": "action_value"}, {"objective": "action_value"}),
+        (
+            {"objective": {"type": "value", "value": "action", "huber_loss": 0.5}},
+            {"objective": "action_value", "huber_loss": 0.5},
+        ),
+        (
+            {"objective": {"type": "policy_gradient", "importance_sampling": True, "clipping_value": 0.2}},
+            {"objective": "policy_gradient", "importance_sampling": True, "clipping_value": 0.2},
+        ),
+        (
+            {"reward_estimation": {"horizon": "episode", "discount": 0.9, "predict_horizon_values": "early"}},
+            {"horizon": None, "gamma": 0.9, "predict_horizon_values": True},
+        ),
+        (
+            {"reward_estimation": {"horizon": 1, "estimate_advantage": "late", "gae_decay": 0.9}},
+            {"horizon": None, "lam": 0.9, "predict_horizon_values": True, "estimate_advantage": True},
+        ),
+        ({"reward_estimation": {"horizon": 4, "trace_decay": 0.8}}, {"horizon": 4, "lam": 0.8}),
+        ({"policy": "auto"}, {"model": "auto"}),
+        ({"policy": {"type": "auto", "size": 32}}, {"model": {"type": "auto", "size": 32}}),
+        (
+            {"policy": {"network": "auto", "temperature": 0.5, "use_beta_distribution": True}},
+            {"model": "auto", "temperature": 0.5, "distribution": "beta"},
+        ),
+        (
+            {"policy": {"type": "parametrized_value_policy", "state_value_mode": "separate"}},
+            {"model": "auto", "dueling": True},
+        ),
+        (
+            {"policy": {"network": "auto", "distributions": {"float": {"type": "gaussian", "stddev_mode": "global"}}}},
+            {"model": "auto", "std": "global", "distribution": "squash"},
+        ),
+        ({"optimizer": "rmsprop"}, {"optimizer": "rmsprop"}),
+        (
+            {"optimizer": {"optimizer": "adam", "learning_rate": 1e-3, "clipping_threshold": 0.5, "multi_step": 4}},
+            {"optimizer": "adam", "lr": 1e-3, "grad_norm": 0.5, "multi_step": 4},
+        ),
+        (
+            {
+                "optimizer": {
+                    "type": "clipping_step",
+                    "threshold": 2.0,
+                    "optimizer": {
+                        "type": "subsampling_step",
+                        "fraction": 0.3,
+                        "optimizer": {"type": "rmsprop", "learning_rate": 0.1, "centered": True},
+                    },
+                }
+            },
+            {
+                "optimizer": {"type": "rmsprop", "centered": True},
+                "lr": 0.1,
+                "subsampling_fraction": 0.3,
+                "grad_norm": 2.0,
+            },
+        ),
+        ({"baseline": {"type": "parametrized_state_value", "network": "auto"}}, {"baseline_model": "auto"}),
+        ({"baseline_objective": "state_value"}, {"baseline_model": "shared"}),
+        ({"baseline_optimizer": 0.5}, {"baseline_weight": 0.5}),
+        (
+            {"baseline_optimizer": {"optimizer": "adam", "learning_rate": 2e-3, "multi_step": 10}},
+            {"baseline_optimizer": "adam", "baseline_lr": 2e-3, "baseline_multi_step": 10},
+        ),
+        (
+            {"baseline_optimizer": {"type": "synchronization", "update_weight": 0.5, "sync_frequency": 9}},
+            {"target_update_weight": 0.5, "target_sync_frequency": 9},
+        ),
+        ({"advantage_processing": {"type": "batch_normalization"}}, {"normalize_advantage": True}),
+    ],
+)  # fmt: skip
+def test_modules_are_read_into_options(given, wanted):
+    assert read(**given) == wanted
+    again = read(**read(**given))
+    assert again == wanted  # what are options already stay
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"update": {"unit": "episodes"}}, r"update needs 'batch_size'"),
+        ({"update": {"unit": "episodes", "batch_sise": 3}}, r"update takes no argument 'batch_sise'\. Did you mean 'batch_size'"),
+        ({"memory": {"type": "replai"}}, r"Unknown memory 'replai'\. Did you mean 'replay'"),
+        ({"objective": "policy_gradiant"}, r"Unknown objective 'policy_gradiant'\. Did you mean 'policy_gradient'"),
+        ({"objective": {"type": "value"}}, r"The value of states alone makes no actions"),
+        ({"reward_estimation": {"horison": 1}}, r"takes no argument 'horison'\. Did you mean 'horizon'"),
+        ({"reward_estimation": 3}, r"reward_estimation must be a dict"),
+        ({"reward_estimation": {"horizon": 5, "gae_decay": 0.9}}, r"gae_decay is .* Use horizon=1"),
+        ({"reward_estimation": {"horizon": 1, "estimate_advantage": "soon"}}, r"estimate_advantage must be False, True"),
+        ({"policy": {"network": "auto", "temperatur": 1}}, r"policy takes no argument 'temperatur'\. Did you mean 'temperature'"),
+        ({"optimizer": {"type": "multi_step", "num_steps": 3}}, r"The optimizer 'multi_step' needs another one inside"),
+        ({"optimizer": {"optimizer": "adam", "multi_stepp": 3}}, r"takes no argument 'multi_stepp'\. Did you mean 'multi_step'"),
+        ({"optimizer": {"type": "plus"}}, r"There is no optimizer 'plus' here"),
+        ({"baseline_optimizer": {"optimizer": "adam", "clipping_threshold": 1.0}}, r"baseline_optimizer has no 'grad_norm' of its own"),
+        ({"reward_processing": {"type": "clipping"}}, r"reward_processing has no counterpart.*normalize_rewards"),
+        ({"update": 32, "batch_size": 16}, r"batch_size is given twice, as 32 and, by batch_size, as 16"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_named(given, message):
+    with pytest.raises(SpecError, match=message):
+        read(**given)
+
+
+def test_a_whole_specification_becomes_a_config_that_is_plain_data():
+    definition = define(
+        {"agent": "tensorforce", "update": {"unit": "episodes", "batch_size": 4}},
+        policy={"network": [{"type": "dense", "size": 8}], "temperature": 0.5},
+        optimizer={"optimizer": "adam", "learning_rate": {"type": "linear", "unit": "updates", "num_steps": 10,
+                                                          "initial_value": 0.01, "final_value": 0.001}},
+        objective="policy_gradient",
+        reward_estimation={"horizon": "episode", "discount": 0.9},
+        baseline="auto",
+        baseline_optimizer=0.5,
+        exploration={"type": "ornstein_uhlenbeck", "absolute": True},
+    )  # fmt: skip
+    c = definition.config
+    assert (definition.name, c.unit, c.batch_size, c.horizon, c.gamma) == (
+        "modular",
+        "episodes",
+        4,
+        None,
+        0.9,
+    )
+    assert (c.temperature, c.baseline_model, c.baseline_weight) == (0.5, "auto", 0.5)
+    assert c.lr == Schedule("linear", 0.01, 0.001, 10, "updates")
+    assert define(json.loads(json.dumps(definition.to_dict()))) == definition
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"predict_horizon_values": True}, "predict_horizon_values needs something that predicts values"),
+        ({"estimate_advantage": True}, "estimate_advantage needs a baseline"),
+        ({"predict_terminal_values": True}, "predict_terminal_values needs predict_horizon_values"),
+        ({"baseline": "shared", "baseline_optimizer": "adam"}, "Leave baseline_optimizer out"),
+        ({"baseline": "auto", "baseline_optimizer": "adem"}, "baseline_optimizer: Unknown optimizer 'adem'. Did you mean 'adam'"),
+        ({"memory": "replay", "unit": "episodes", "horizon": 1}, "memory='replay' draws timesteps"),
+        ({"memory": "replay", "horizon": None}, "memory='replay' needs a horizon"),
+        ({"memory": "replay", "horizon": 1, "lam": 0.5}, "memory='replay' has no λ-returns"),
+        ({"memory": "replay", "horizon": 1, "capacity": 8}, "capacity must be at least batch_size"),
+        ({"objective": "action_value", "baseline": "auto"}, "baseline_model belongs to objective='policy_gradient'"),
+    ],
+)  # fmt: skip
+def test_contradictions_are_refused(options, message):
+    with pytest.raises(SpecError, match=message):
+        define("modular", **options)
