@@ -244,6 +244,13 @@ def test_exploration_replaces_elements_of_choices_and_adds_to_floats():
     assert np.std(wild["foot"] - calm["foot"]) == pytest.approx(0.3, rel=0.03)
 
 
+def test_action_values_are_learned_without_exploration_too():
+    """The drivers scan over the rows of the randomness: there must be one for every row."""
+    agent = compiled("modular", Countdown(), objective="action_value", baseline_model=None)
+    _, _, metrics = agent.run(0, 2)
+    assert np.isfinite(metrics[-1]["loss/td"])
+
+
 def test_variable_noise_changes_actions_only_while_exploring():
     env, n = Countdown(kind="float"), 4
     made = learner("modular", env, n, variable_noise=0.5, temperature=0.0)

@@ -126,7 +126,13 @@ _CONTINUOUS = Learning(
     acted_value,
     whole=True,
 )
-_MODULAR = {"model": MODEL, "baseline_model": MODEL, "lr": "linear:0.005:0.0005:30000", "gamma": GAMMA}
+_MODULAR = {
+    "model": MODEL,
+    "baseline_model": MODEL,
+    "lr": "linear:0.005:0.0005:30000",
+    "gamma": GAMMA,
+    "grad_norm": 0.5,
+}
 LEARNING: dict[str, Learning] = {
     "modular": Learning(
         {**_MODULAR, "batch_size": 64, "horizon": None, "entropy_regularization": 0.01},

@@ -173,8 +173,8 @@ class ActionValue:
         return q_heads(self.spaces, dueling=self.config.dueling)
 
     def noise(self, key: Key, n: int) -> Tree:
-        """No randomness but exploration."""
-        return ()
+        """No randomness but exploration: zeros, so that there is a row of it for every row."""
+        return jnp.zeros(n)
 
     def act(self, outputs: Arrays, observation: Arrays, noise: Tree, explore: bool) -> Arrays:
         """Take the best allowed values."""
