@@ -91,7 +91,7 @@ def _studied(agent: str | None, given: dict[str, Any]) -> tuple[str | None, dict
     from operant.tune import from_study
 
     best = from_study(name, storage)
-    if agent is not None and ALIASES.get(agent, agent) != best.agent:
+    if agent is not None and resolve(agent) != resolve(best.agent):
         raise SpecError(
             f"The study {name!r} tunes {best.agent}, not {agent}. Use: operant train --from-study {name}"
         )
