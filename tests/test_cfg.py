@@ -626,6 +626,7 @@ def test_agents_as_a_mapping():
     assert card["agent"].__name__ == "PPO"
     assert isinstance(card["model"]["cnn"][0], str)
     assert operant.agents["double_dqn"]["model"] == operant.agents["dqn"]["model"]
+    assert operant.agents["dueling_dqn"]["model"] == {"ann": [], "cnn": []}  # whose heads no file has
     assert card.get("models", 3) == 3
     with pytest.raises(SpecError, match="Unknown agent 'ppoo'. Did you mean 'ppo'"):
         operant.agents["ppoo"]

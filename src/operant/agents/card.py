@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from operant.agents import Entry, config_class, entry
+from operant.agents import Entry, config_class, entry, resolve
 from operant.errors import SpecError, suggest
 from operant.spec import options
 
@@ -35,7 +35,8 @@ class Card(Mapping[str, Any]):
         self._name = name
         self._entry: Entry = entry(name)
         taken = options(config_class(name))
-        self._files = {slot: _files(self._entry.module, slot) for slot in SLOTS if slot in taken}
+        named = resolve(name) if resolve(name) in _table() else self._entry.module
+        self._files = {slot: _files(named, slot) for slot in SLOTS if slot in taken}
 
     def __getitem__(self, key: str) -> Any:
         if key == "module":
@@ -63,8 +64,9 @@ class Card(Mapping[str, Any]):
         return f"Card({self._name!r})"
 
 
-def _files(module: str, slot: str) -> dict[str, list[str]]:
-    named = _table().get(module, {}).get(slot, {})
+def _files(owner: str, slot: str) -> dict[str, list[str]]:
+    """Return the files of an agent with options of its own, or of a module."""
+    named = _table().get(owner, {}).get(slot, {})
     return {kind: [str(FOLDER / file) for file in named.get(kind, ())] for kind in ("ann", "cnn")}
 
 
