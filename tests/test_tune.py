@@ -132,7 +132,7 @@ def test_every_tunable_option_can_be_tuned(agent):
             ]
             assert split([cls], {name: values})[1][name].kind == meta.search
             tried += 1
-    assert tried >= 8
+    assert tried >= (8 if AGENTS[agent].learns else 1)
 
 
 # Where a study is

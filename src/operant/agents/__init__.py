@@ -99,7 +99,7 @@ AGENTS: dict[str, Entry] = {
     "modular": Entry(
         "modular",
         "Modular",
-        "Put together from modules: memory, update, objective, optimizer, returns; any actions",
+        "Put together of modules: objective, memory, returns, optimizer; any actions",
         ("float", "int", "bool"),
     ),
     "ac": Entry(

@@ -83,7 +83,7 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], widt
     others = [i for i in range(len(header)) if i != 1]
     widths = {i: max(len(header[i]), *(len(row[i]) for row in rows)) for i in others}
     frame = 3 * len(header) + 1
-    room = max(20, width - frame - sum(widths.values()))
+    room = max(10, width - frame - sum(widths.values()))
     wrapped = [[textwrap.wrap(" ".join(row[1].split()), room) or [""], row] for row in rows]
     widths[1] = max(len(header[1]), *(len(line) for lines, _ in wrapped for line in lines))
 
