@@ -29,7 +29,15 @@ def key():
 
 EVERYDAY = ("dqn", "ppo", "td3")
 """Agents whose tests run every day: replay, rollouts, several networks. Those that all agents share are slow for the others."""
-SHARED = ("test_conformance.py", "test_drivers.py", "test_experience.py", "test_knobs.py", "test_probes.py")
+SHARED = (
+    "test_conformance.py",
+    "test_drivers.py",
+    "test_experience.py",
+    "test_knobs.py",
+    "test_modular.py",
+    "test_probes.py",
+    "test_untrained.py",
+)
 
 
 @pytest.hookimpl(tryfirst=True)
