@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
-from operant.agents import serving, stability
+from operant.agents import imitation, serving, stability
 from operant.agents.config import ModelConfig, ReplayConfig
 from operant.agents.protocol import Counters, fold, split_masks
 from operant.agents.rollouts import evaluate
@@ -321,7 +321,7 @@ class ACER:
         for name, policy in self.policy(outputs, observation).items():
             log_prob = losses.pick(policy.log_probs, block.action[name].astype(jnp.int32))
             total = total + jnp.sum(log_prob.reshape(*total.shape, -1), axis=-1)
-        return -losses.weighted_mean(total, block.valid.astype(jnp.float32))
+        return imitation.policy(total, block.valid)
 
     def evaluate(self, variables: Tree, block: Block) -> Arrays:
         """Run the network over all rows of a block."""

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from operant.agents import imitation
 from operant.agents.modules import ModularConfig
 from operant.agents.protocol import split_masks
 from operant.agents.qvalues import joined, q_heads
@@ -66,6 +67,10 @@ class Objective(Protocol):
 
     def loss(self, params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
         """Return the loss of every row, `[R]`, and what to watch, likewise."""
+        ...
+
+    def imitation(self, params: Tree, frozen: Tree, rows: Rows, counts: Array) -> Array:
+        """Return the loss of imitating those rows that count; see `operant.agents.imitation`."""
         ...
 
 
@@ -159,6 +164,16 @@ class PolicyGradient:
         value_loss, watched = self.value_loss(params, frozen, rows)
         return total + c.baseline_weight * value_loss, {**metrics, **watched}
 
+    def imitation(self, params: Tree, frozen: Tree, rows: Rows, counts: Array) -> Array:
+        """Return how badly the policy does what was done, and how far the baseline's values are from the returns."""
+        variables = {"params": params["model"], "state": frozen["model"]}
+        outputs = self.models["model"].apply(variables, rows.observation)[0]
+        cloned = imitation.policy(self.log_prob(outputs, rows.observation, rows.action), counts)
+        if self.config.baseline_model is None:
+            return cloned
+        value = self.state_value(params, frozen, rows.observation)
+        return cloned + imitation.value(value, rows.target[:, 0], counts)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ActionValue:
@@ -213,6 +228,11 @@ class ActionValue:
         loss = losses.squared(error) if huber is None else losses.huber(error, delta=huber)
         mean = jnp.mean(loss, axis=1)
         return mean, {"loss/td": mean, "value/mean": jnp.mean(value, axis=1)}
+
+    def imitation(self, params: Tree, frozen: Tree, rows: Rows, counts: Array) -> Array:
+        """Return by how much other actions' values come too near to those of what was done."""
+        q_values = self.q_values(params["model"], frozen, rows.observation)
+        return imitation.margin(q_values, rows.action, split_masks(rows.observation)[1], counts)
 
 
 OBJECTIVES: dict[str, type[PolicyGradient] | type[ActionValue]] = {

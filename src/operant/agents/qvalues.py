@@ -12,12 +12,11 @@ from typing import Any, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 
-from operant.agents import serving
+from operant.agents import imitation, serving
 from operant.agents.protocol import Counters, split_masks
 from operant.agents.value_heads import Expected, Values
 from operant.errors import SpecError
 from operant.nn import Head, Model, build
-from operant.ops import losses
 from operant.spaces import Spaces, require
 from operant.types import Action, Array, Arrays, Block, Key, Tree
 
@@ -148,23 +147,10 @@ class QLearner:
         return {name: values.mean(x) for name, x in self.outputs(variables, observation).items()}
 
     def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
-        """Return by how much other actions' values come too near to those of a block: Hester et al. 2018, eq. 5.
-
-        max_a (Q(s, a) + m [a ≠ a_E]) - Q(s, a_E), with the margin m = 0.8, the mean over action elements and valid rows.
-        """
+        """Return by how much other actions' values come too near to those of a block; see `operant.agents.imitation.margin`."""
         observation = {name: x[:-1] for name, x in block.observation.items()}
-        masks = split_masks(observation)[1]
-        weight = block.valid.astype(jnp.float32)
-        found = []
-        for name, q in self.q_values(weights["model"], observation).items():
-            taken = block.action[name].astype(jnp.int32)
-            other = ~jax.nn.one_hot(taken, q.shape[-1], dtype=jnp.bool_)
-            q_margin = jnp.where(other, q + jnp.asarray(0.8, q.dtype), q)
-            if name in masks:
-                q_margin = jnp.where(masks[name], q_margin, -jnp.inf)
-            near = jnp.max(q_margin, axis=-1) - losses.pick(q, taken)
-            found.append(jnp.mean(near.reshape(*weight.shape, -1), axis=-1))
-        return losses.weighted_mean(sum(found[1:], found[0]) / len(found), weight)
+        q_values = self.q_values(weights["model"], observation)
+        return imitation.margin(q_values, block.action, split_masks(observation)[1], block.valid)
 
     def act(self, acting: Acting, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
         """Act greedily, or with probability ε at random; each actor tosses its own coin."""

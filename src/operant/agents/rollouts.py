@@ -9,10 +9,11 @@ from typing import Any, ClassVar, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 
+from operant.agents import imitation
 from operant.agents.protocol import Counters, split_masks
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, Policy, build
-from operant.ops import losses, returns
+from operant.ops import returns
 from operant.ops.distributions import Product
 from operant.spaces import Spaces
 from operant.types import Action, Array, Arrays, Block, Key, Tree
@@ -130,10 +131,7 @@ class ActorCritic:
         return Action(action, extras, carry)
 
     def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
-        """Return how badly networks imitate a block: -mean log π(a|s), and the squared error of the values to their λ-returns.
-
-        The latter is divided by the variance of the returns, whose measure is not that of log-probabilities.
-        """
+        """Return how badly networks imitate a block: -mean log π(a|s), and the error of the values to their λ-returns."""
         variables = weights["model"]
         outputs = self.evaluate(variables, block.observation, block.carry, block.valid)
         return self.clone(outputs, outputs["value"], block)
@@ -143,10 +141,8 @@ class ActorCritic:
         target = self.advantages(jax.lax.stop_gradient(value), block).target
         outputs, observation = jax.tree.map(lambda x: x[:-1], (outputs, block.observation))
         policy = self.policy.distribution(outputs, split_masks(observation)[1])
-        weight = block.valid.astype(jnp.float32)
-        spread = losses.weighted_mean(losses.squared(target - losses.weighted_mean(target, weight)), weight)
-        error = losses.weighted_mean(losses.squared(value[:-1] - target), weight) / (1.0 + spread)
-        return error - losses.weighted_mean(policy.log_prob(block.action), weight)
+        cloned = imitation.policy(policy.log_prob(block.action), block.valid)
+        return cloned + imitation.value(value[:-1], target, block.valid)
 
     def evaluate(self, variables: Tree, observation: Arrays, carry: Tree, valid: Array) -> Arrays:
         """Run the model over rows; see the function of this name."""

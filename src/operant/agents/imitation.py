@@ -1,0 +1,56 @@
+"""Losses of imitation: how far networks are from doing what was done, and values from the returns that it brought."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float
+
+from operant.ops import losses
+from operant.types import Array, Arrays
+
+VALUE_WEIGHT = 0.5
+"""Of the values' error beside the policy's: both are about 1 at the beginning, and a shared network serves actions first."""
+MARGIN = 0.8
+"""By how much demonstrated actions are to be worth more than others (Hester et al. 2018, appendix)."""
+
+
+def policy(log_prob: Float[Array, "*B"], valid: Bool[Array, "*B"]) -> Float[Array, ""]:
+    """Return -mean log π(a|s) over valid rows (behavioural cloning)."""
+    return -losses.weighted_mean(log_prob, valid.astype(jnp.float32))
+
+
+def value(
+    predicted: Float[Array, "*B"], target: Float[Array, "*B"], valid: Bool[Array, "*B"]
+) -> Float[Array, ""]:
+    """Return `VALUE_WEIGHT` times the mean squared error of values over the mean square of the returns.
+
+    Divided, since returns of any measure must not drown the log-probabilities that share a network with them.
+    """
+    weight, target = valid.astype(jnp.float32), jax.lax.stop_gradient(target)
+    error = losses.weighted_mean(losses.squared(predicted - target), weight)
+    return VALUE_WEIGHT * error / (1.0 + losses.weighted_mean(losses.squared(target), weight))
+
+
+def margin(q_values: Arrays, action: Arrays, masks: Arrays, valid: Bool[Array, "*B"]) -> Float[Array, ""]:
+    """Return by how much other actions' values come too near to those of demonstrated ones (Hester et al. 2018, equation 5).
+
+    max_a (Q(s, a) + m [a ≠ a_E]) - Q(s, a_E), the mean over action elements and valid rows.
+
+    Args:
+        q_values: `[*B, *shape, K]` by action name.
+        action: `[*B, *shape]`, what was done.
+        masks: `[*B, *shape, K]` where actions are masked.
+        valid: which rows count.
+    """
+    weight = valid.astype(jnp.float32)
+    found = []
+    for name, q in q_values.items():
+        taken = action[name].astype(jnp.int32)
+        other = ~jax.nn.one_hot(taken, q.shape[-1], dtype=jnp.bool_)
+        q_margin = jnp.where(other, q + jnp.asarray(MARGIN, q.dtype), q)
+        if name in masks:
+            q_margin = jnp.where(masks[name], q_margin, -jnp.inf)
+        near = jnp.max(q_margin, axis=-1) - losses.pick(q, taken)
+        found.append(jnp.mean(near.reshape(*weight.shape, -1), axis=-1))
+    return losses.weighted_mean(sum(found[1:], found[0]) / len(found), weight)
