@@ -50,9 +50,14 @@ def same(a, b):
     return all(np.allclose(x, y, rtol=1e-5, atol=1e-6) for x, y in zip(params(a), params(b), strict=True))
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("dqn", "ddqn", "ddpg", "td3", "sac")])
+ROLLOUTS = [name for name in NAMES if "buffer_max_size" not in SMALL[name].options or name == "acer"]
+SIX = {"modular": {"batch_size": 6}, "ac": {"batch_size": 6}, "vpg": {"batch_size": 6}}
+"""Agents whose updates are of a number of timesteps, and the option that makes it the six rows of the others' blocks."""
+
+
+@pytest.mark.parametrize("name", ROLLOUTS)
 def test_experience_and_update_do_what_act_and_observe_do(name):
-    acting, told = make(name), make(name)
+    acting, told, other = (make(name, **SIX.get(name, {})) for _ in range(3))
     # Four steps and the ends of two episodes: the six rows of a block.
     seen = play(acting, 4, {1: 2, 3: 1})
     acting.act(states=np.zeros(3))  # the observation after the block's last row
@@ -60,10 +65,23 @@ def test_experience_and_update_do_what_act_and_observe_do(name):
     assert (told.updates, told.update(), acting.updates) == (0, 1, 1)
     assert (told.timesteps, told.episodes) == (4, 2)
     assert same(acting, told)
-    other = make(name)
-    other.experience(*seen[:4])  # what came after the cut episode is not known: another value
+    other.experience(
+        *seen[:4]
+    )  # what came after the cut episode is not known: another value, if values are predicted
     other.update()
-    assert not same(acting, other)
+    assert same(acting, other) == (name == "vpg")
+
+
+def test_update_makes_one_that_is_not_due():
+    agent = make("vpg", batch_size=6, frequency=100)
+    seen = play(agent, 8, {2: 1, 5: 1, 7: 1})
+    assert agent.updates == 0 and agent.update() == 1 == agent.updates
+    before = params(agent)
+    for _ in range(2):  # due or not, a call of observe makes none
+        play(agent, 3, {2: 1})
+    assert agent.updates == 1 and all((a == b).all() for a, b in zip(before, params(agent), strict=True))
+    agent.experience(*seen[:4])
+    assert agent.update() == 1
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -279,3 +297,23 @@ def test_pretraining_imitates(name, tmp_path):
 
 def test_all_agents_are_here():
     assert set(SMALL) == set(NAMES)
+
+
+def test_update_inside_hold_is_refused():
+    agent = make("ppo")
+    agent.experience(np.zeros((2, 3)), [0, 1], [0, 1], [0.0, 1.0])
+    with agent.hold(), pytest.raises(UsageError, match=r"inside of hold\(\)"):
+        agent.update()
+    assert agent.update() == 1
+
+
+def test_hold_lets_some_updates_through():
+    agent = make("ppo")
+    with agent.hold(updates=1):
+        play(agent, 18, {17: 1})
+        assert agent.updates == 1
+        with agent.hold(updates=5):  # an inner one does not widen it
+            agent.act(states=np.zeros(3))
+            assert agent.updates == 1
+    agent.observe(reward=0.0)
+    assert agent.updates == 3

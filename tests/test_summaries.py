@@ -111,6 +111,18 @@ def test_custom_summaries(tmp_path):
         Agent.create(**PPO, states=STATE, actions=CHOICE).summarize("number", 1.0)
 
 
+def test_an_update_once_more_is_recorded_and_a_reset_is_not_an_episode(tmp_path):
+    agent = run(tmp_path, steps=4)
+    before = agent.updates
+    agent.reset()
+    agent.update()
+    agent.close()
+    (folder,) = tmp_path.iterdir()
+    events = read(folder)
+    assert max(e.step for e in events.Scalars("loss/policy")) > before
+    assert "episode-return" not in events.Tags()["scalars"]
+
+
 def test_old_folders_go(tmp_path):
     for day in range(4):
         (tmp_path / f"summary-2020010{day}-000000").mkdir()

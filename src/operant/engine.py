@@ -123,8 +123,10 @@ class Engine:
         self._calls += 1
 
     def learn_again(self, block: Block) -> None:
-        """As `learn`, without counting the block's steps and episodes once more."""
-        before = jax.device_get(self.train.counters)
+        """As `learn`, without counting the block's steps and episodes once more; an update is made, due or not."""
+        before, algorithm = jax.device_get(self.train.counters), self.learner.algorithm
+        if isinstance(algorithm, Counting):
+            self.train = self.train._replace(state=algorithm.hasten(self.train.state))
         self.learn(block)
         counters = self.train.counters._replace(
             timesteps=jnp.asarray(before.timesteps), episodes=jnp.asarray(before.episodes)

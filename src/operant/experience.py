@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from operant.actors import Actor, Actors, Row, block_of
 from operant.engine import Engine
 from operant.errors import SpaceError, UsageError
 from operant.ops import optimise
+from operant.spaces import Spaces
 from operant.traces import Flat, Trace
 from operant.types import Action, Block, Tree
 
@@ -151,14 +153,28 @@ class Cloning:
         self._engine.put(train._replace(state=algorithm.with_weights(train.state, self._weights)))
 
 
-def choose(
-    folder: str | Path, extension: str, spaces: Any, count: int | None, order: np.random.Generator
-) -> Trace:
-    """Read some traces of a folder at random (None: all of them), joined."""
-    found = traces.files(folder, extension)
-    if count is not None:
-        found = [found[i] for i in order.permutation(len(found))[:count]]
-    return traces.join([traces.read(path, spaces) for path in found])
+def draws(
+    folder: str | Path, extension: str, spaces: Spaces, count: int | None, times: int, seed: int
+) -> Iterator[Trace]:
+    """Give, a number of times, `count` traces of a folder drawn at random (None: all of them), joined.
+
+    Raises:
+        SpecError: there are no traces in the folder, or one does not fit the spaces.
+    """
+    found, order = traces.files(folder, extension), np.random.default_rng(seed)
+    for _ in range(times):
+        chosen = found if count is None else [found[i] for i in order.permutation(len(found))[:count]]
+        yield traces.join([traces.read(path, spaces) for path in chosen])
+
+
+def clone(
+    engine: Engine, drawn: Iterable[Trace], passes: int, *, lr: float, batch_size: int, seed: int
+) -> None:
+    """Let an agent imitate traces, each gone through a number of times; see `Cloning`."""
+    cloning = Cloning(engine, lr, batch_size, seed)
+    for trace in drawn:
+        cloning.learn(trace, passes)
+    cloning.finish()
 
 
 def idle(actors: Actors) -> Actor:

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from operant import checkpoint
 from operant.errors import CheckpointError, SpecError, value_error
 from operant.spec import Config, build, option, plain
 
@@ -190,6 +191,28 @@ def find(directory: Path, filename: str | None, format: str | None) -> Path | No
     else:
         found = [p for suffix in suffixes for p in directory.glob(f"*{suffix}") if not p.name.startswith(".")]
     return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+
+
+def find_checkpoint(directory: Path, filename: str | None) -> Path | None:
+    """Return the checkpoint of that name in a folder, else the newest, or the folder if it is one; None if there is none."""
+    if filename is not None:
+        return directory / filename if checkpoint.is_checkpoint(directory / filename) else None
+    if checkpoint.is_checkpoint(directory):
+        return directory
+    return checkpoint.latest(directory) if directory.is_dir() else None
+
+
+def checkpoint_in(directory: Path, filename: str | None) -> Path:
+    """As `find_checkpoint`; that there is none is an error.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    found = find_checkpoint(directory, filename)
+    if found is None:
+        named = "" if filename is None else f" {filename!r}"
+        raise CheckpointError(f"There is no checkpoint{named} in {str(directory)!r}.")
+    return found
 
 
 def header(path: Path) -> dict[str, Any]:

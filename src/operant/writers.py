@@ -58,7 +58,6 @@ class Writers:
         self._recorder: Recorder | None = None
         self._saver: Saver | None = None
         self._summarizer: Summarizer | None = None
-        self._paused = False
 
     def begin(self, agent: Written, save: Callable[[str, str, int | None], Any]) -> None:
         """Begin to write, where the agent stands.
@@ -92,7 +91,7 @@ class Writers:
 
     def acted(self, actors: Sequence[Actor], actions: Flat) -> None:
         """Note the actions `[n, ...]` that actors took at their newest rows."""
-        if self._recorder is None or self._paused:
+        if self._recorder is None:
             return
         actions = self._agent.spaces.actions.clip(actions)
         for i, actor in enumerate(actors):
@@ -100,8 +99,6 @@ class Writers:
 
     def observed(self, actor: int, reward: float, terminal: int, last: Flat | None) -> None:
         """Note what an actor's last action brought."""
-        if self._paused:
-            return
         if self._recorder is not None:
             self._recorder.observe(actor, reward, terminal, last)
         if self._summarizer is not None:
@@ -132,10 +129,6 @@ class Writers:
             self._recorder.forget(actors)
         if self._summarizer is not None:
             self._summarizer.forget(actors)
-
-    def pause(self, paused: bool) -> None:
-        """Take no notice of what happens, or do so again."""
-        self._paused = paused
 
     def summarize(self, name: str, value: Any, step: int | None) -> bool:
         """Write a summary of the program's own; False if there is no summarizer."""

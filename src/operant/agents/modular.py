@@ -67,6 +67,8 @@ class State(NamedTuple):
     """Updates so far."""
     noise: Tree
     """Key of the noise on parameters; `()` without."""
+    hastened: Array
+    """Whether the next update is made, due or not."""
 
 
 class Acting(NamedTuple):
@@ -207,6 +209,7 @@ class Modular:
             last=jnp.zeros((), jnp.uint32),
             made=jnp.zeros((), jnp.uint32),
             noise=() if c.variable_noise is None else fold(key, len(start)),
+            hastened=jnp.zeros((), jnp.bool_),
         )
         together, own = self._learned(state)
         optimizers = self._optimizers()
@@ -241,6 +244,10 @@ class Modular:
     def updates(self, state: State) -> Array:
         """Return how many updates were made: most calls of `update` may only look whether one is due."""
         return state.made
+
+    def hasten(self, state: State) -> State:
+        """Return a state whose next call of `update` makes one, due or not."""
+        return state._replace(hastened=jnp.ones((), jnp.bool_))
 
     def acting(self, state: State, counters: Counters) -> Acting:
         """Acting needs the network, and noise on its parameters if that is wanted: another with every block."""
@@ -281,7 +288,7 @@ class Modular:
         every = jnp.asarray(interval(c, frequency), jnp.float32)
         passed = (now - state.last).astype(jnp.float32) >= every
         begun = now.astype(jnp.float32) >= jnp.asarray(c.start, jnp.float32)
-        return passed & begun & (jnp.asarray(frequency) > 0), now
+        return (passed & begun & (jnp.asarray(frequency) > 0)) | state.hastened, now
 
     def update(
         self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
@@ -308,7 +315,29 @@ class Modular:
         state, metrics = jax.lax.fori_loop(0, due.astype(jnp.int32), once, (state, nothing))
         metrics["update/skipped"] = jnp.where(due, metrics["update/skipped"], 0.0)
         metrics["update/lr"] = jnp.asarray(self.config.lr, jnp.float32)
-        return state._replace(last=jnp.where(due, now, state.last)), memory, metrics
+        state = state._replace(last=jnp.where(due, now, state.last), hastened=jnp.zeros((), jnp.bool_))
+        return state, memory, metrics
+
+    def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
+        """Return how badly the networks imitate a block; see `operant.agents.imitation`."""
+        c, objective = self.config, self.objective
+        params = {name: variables["params"] for name, variables in weights.items()}
+        frozen = {name: variables["state"] for name, variables in weights.items()}
+        observation = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), block.observation)
+        values = None
+        if c.baseline_model is not None:
+            values = objective.values(params, (), frozen, observation)
+            values = jax.lax.stop_gradient(values).reshape(-1, block.reward.shape[1], 1)
+        target = estimate(block, values, gamma=c.gamma, lambda_=c.lam, horizon=None)
+        rows = Rows(
+            {name: x[:-1] for name, x in block.observation.items()},
+            block.action,
+            jnp.zeros_like(block.reward),
+            target,
+            target[..., 0],
+        )
+        rows, counts = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (rows, block.valid))
+        return objective.imitation(params, frozen, rows, counts)
 
     def _improve(self, state: State, memory: Tree, words: Array, impl: Any) -> tuple[State, Metrics]:
         """Make one update."""

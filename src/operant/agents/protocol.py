@@ -110,6 +110,10 @@ class Counting(Protocol):
         """Return how many updates a state has seen."""
         ...
 
+    def hasten(self, state: Tree) -> Tree:
+        """Return a state whose next call of `update` makes an update, due or not."""
+        ...
+
 
 def config_type(algorithm: type[Algorithm]) -> type[Config]:
     """Return the `Config` that stands in the algorithm's own file."""

@@ -63,6 +63,11 @@ class Interaction:
 
     def run(self) -> None:
         """Go until a limit is reached or a callback says no."""
+        limit = self.plan.num_updates
+        with contextlib.nullcontext() if limit is None else self.agent.hold(limit):
+            self._run()
+
+    def _run(self) -> None:
         plan = self.plan
         in_step = plan.batch_agent_calls or plan.sync_timesteps
         while True:
@@ -114,13 +119,11 @@ class Interaction:
     def _serve(self, seats: Sequence[Seat]) -> None:
         """Take the answers of these environments, and send the next requests."""
         outcomes = [(seat, outcome) for seat in seats for outcome in seat.receive()]
-        with self._no_more_updates():
-            self._tell([each for each in outcomes if each[0].trains])
+        self._tell([each for each in outcomes if each[0].trains])
         for seat, outcome in outcomes:
             self._count(seat, outcome)
         self._look_at_limits()
-        with self._no_more_updates():
-            acting = self._go_on(seats)
+        acting = self._go_on(seats)
         self._look_at_limits()
         for seat in seats:
             if not (seat.running or seat.request or self.plan.sync_episodes):
@@ -129,14 +132,8 @@ class Interaction:
             if not seat.trains:
                 seat.execute(self._evaluate(seat))
         if learning := [each for each in acting if each[0].trains]:
-            with self._no_more_updates():
-                self._act(learning)
+            self._act(learning)
             self._look_at_limits()
-
-    def _no_more_updates(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which nothing is learnt if all updates asked for were made."""
-        limit = self.plan.num_updates
-        return contextlib.nullcontext() if limit is None or self.ledger.updates < limit else self.agent.hold()
 
     def _tell(self, outcomes: list[tuple[Seat, Outcome]]) -> None:
         if not outcomes:

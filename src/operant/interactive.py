@@ -1,0 +1,399 @@
+"""The interactive driver: a program's calls of `act` and `observe` become rows, and rows become updates."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from operant import runtime
+from operant.actors import Actor, Actors, stack
+from operant.agents.learner import Learner
+from operant.agents.making import Definition
+from operant.engine import Engine
+from operant.errors import SpaceError, UsageError, value_error
+from operant.spaces import Spaces
+from operant.types import Block, Tree
+from operant.writers import Writers
+
+
+class Told(NamedTuple):
+    """What `observe` was told of one actor, checked."""
+
+    actor: Actor
+    reward: float
+    terminal: int
+    last: dict[str, np.ndarray] | None
+    """Observation after the episode's last action, if it was given."""
+
+
+class Interactive:
+    """An algorithm that acts and learns as a program tells it what happens.
+
+    Args:
+        definition: algorithm and options.
+        spaces: what it sees and does.
+        parallel_interactions: how many actors act in turn.
+        max_episode_timesteps: longest episode; more steps are an error.
+        seed: root of all randomness.
+    """
+
+    def __init__(
+        self,
+        definition: Definition,
+        spaces: Spaces,
+        *,
+        parallel_interactions: int = 1,
+        max_episode_timesteps: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.definition = definition
+        self.spaces = spaces
+        self.parallel_interactions = parallel_interactions
+        self.max_episode_timesteps = max_episode_timesteps
+        self.seed = seed
+        self._writers = Writers()
+        shapes = [leaf.shape for leaf in spaces.states.components.values()]
+        runtime.start(shapes, product=definition.product(parallel_interactions))
+        self._build()
+
+    def _build(self) -> None:
+        definition, n = self.definition, self.parallel_interactions
+        self.learner = Learner(definition.cls.create(definition.config, self.spaces, n))
+        self.engine: Engine | None = Engine(self.learner, jax.random.key(self.seed), n)
+        self._reported = 0
+        self._last_block: Block | None = None
+        self._draws = 0
+        self._limit: int | None = None
+        self._start()
+
+    def _declare_masks(self, states: Any) -> None:
+        """Take masks that the specification did not mention from the first states that bring them."""
+        if not isinstance(states, Mapping):
+            return
+        known = self.spaces.actions.components
+        brought = [key[: -len("_mask")] for key in states if isinstance(key, str) and key.endswith("_mask")]
+        new = [name for name in brought if name in known and name not in self.spaces.masks]
+        if not new:
+            return
+        if any(actor.rows or actor.row for actor in self.actors):
+            raise UsageError(
+                f"A mask for {new[0]!r} came after the agent had begun. Declare it in the states' specification: "
+                f"{{'{new[0]}_mask': dict(type='bool', shape=...)}}, or give it from the first act on."
+            )
+        self.spaces = Spaces.read(self.spaces.states, self.spaces.actions, masks=(*self.spaces.masks, *new))
+        self._build()
+        self._writers.spaces_changed(self.spaces)
+
+    def _start(self) -> None:
+        carry = jax.device_get(self.learner.algorithm.initial_carry(1))
+        carry = jax.tree.map(lambda x: x[0], carry)
+        self.actors = Actors(
+            self.parallel_interactions, self.learner.rows, carry, self._engine.counter("rows")
+        )
+
+    @property
+    def _engine(self) -> Engine:
+        if self.engine is None:
+            raise UsageError("The agent is closed. Create or load another one.")
+        return self.engine
+
+    # Counters
+
+    @property
+    def timesteps(self) -> int:
+        """Environment steps that the agent acted in."""
+        return self._engine.counter("timesteps") + sum(row.valid for row in self.actors.waiting)
+
+    @property
+    def episodes(self) -> int:
+        """Episodes that ended."""
+        ended = sum(row.terminated or row.truncated for row in self.actors.waiting)
+        return self._engine.counter("episodes") + ended
+
+    @property
+    def updates(self) -> int:
+        """Updates made."""
+        return self._engine.updates
+
+    # Acting
+
+    def act(
+        self,
+        states: Any,
+        internals: Any = None,
+        parallel: int | Sequence[int] = 0,
+        independent: bool = False,
+        deterministic: bool = True,
+    ) -> Any:
+        """Choose actions.
+
+        Args:
+            states: one state in the structure of the specification, with `'<action>_mask'` entries where actions are
+                masked; with a list as `parallel`, one more leading axis (or a list of states).
+            internals: recurrent state, for independent calls of a recurrent agent: what `initial_internals` or the call
+                before gave.
+            parallel: index of the actor, or a list of such for a batched call.
+            independent: act without recording or counting; `observe` must not follow.
+            deterministic: independent calls take the best action; False draws as in training.
+
+        Returns:
+            Actions in the structure of the specification; `(actions, internals)` if `internals` were given.
+
+        Raises:
+            SpaceError: the states do not fit the specification.
+            UsageError: the actor's last action was not followed by `observe`.
+        """
+        if independent:
+            return self._act_independently(states, internals, deterministic)
+        if internals is not None:
+            raise UsageError("internals are kept by the agent. Give them with independent=True only.")
+        batched = not isinstance(parallel, int | np.integer)
+        actors = self._actors(parallel if batched else [parallel])
+        for actor in actors:
+            if actor.acted:
+                raise UsageError(
+                    f"act was called twice for parallel={actor.index}. Call observe after each act."
+                )
+            self._check_length(actor)
+        self._declare_masks(states[0] if batched and isinstance(states, list | tuple) else states)
+        actors = [self.actors[actor.index] for actor in actors]
+        observation = self._observation(states, len(actors), batched)
+        for i, actor in enumerate(actors):
+            actor.begin_row({name: np.array(x[i]) for name, x in observation.items()})
+        for actor in actors:
+            self.actors.collect(actor)
+        self._learn()
+        return self._act_recorded(actors, observation, batched)
+
+    def _check_length(self, actor: Actor) -> None:
+        limit = self.max_episode_timesteps
+        if limit is not None and actor.length >= limit:
+            raise UsageError(
+                f"The episode of parallel={actor.index} is longer than max_episode_timesteps={limit}. "
+                "Call observe with terminal=2 at the limit."
+            )
+
+    def _actor(self, index: Any) -> Actor:
+        if not isinstance(index, int | np.integer) or not 0 <= index < self.parallel_interactions:
+            raise value_error(
+                "parallel", f"an index below parallel_interactions={self.parallel_interactions}", index
+            )
+        return self.actors[int(index)]
+
+    def _actors(self, parallel: Any) -> list[Actor]:
+        actors = [self._actor(index) for index in parallel]
+        if not actors or len({actor.index for actor in actors}) < len(actors):
+            raise value_error("parallel", "an index, or a list of different ones", parallel)
+        return actors
+
+    def _observation(self, states: Any, count: int, batched: bool) -> dict[str, np.ndarray]:
+        if not batched:
+            observation = self.spaces.observe(states, ())
+            return {name: np.asarray(x)[None] for name, x in observation.items()}
+        if isinstance(states, list | tuple) and len(states) == count and isinstance(states[0], dict):
+            each = [self.spaces.observe(s, ()) for s in states]
+            return {name: np.stack([o[name] for o in each]) for name in each[0]}
+        return self.spaces.observe(states, (count,))
+
+    def _act_recorded(self, actors: list[Actor], observation: dict[str, np.ndarray], batched: bool) -> Any:
+        engine = self._engine
+        noise = [jax.tree.map(lambda x, a=a: x[a.index], engine.noise(a.row)) for a in actors]
+        carry = [a.rows[-1].carry for a in actors]
+        drawn, carried = stack(noise), stack(carry)
+        first = np.zeros(len(actors), bool)  # a row's carry is the start's where an episode begins
+        action = jax.tree.map(np.asarray, engine.act(observation, carried, first, drawn))
+        for i, actor in enumerate(actors):
+            own = jax.tree.map(lambda x, i=i: x[i], action)
+            actor.fill_row(action=own.action, extras=own.extras)
+            actor.carry = own.carry
+            actor.row += 1
+            actor.first, actor.acted = False, True
+            actor.length += 1
+        self._writers.acted(actors, action.action)
+        return self._emitted(action.action, batched)
+
+    def _emitted(self, action: dict[str, np.ndarray], batched: bool) -> Any:
+        if not batched:
+            action = {name: x[0] for name, x in action.items()}
+        return self.spaces.actions.unflatten(self.spaces.actions.clip(action))
+
+    def _act_independently(self, states: Any, internals: Any, deterministic: bool) -> Any:
+        self._declare_masks(states)
+        observation = self.spaces.observe(states, None)
+        batch = self.spaces.states.batch_shape(observation)
+        if len(batch) > 1:
+            raise SpaceError(f"states may have one leading axis. Received: {len(batch)} leading axes.")
+        if not batch:
+            observation = {name: np.asarray(x)[None] for name, x in observation.items()}
+        n = batch[0] if batch else 1
+        start = jax.device_get(self.learner.algorithm.initial_carry(n))
+        if jax.tree.leaves(start) and internals is None:
+            raise UsageError(
+                "A recurrent agent needs internals in independent calls. Start with initial_internals()."
+            )
+        carry = (
+            start
+            if internals is None
+            else jax.tree.map(lambda x: np.reshape(x, (n, *np.shape(x)[len(batch) :])), internals)
+        )
+        self._draws += 1
+        key = jax.random.fold_in(jax.random.key(self.seed ^ 0x5EED), self._draws)
+        noise = self.learner.algorithm.noise(key, n)
+        action = self._engine.act(observation, carry, np.zeros(n, bool), noise, explore=not deterministic)
+        action = jax.tree.map(np.asarray, action)
+        emitted = self._emitted(action.action, bool(batch))
+        if internals is None:
+            return emitted
+        return emitted, action.carry if batch else jax.tree.map(lambda x: x[0], action.carry)
+
+    def initial_internals(self) -> Tree:
+        """Return the recurrent state at the start of an episode; empty for a feed-forward agent."""
+        carry = jax.device_get(self.learner.algorithm.initial_carry(1))
+        return jax.tree.map(lambda x: x[0], carry)
+
+    # Observing
+
+    def observe(
+        self,
+        reward: Any = 0.0,
+        terminal: Any = False,
+        parallel: Any = 0,
+        next_states: Any = None,
+    ) -> int:
+        """Tell what the last action of an actor brought.
+
+        Args:
+            reward: the reward; a list for a batched call.
+            terminal: False or 0: the episode goes on; True or 1: it ended; 2: it was aborted by a time limit, so that the
+                value of what would have followed counts.
+            parallel: index of the actor, or a list of such.
+            next_states: the state after the episode's last action. Without it the value at a time limit is taken at the
+                last state that was acted on, which is one step old. Ignored while the episode goes on.
+
+        Returns:
+            Updates made since the last call of `observe`.
+
+        Raises:
+            SpaceError: a reward that is not finite, or a terminal other than 0, 1, 2.
+            UsageError: the actor did not act.
+        """
+        if isinstance(parallel, int | np.integer):
+            told = [self._told(self._actor(parallel), reward, terminal, next_states)]
+        else:
+            told = self._told_batch(parallel, reward, terminal, next_states)
+        for each in told:  # all of them were checked: what is refused changes nothing
+            self._writers.observed(each.actor.index, each.reward, each.terminal, each.last)
+            self._complete(*each)
+        self._learn()
+        made = self.updates - self._reported
+        self._reported += made
+        self._writers.look()  # between calls only: inside of them rows are incomplete
+        return made
+
+    def _told_batch(self, parallel: Any, reward: Any, terminal: Any, next_states: Any) -> list[Told]:
+        actors = self._actors(parallel)
+        rewards, terminals = np.broadcast_to(reward, len(actors)), np.broadcast_to(terminal, len(actors))
+        told = []
+        for i, actor in enumerate(actors):
+            last = None
+            if next_states is not None and terminals[i]:
+                last = next_states[i] if isinstance(next_states, list | tuple) else _take(next_states, i)
+            told.append(self._told(actor, rewards[i], terminals[i], last))
+        return told
+
+    def _told(self, actor: Actor, reward: Any, terminal: Any, next_states: Any) -> Told:
+        """Check what an actor's last action brought."""
+        if not actor.acted:
+            raise UsageError(f"observe was called without act for parallel={actor.index}. Call act first.")
+        reward = float(reward)
+        if not np.isfinite(reward):
+            raise SpaceError(f"reward must be finite. Received: reward={reward}.")
+        if terminal not in (0, 1, 2):
+            raise SpaceError(
+                f"terminal must be 0, 1 or 2 (aborted by a time limit). Received: terminal={terminal!r}."
+            )
+        last = None if next_states is None or not terminal else self.spaces.observe(next_states, ())
+        return Told(actor, reward, int(terminal), last)
+
+    def _complete(
+        self, actor: Actor, reward: float, terminal: int, last: dict[str, np.ndarray] | None
+    ) -> None:
+        """Complete an actor's row; `last` is the observation after an episode's last action."""
+        actor.fill_row(reward=reward, terminated=terminal == 1, truncated=terminal == 2)
+        actor.acted = False
+        if terminal:
+            last = actor.rows[-1].observation if last is None else last
+            actor.end_episode({name: np.array(x) for name, x in last.items()})
+            self.actors.collect(actor)
+
+    @property
+    def _may_learn(self) -> bool:
+        return self._limit is None or self.updates < self._limit
+
+    def _learn(self) -> None:
+        """Update for every block that is complete."""
+        blocks = self.actors.blocks()
+        while self._may_learn and (complete := next(blocks, None)) is not None:
+            block, columns = complete
+            if columns is None:
+                self._engine.absorb(block)
+            else:  # actors out of step: some column is there twice
+                self._engine.absorb_columns(block, columns)
+            self._last_block = block
+            self._writers.updated()
+
+    def reset(self, parallel: Any = None, next_states: Any = None) -> None:
+        """Forget unfinished episodes: what they brought so far is kept, as if cut by a time limit.
+
+        Args:
+            parallel: index of the actor whose episode is cut, or a list of such; None: all of them.
+            next_states: the state (with a list as `parallel`, a list of states) after each episode's last action.
+                Without it the value at the cut is taken at the last state that was acted on. It needs `parallel`.
+        """
+        if parallel is None:
+            if next_states is not None:
+                raise UsageError("next_states belong to actors. Give their indices as parallel.")
+            actors = list(self.actors)
+        else:
+            single = isinstance(parallel, int | np.integer)
+            actors = self._actors([parallel] if single else parallel)
+            if next_states is not None and single:
+                next_states = [next_states]
+        given = [None if next_states is None else _take(next_states, i) for i in range(len(actors))]
+        observations = [None if states is None else self.spaces.observe(states, ()) for states in given]
+        self._writers.forget([actor.index for actor in actors])
+        for actor, last in zip(actors, observations, strict=True):
+            if actor.acted:
+                self._complete(actor, 0.0, 2, last)
+            elif not actor.first and actor.rows and actor.rows[-1].valid:
+                self._complete(actor, actor.rows[-1].reward, 2, last)
+        self._learn()
+
+    @contextlib.contextmanager
+    def hold(self, updates: int = 0) -> Iterator[None]:
+        """Record without learning: what comes due inside is learnt from at the first call after.
+
+        Args:
+            updates: how many updates are made inside all the same.
+        """
+        before, limit = self._limit, self.updates + updates
+        self._limit = limit if before is None else min(before, limit)
+        try:
+            yield
+        finally:
+            self._limit = before
+
+    def close(self) -> None:
+        """Write what is still to be written, and release the compiled functions and arrays; further calls are errors."""
+        if self.engine is None:
+            return
+        self._writers.close()
+        self.engine = None
+
+
+def _take(states: Any, i: int) -> Any:
+    return {k: _take(v, i) for k, v in states.items()} if isinstance(states, dict) else states[i]
