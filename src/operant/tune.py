@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from operant import interruption
 from operant.tuning import study as studies
 from operant.tuning.plan import Plan, TuneConfig, plan
 from operant.tuning.search import Search, shown
@@ -55,7 +53,7 @@ def tune(plan: Plan) -> Tuned:
     optuna.logging.set_verbosity(optuna.logging.INFO if config.non_silent else optuna.logging.ERROR)
     search = Search(plan, name, storage)
     try:
-        with _stoppable(search):
+        with interruption.orderly(search.stop):
             study = search.run()
         best = studies.best(study)
         files, trouble = [], ""
@@ -71,26 +69,6 @@ def tune(plan: Plan) -> Tuned:
     finally:
         search.close()
         optuna.logging.set_verbosity(before)
-
-
-@contextlib.contextmanager
-def _stoppable(search: Search) -> Iterator[None]:
-    """Turn the first Ctrl-C into an orderly end: in the middle of a write it could leave the storage locked."""
-
-    def request(number: int, frame: Any) -> None:
-        if search.stopped:
-            raise KeyboardInterrupt
-        search.stopped = True
-
-    try:
-        before = {s: signal.signal(s, request) for s in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread: its owner handles signals
-        before = {}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _summary(tuned: Tuned, config: TuneConfig, trouble: str) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from operant import checkpoint
+from operant import checkpoint, interruption
 from operant.agents.learner import Train
 from operant.agents.making import Definition
 from operant.errors import CheckpointError, OperantError
@@ -179,7 +178,7 @@ class Training:
         saved = logged = time.perf_counter()
         logged_step, logged_episodes = self.driver.step, self.score.episodes
         reason = self._stop()
-        with self._interruptible():
+        with interruption.orderly(self._interrupt):
             while reason is None:
                 finished = self.driver.advance(self._blocks())
                 now = time.perf_counter()
@@ -240,6 +239,9 @@ class Training:
             self.sinks.message(f"Learning rate reduced {old:g} -> {new:g}")
         return "early_stop" if verdict == "stop" else None
 
+    def _interrupt(self) -> None:
+        self._interrupted = True
+
     def _stop(self) -> str | None:
         run, score = self.run, self.score
         if self._interrupted:
@@ -266,25 +268,3 @@ class Training:
             self.score.best,
             self.elapsed,
         )
-
-    @contextlib.contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Turn the first Ctrl-C (or a request to terminate) into an orderly end; a second one ends at once.
-
-        An exception in the middle of a compiled call would lose the donated state, hence the flag.
-        """
-
-        def request(number: int, frame: Any) -> None:
-            if self._interrupted:
-                raise KeyboardInterrupt
-            self._interrupted = True
-
-        try:
-            before = {s: signal.signal(s, request) for s in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not in the main thread: its owner handles signals
-            before = {}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

@@ -57,6 +57,10 @@ class Search:
         """Tells the user a line."""
         self.study: optuna.Study
 
+    def stop(self) -> None:
+        """End the study in order."""
+        self.stopped = True
+
     def run(self) -> optuna.Study:
         """Try the plan, open the study, run the trials; return the study."""
         config = self.plan.config

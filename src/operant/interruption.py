@@ -1,0 +1,35 @@
+"""Ctrl-C, and a request to terminate, as an orderly end."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def orderly(stop: Callable[[], None]) -> Iterator[None]:
+    """Turn the first Ctrl-C (or request to terminate) inside into a call of `stop`; a second one ends at once.
+
+    An exception in the middle of a compiled call would lose donated arrays, in the middle of a write it could leave a file locked.
+    Outside of the main thread nothing changes: its owner handles signals.
+    """
+    asked = False
+
+    def request(number: int, frame: Any) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        stop()
+
+    try:
+        before = {s: signal.signal(s, request) for s in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread
+        before = {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
