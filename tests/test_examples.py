@@ -33,6 +33,19 @@ def test_small_examples(name, tmp_path):
 
 
 @pytest.mark.slow
+def test_several_inputs(tmp_path):
+    assert run("multi_input_network.py", tmp_path).splitlines()[-1] == "2 updates"
+
+
+@pytest.mark.slow
+def test_aborted_episodes_bootstrap(tmp_path):
+    endless, aborted, ended = (
+        float(line.split()[-1]) for line in run("abort_terminal.py", tmp_path).splitlines()
+    )
+    assert abs(aborted - endless) < 0.5 and ended < 0.5 * endless
+
+
+@pytest.mark.slow
 def test_pretraining_beats_chance_before_any_step(tmp_path):
     line = run("record_and_pretrain.py", tmp_path).splitlines()[-1]
     before, after = float(line.split()[4].rstrip(",")), float(line.split()[-1])

@@ -173,3 +173,24 @@ def test_a_whole_specification_becomes_a_config_that_is_plain_data():
 def test_contradictions_are_refused(options, message):
     with pytest.raises(SpecError, match=message):
         define("modular", **options)
+
+
+LAYERS = [{"type": "dense", "size": 8}]
+
+
+@pytest.mark.parametrize("policy", [LAYERS, {"network": LAYERS}, {"type": "default", "network": LAYERS}])
+@pytest.mark.parametrize(
+    "name, network",
+    [("ppo", "model"), ("dqn", "model"), ("a2c", "model"), ("trpo", "actor_model"), ("td3", "actor_model")],
+)
+def test_a_policy_that_is_a_network_is_the_algorithms_own(name, network, policy):
+    found = define(name, policy=policy)
+    assert found.name == name and list(getattr(found.config, network)) == LAYERS
+    with pytest.raises(SpecError, match="Give one of them"):
+        define(name, **{"policy": policy, network: LAYERS})
+
+
+def test_a_policy_with_more_than_a_network_is_modular():
+    assert define("ppo", policy={"network": LAYERS, "temperature": 0.5}).name == "modular"
+    with pytest.raises(SpecError, match="policy"):
+        define("trpo", policy={"network": LAYERS, "temperature": 0.5})

@@ -173,6 +173,17 @@ def policy(spec: Any) -> dict[str, Any]:
     return {**new, **found}
 
 
+def network_of_policy(given: Given, option: str) -> dict[str, Any]:
+    """Return options with a `policy` that is a network and nothing else under the name that the network has."""
+    found = dict(given)
+    if "policy" in found and (own := policy(found["policy"])).keys() == {"model"}:
+        del found["policy"]
+        if option in found:
+            raise SpecError(f"policy and {option} both give the network. Give one of them.")
+        found[option] = own["model"]
+    return found
+
+
 def distributions(spec: Any) -> dict[str, Any]:
     """Read `distributions`: that of float actions, by type or by itself."""
     if isinstance(spec, Mapping) and "float" in spec:
