@@ -12,9 +12,9 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def run(name, folder, **variables):
+def run(name, folder, arguments=(), **variables):
     result = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning:operant", str(EXAMPLES / name)],
+        [sys.executable, "-W", "error::DeprecationWarning:operant", str(EXAMPLES / name), *arguments],
         cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
@@ -57,3 +57,18 @@ def test_act_experience_update_learns(tmp_path):
     lines = run("act_experience_update.py", tmp_path, UPDATES="25").splitlines()
     values = [float(line.split()[-1]) for line in lines]
     assert max(values[-5:]) > 2 * values[0], values
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("ppo", marks=pytest.mark.slow),
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("a2c", "trpo", "modular")),
+    ],
+)
+def test_nested_hybrid_actions_with_a_mask_are_learned_in_every_style(name, tmp_path):
+    lines = run("hybrid.py", tmp_path, arguments=[name]).splitlines()
+    assert [line.split()[1] for line in lines] == ["act_observe:", "batched:", "act_experience_update:"]
+    for line in lines:
+        before, after = (float(x) for x in line.split()[-2:])
+        assert after > before + 0.5, line
