@@ -117,7 +117,7 @@ def test_creation_is_checked():
         ({"agent": None, "learning_rat": 1}, "modular takes no argument 'learning_rat'. Did you mean"),
         ({"agent": "ppo", "seed": -1}, "seed must be"),
         ({"agent": "ppo", "parallel_interactions": 0}, "parallel_interactions must be"),
-        ({"agent": "ppo", "config": {"sed": 1}}, "config takes no 'sed'"),
+        ({"agent": "ppo", "config": {"sed": 1}}, "config takes no argument 'sed'. Did you mean 'seed'"),
         ({"agent": "ppo", "gamma": 1.5}, "gamma must be at least 0 and at most 1. Received: gamma=1.5"),
         ({"agent": "ppo", "model": [{"type": "dens"}]}, "dense"),
     ]:

@@ -17,7 +17,7 @@ from operant.errors import CheckpointError, SpaceError, SpecError, UsageError, v
 from operant.interactive import Interactive, Settings
 from operant.saving import Format
 from operant.spaces import Spaces
-from operant.spec import build, plain
+from operant.spec import canonical, plain
 from operant.traces import Trace
 from operant.writers import Writers
 
@@ -83,7 +83,8 @@ class Agent(Interactive):
         """
         if seed is not None and "seed" in (config or {}):
             raise SpecError("seed is given twice, as an argument and in config.")
-        settings = build(Settings, {**(config or {}), **({} if seed is None else {"seed": seed})}, "config")
+        given = {**(config or {}), **({} if seed is None else {"seed": seed})}
+        settings = Settings(**canonical(Settings, given, "config"))
         if environment is not None:
             if states is not None or actions is not None:
                 raise SpecError("Give either environment, or states and actions, not both.")
