@@ -21,6 +21,7 @@ from operant.errors import SpecError, UsageError, suggest, value_error
 from operant.execution.config import RunConfig
 from operant.execution.episodes import Score
 from operant.execution.monitor import Monitor
+from operant.execution.records import Origin
 from operant.execution.training import Outcome, Training
 from operant.inputs import buffer_options, made_again, optimizer_options
 from operant.play import PlayConfig, Played, environment
@@ -28,7 +29,7 @@ from operant.play import run as run_episodes
 from operant.session import Session
 from operant.spec import options
 from operant.tracking import History, Tracker
-from operant.train import console, make_environments, monitored
+from operant.train import console, history_origin, make_environments, monitored
 
 MODELS = {"model": "model", "actor_model": "actor", "critic_model": "critic"}
 """Options that take a network, and what the algorithm calls it."""
@@ -104,6 +105,7 @@ class Trainer:
             raise
         self._score = Score(self.run.reward_buffer_size)
         self._monitor = Monitor(self.run)
+        self._origin: Origin | None = None  # where the history ends that the first `fit` continues
         self.elapsed = 0.0
         """Seconds of training so far."""
 
@@ -134,7 +136,8 @@ class Trainer:
 
         Args:
             target_reward: mean reward of the last `reward_buffer_size` episodes at which training ends.
-            max_steps: environment steps of all environments, over all calls, at which training ends.
+            max_steps: environment steps of all environments, over all calls, at which training ends; those of the history
+                that `history_checkpoint` continues count.
             monitor_session: name of a Weights & Biases run to write metrics to.
 
         Raises:
@@ -148,6 +151,10 @@ class Trainer:
         directory = Path(run.run_dir) / "checkpoints" if run.run_dir else None
         training = self.session.training(run, Tracker(), directory, self._report)
         training.score, training.monitor, training.elapsed = self._score, self._monitor, self.elapsed
+        if self._origin is None:
+            self._origin = history_origin(run)
+            training.begin_at(self._origin)
+        training.origin = self._origin
         training.sinks = Tracker(self._sinks(run, training))
         try:
             outcome = training.loop()
@@ -245,8 +252,8 @@ class Trainer:
 
     @property
     def steps(self) -> int:
-        """Environment steps so far, of all environments."""
-        return int(self.session.driver.step)
+        """Environment steps so far, of all environments, those of a history that is continued included."""
+        return int(self.session.driver.step) + (self._origin.step if self._origin else 0)
 
     @property
     def games(self) -> int:
