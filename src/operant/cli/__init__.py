@@ -15,6 +15,7 @@ COMMANDS = {
     "train": "Train given an agent and environment",
     "play": "Play a game given a trained agent and environment",
     "tune": "Tune hyperparameters given an agent, hyperparameter specs, and environment",
+    "replay": "Repeat a run from its seed, and tell whether the outcome is the same",
     "plot": "Plot learning curves and scores of runs",
     "run": "Run an agent in one or many environments, here or elsewhere",
     "serve": "Serve environments to agents on other machines",
@@ -73,6 +74,10 @@ def _dispatch(arguments: list[str]) -> int:
         from operant.cli import tuning
 
         return tuning.run(rest)
+    if command == "replay":
+        from operant.cli import replaying
+
+        return replaying.run(rest)
     if command == "plot":
         from operant.cli import plotting
 
