@@ -20,6 +20,7 @@ COMMANDS = {
     "run": "Run an agent in one or many environments, here or elsewhere",
     "serve": "Serve environments to agents on other machines",
     "list": "List agents, environments or presets",
+    "completion": "Print a script by which bash, zsh or fish completes commands and flags",
 }
 
 
@@ -58,6 +59,10 @@ def _dispatch(arguments: list[str]) -> int:
         from operant.cli import listing
 
         return listing.run(rest)
+    if command == "completion":
+        from operant.cli import completing
+
+        return completing.run(rest)
     if command == "play":
         from operant.cli import playing
 

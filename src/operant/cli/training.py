@@ -16,7 +16,7 @@ from operant.spec import Config, option, options
 HEADER = ("flags", "help", "default", "hp_type")
 
 
-class _Extra(Config):
+class Extra(Config):
     """Flags of the command that belong to no config of the library."""
 
     n_seeds: int = option(
@@ -45,7 +45,7 @@ def run(arguments: list[str]) -> int:
         print(help_text(agent))
         return 0
     own = [config_class(agent)] if agent is not None else []
-    given = parse.parse([RunConfig, _Extra, *own], flags, f"train {agent}" if agent else "train")
+    given = parse.parse([RunConfig, Extra, *own], flags, f"train {agent}" if agent else "train")
     n_seeds = given.pop("n_seeds", 1)
     command = shlex.join(["operant", "train", *arguments]) if sys.argv else None
     if n_seeds > 1 and given.get("resume"):
@@ -130,7 +130,7 @@ def help_text(agent: str | None) -> str:
         "operant train --resume <run> [options]",
     ]
     text = "Usage:\n    " + "\n    ".join(usage) + "\n\n"
-    configs: list[type[Config]] = [RunConfig, _Extra]
+    configs: list[type[Config]] = [RunConfig, Extra]
     if agent is None:
         agents = "\n".join(tables.name_lines({name: e.help for name, e in AGENTS.items()}))
         table = tables.table("train", HEADER, tables.option_rows(configs))
