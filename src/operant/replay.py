@@ -110,7 +110,7 @@ def replay(directory: str | Path, config: ReplayConfig | None = None) -> Replaye
         if config.run_dir and place.exists() and (not place.is_dir() or any(place.iterdir())):
             raise UsageError(f"run_dir must be a new or empty folder. Received: run_dir={config.run_dir!r}.")
         step = _repeat(record, place, config)
-        return _compared(record, place, step, _changes(record.data))
+        return _compared(record, place, step, config.max_steps is None, _changes(record.data))
 
 
 def _record(directory: Path) -> Record:
@@ -213,16 +213,19 @@ def _blocks(record: Record, session: Session, max_steps: int | None) -> int:
     return blocks
 
 
-def _compared(record: Record, place: Path, step: int, changes: list[str]) -> Replayed:
-    """Compare what the run left with what its repetition left."""
+def _compared(record: Record, place: Path, step: int, whole: bool, changes: list[str]) -> Replayed:
+    """Compare what the run left with what its repetition, of all of it or of a beginning, left."""
     from operant.checkpoint import compare, latest
 
     parts, found = [], []
-    if step == record.origin.step + record.training["step"]:
+    last = record.origin.step + record.training["step"]
+    if whole or step == last:
+        if step != last:
+            found.append(f"as many updates end at step {step}, not {last}")
         repeated = latest(place / "checkpoints")
         assert repeated is not None
         found += compare.differences(record.checkpoint, repeated)
-        parts.append(f"the {compare.leaf_count(record.checkpoint)} arrays of the checkpoint at step {step}")
+        parts.append(f"the {compare.leaf_count(record.checkpoint)} arrays of the checkpoint at step {last}")
     rows, again = _rows(record, record.history, step), _rows(record, place / "history.parquet", step)
     if rows is None:
         parts.append(f"no history: {str(record.history)!r} does not exist here")
