@@ -143,6 +143,7 @@ def test_a_native_run_that_was_resumed_is_repeated_in_one(run, capsys):
         ({"resumed": [{"step": 40}], "plateau": True}, {}, "lowers its learning rate on plateaus"),
         ({"weights": {"none.tf": "x"}}, {}, "the weights 'none.tf', from which it began, do not exist here"),
         ({"weights": {"run": "x"}}, {}, "the weights 'run', from which it began, have been written to since"),
+        ({"together": 4}, {}, "trained at once with other seeds (4 in all)"),
         ({}, {"ended": "failed"}, "ended by an environment that failed"),
     ],
 )  # fmt: skip

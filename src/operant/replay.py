@@ -143,6 +143,11 @@ def _obstacles(data: dict[str, Any], training: dict[str, Any], run: RunConfig) -
 
     if training.get("ended") == "failed":
         yield "it was ended by an environment that failed, in the middle of a step."
+    if data.get("together") is not None:
+        yield (
+            f"it was trained at once with other seeds ({data['together']} in all), and one program for many adds up in "
+            "another order than one for a single run."
+        )
     parts = data.get("resumed", [])
     if parts and data.get("vector") is not None:
         yield (
