@@ -30,6 +30,7 @@ from operant.session import Session
 from operant.spec import options
 from operant.tracking import History, Tracker
 from operant.train import console, history_origin, make_environments, monitored
+from operant.tuning.trial import report_steps
 
 MODELS = {"model": "model", "actor_model": "actor", "critic_model": "critic"}
 """Options that take a network, and what the algorithm calls it."""
@@ -51,7 +52,8 @@ class Trainer:
             algorithm has them. Keywords `model`, `actor_model`, `critic_model` and `buffers` do the same.
         n_envs: how many environments, if `envs` is an id.
         weights: files of variables to start from, one for each model.
-        trial: an Optuna trial to report the mean reward to; it may end `fit` by `optuna.TrialPruned`.
+        trial: an Optuna trial to report the mean reward to, at twenty equal parts of `max_steps`; it may end `fit` by
+            `optuna.TrialPruned`.
         settings: hyperparameters, and options of the run that concern a program (`seed`, `checkpoints`, `quiet`,
             `history_checkpoint`, `reward_buffer_size`, ...).
 
@@ -141,7 +143,7 @@ class Trainer:
             monitor_session: name of a Weights & Biases run to write metrics to.
 
         Raises:
-            UsageError: neither was given.
+            UsageError: neither was given, or no `max_steps` with a trial.
             OperantError: an environment failed.
         """
         if target_reward is None and max_steps is None:
@@ -149,7 +151,7 @@ class Trainer:
         changes = {"target_reward": target_reward, "max_steps": max_steps, "monitor_session": monitor_session}
         run = RunConfig.from_dict({**self.run.to_dict(), **changes})
         directory = Path(run.run_dir) / "checkpoints" if run.run_dir else None
-        training = self.session.training(run, Tracker(), directory, self._report)
+        training = self.session.training(run, Tracker(), directory)
         training.score, training.monitor, training.elapsed = self._score, self._monitor, self.elapsed
         if self._origin is None:
             self._origin = history_origin(run)
@@ -157,7 +159,7 @@ class Trainer:
         training.origin = self._origin
         training.sinks = Tracker(self._sinks(run, training))
         try:
-            outcome = training.loop()
+            outcome = training.loop() if self.trial is None else self._reported(training)
             training.sinks.message(outcome.message)
         finally:
             training.sinks.close()
@@ -232,14 +234,26 @@ class Trainer:
             sinks.append(monitored(place, run, self.session.specification["agent"]))
         return [*sinks, console(run, training)]
 
-    def _report(self, training: Training) -> None:
-        if self.trial is None or not training.score.episodes:
-            return
-        self.trial.report(training.score.mean, training.driver.step)
-        if self.trial.should_prune():
-            import optuna
+    def _reported(self, training: Training) -> Outcome:
+        """Train from report to report: at steps that are the same in every trial, so that a pruner compares like with like."""
+        run = training.run
+        if run.max_steps is None:
+            raise UsageError("An Optuna trial needs max_steps, so that all trials report at the same steps.")
+        outcome = None
+        for step in report_steps(min(training.step, run.max_steps), run.max_steps):
+            training.run = run.replace(max_steps=step)
+            outcome = training.loop()
+            if outcome.reason != "max_steps":
+                break
+            if not training.score.rewards:
+                continue
+            self.trial.report(outcome.mean_reward, step)
+            if step < run.max_steps and self.trial.should_prune():
+                import optuna
 
-            raise optuna.TrialPruned
+                raise optuna.TrialPruned
+        assert outcome is not None  # there is always one step at least, the last
+        return outcome
 
     def _put_back(self) -> None:
         """Write the trained variables into the Keras models that the user gave."""

@@ -92,7 +92,6 @@ class Training:
         sinks: where records go.
         directory: folder of the run's checkpoints; None: none are written.
         on_best: called with the `Train` when the rolling mean is better than ever, at a log point.
-        on_log: called at each log point; what it raises ends the run.
     """
 
     def __init__(
@@ -104,7 +103,6 @@ class Training:
         sinks: Sink,
         directory: Path | None = None,
         on_best: Callable[[Train], None] | None = None,
-        on_log: Callable[[Training], None] | None = None,
     ) -> None:
         self.definition = definition
         self.driver = driver
@@ -113,7 +111,6 @@ class Training:
         self.sinks = sinks
         self.directory = directory
         self.on_best = on_best
-        self.on_log = on_log
         self.score = Score(run.reward_buffer_size)
         self.monitor = Monitor(run)
         self.elapsed = 0.0
@@ -277,8 +274,6 @@ class Training:
         self.sinks.record(Record(self.step, self.elapsed, values))
         if self.score.improved() and self.on_best is not None:
             self.on_best(self.driver.train)
-        if self.on_log is not None:
-            self.on_log(self)
 
     def _watch(self) -> str | None:
         """Look for a plateau: lower the learning rate, or stop."""
