@@ -15,12 +15,12 @@ COMMANDS = {
     "train": "Train given an agent and environment",
     "play": "Play a game given a trained agent and environment",
     "tune": "Tune hyperparameters given an agent, hyperparameter specs, and environment",
-    "replay": "Repeat a run from its seed, and tell whether the outcome is the same",
+    "replay": "Repeat a run from its seed; tell whether the outcome is the same",
     "plot": "Plot learning curves and scores of runs",
     "run": "Run an agent in one or many environments, here or elsewhere",
     "serve": "Serve environments to agents on other machines",
     "list": "List agents, environments or presets",
-    "completion": "Print a script by which bash, zsh or fish completes commands and flags",
+    "completion": "Print a script that completes command lines in bash, zsh or fish",
 }
 
 

@@ -52,12 +52,10 @@ _FILES = {
 USAGE = """Usage:
     operant completion <shell>
 
-Shells:
-    bash    operant completion bash > ~/.local/share/bash-completion/completions/operant
-    zsh     operant completion zsh > FOLDER/_operant, where FOLDER is one of $fpath
-    fish    operant completion fish > ~/.config/fish/completions/operant.fish
-
-Then open a new shell."""
+Write the script to where the shell looks for it, then open a new shell:
+    bash    ~/.local/share/bash-completion/completions/operant
+    zsh     _operant in a folder of $fpath
+    fish    ~/.config/fish/completions/operant.fish"""
 
 
 def run(arguments: list[str]) -> int:

@@ -8,6 +8,7 @@ import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from operant.agents import entry
 from operant.cli.tables import flag
 from operant.errors import UsageError, suggest
 from operant.spec import Config, default, options
@@ -18,6 +19,24 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message[:1].upper() + message[1:] + ".")
+
+
+def leading_agent(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the agent that a command line begins with, if it does, and the flags.
+
+    Raises:
+        SpecError: there is no such agent.
+    """
+    if not arguments or arguments[0].startswith("-"):
+        return None, list(arguments)
+    agent, *flags = arguments
+    entry(agent)
+    return agent, flags
+
+
+def asks_for_help(flags: Sequence[str]) -> bool:
+    """Tell whether help is wanted: it is asked for, or nothing else is."""
+    return not flags or "--help" in flags or "-h" in flags
 
 
 def parse(

@@ -9,7 +9,7 @@ from operant.replay import ReplayConfig
 
 def run(arguments: list[str]) -> int:
     """Repeat a run, or print help when none is named; 1 where the outcome is another one."""
-    if not arguments or "--help" in arguments or "-h" in arguments:
+    if parse.asks_for_help(arguments):
         print(help_text())
         return 0
     given = parse.parse([ReplayConfig], arguments, "replay", positional="runs")
@@ -28,7 +28,7 @@ def help_text() -> str:
     """Return usage and the table of flags."""
     note = (
         "Trains again from the recorded options and seed, then compares checkpoint and\n"
-        "history bit by bit. Exit status: 0 identical, 1 different, 2 it cannot be repeated."
+        "history bit by bit. Exit status: 0 identical, 1 different, 2 not repeatable."
     )
     rows = [row[:3] for row in tables.option_rows([ReplayConfig])]
     table = tables.table("replay", ("flags", "help", "default"), rows)

@@ -37,11 +37,8 @@ class Extra(Config):
 
 def run(arguments: list[str]) -> int:
     """Train, or print help when there is nothing to train on."""
-    agent = arguments[0] if arguments and not arguments[0].startswith("-") else None
-    flags = arguments[1:] if agent is not None else arguments
-    if agent is not None:
-        entry(agent)
-    if not flags or "--help" in flags or "-h" in flags:
+    agent, flags = parse.leading_agent(arguments)
+    if parse.asks_for_help(flags):
         print(help_text(agent))
         return 0
     own = [config_class(agent)] if agent is not None else []
@@ -125,7 +122,7 @@ def help_text(agent: str | None) -> str:
     usage = [
         f"operant train {who} --env <environment> --max-steps N [options]",
         f"operant train {who} --env <environment> --target-reward R [options]",
-        f"operant train {who} --env <environment> --max-steps N --n-seeds S [options]",
+        f"operant train {who} --env <environment> --max-steps N --n-seeds S",
         f"operant train {who} --from-study <study> [options]",
         "operant train --resume <run> [options]",
     ]
