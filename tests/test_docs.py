@@ -1,5 +1,6 @@
 """The documentation: tables are those of the code, links lead somewhere, examples run."""
 
+import inspect
 import re
 import runpy
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from operant import agents
+from operant import Agent, Environment, Runner, agents
 from operant.agents import AGENTS, config_class
 from operant.cli.tables import markdown
 
@@ -84,3 +85,67 @@ def test_the_page_on_adding_an_algorithm_followed_literally_works(monkeypatch):
             score.add(episode.reward, episode.length)
     assert score.mean > 60  # random: 22
     assert np.isfinite(list(driver.metrics().values())).all()
+
+
+def named_in(page):
+    """Yield the files that a page names in code, with the tests in them (none: the file alone)."""
+    file = None
+    for code in re.findall(r"`([^`\n]+)`", page):
+        path, _, test = code.partition(": ")
+        if re.fullmatch(r"(tests|examples|benchmarks)/[\w/.]+", path):
+            file = path
+            yield file, test or None
+        elif re.fullmatch(r"test_\w+", code) and file is not None:
+            yield file, code
+
+
+def missing(page):
+    for file, test in named_in(page):
+        path = ROOT / file
+        if not path.exists() or (test is not None and f"def {test}(" not in path.read_text(encoding="utf-8")):
+            yield f"{file}: {test}"
+
+
+def test_what_the_page_of_users_names_exists():
+    page = (ROOT / "docs" / "users.md").read_text(encoding="utf-8")
+    assert len(list(named_in(page))) > 60
+    assert list(missing(page)) == []
+    numbers = [
+        int(n) for row in re.findall(r"^\| ([\d., ]+)\. ", page, re.M) for n in re.findall(r"\d+", row)
+    ]
+    assert numbers == list(range(1, 70))
+
+
+def test_a_name_that_is_missing_is_found():
+    page = "`tests/test_docs.py: test_nothing_of_the_kind`, `tests/none.py`, `tests/test_docs.py: test_links_lead_somewhere`, `test_no`"
+    assert list(missing(page)) == [
+        "tests/test_docs.py: test_nothing_of_the_kind", "tests/none.py: None", "tests/test_docs.py: test_no",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("cls", [Agent, Environment, Runner])
+def test_the_page_for_newcomers_names_every_method_and_argument(cls):
+    page = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    words = set(re.findall(r"\w+", page))
+    for name, member in inspect.getmembers(cls):
+        if name.startswith("_") and name != "__init__":
+            continue
+        if name in (
+            "episode_return",
+            "episode_timestep",
+            "num_environments",
+            "restarts",
+            "best_evaluation_score",
+        ):
+            continue  # figures of a run, in docs/runner.md
+        assert name == "__init__" or name in words or name.startswith("evaluation_"), name
+        if inspect.isfunction(member):
+            names = set(inspect.signature(member).parameters) - {
+                "self",
+                "args",
+                "kwargs",
+                "options",
+                "definition",
+                "spaces",
+            }
+            assert names <= words, (name, names - words)

@@ -191,11 +191,17 @@ def test_a_trial_is_told_and_may_end_it(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "optuna", types.SimpleNamespace(TrialPruned=TrialPruned))
     trial = Trial(2)
-    agent = operant.PPO("CartPole-v1", NET, n_envs=2, trial=trial, log_frequency=1, **SMALL)
+    agent = operant.PPO("CartPole-v1", NET, n_envs=2, trial=trial, **SMALL)
+    with pytest.raises(UsageError, match="An Optuna trial needs max_steps"):
+        agent.fit(target_reward=400)
     with pytest.raises(TrialPruned):
-        agent.fit(max_steps=50_000)
-    assert len(trial.reports) == 2 and trial.reports[1][1] > trial.reports[0][1] > 0
-    assert agent.steps < 50_000
+        agent.fit(max_steps=20_000)
+    assert [step for _, step in trial.reports] == [1_000, 2_000]  # whatever the clock says
+    assert agent.steps < 2_100
+    trial.limit = 100
+    agent.fit(max_steps=2_400)
+    steps = [step for _, step in trial.reports]
+    assert steps[2] > 2_000 and steps[-1] == 2_400 and len(set(steps)) == len(steps) <= 22
     agent.close()
 
 

@@ -111,6 +111,7 @@ def test_modules_are_read_into_options(given, wanted):
         ({"update": {"unit": "episodes", "batch_sise": 3}}, r"update takes no argument 'batch_sise'\. Did you mean 'batch_size'"),
         ({"memory": {"type": "replai"}}, r"Unknown memory 'replai'\. Did you mean 'replay'"),
         ({"objective": "policy_gradiant"}, r"Unknown objective 'policy_gradiant'\. Did you mean 'policy_gradient'"),
+        ({"objective": "value"}, r"The value of states alone makes no actions"),
         ({"objective": {"type": "value"}}, r"The value of states alone makes no actions"),
         ({"reward_estimation": {"horison": 1}}, r"takes no argument 'horison'\. Did you mean 'horizon'"),
         ({"reward_estimation": 3}, r"reward_estimation must be a dict"),

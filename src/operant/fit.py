@@ -21,6 +21,7 @@ from operant.errors import SpecError, UsageError, suggest, value_error
 from operant.execution.config import RunConfig
 from operant.execution.episodes import Score
 from operant.execution.monitor import Monitor
+from operant.execution.records import Origin
 from operant.execution.training import Outcome, Training
 from operant.inputs import buffer_options, made_again, optimizer_options
 from operant.play import PlayConfig, Played, environment
@@ -28,7 +29,8 @@ from operant.play import run as run_episodes
 from operant.session import Session
 from operant.spec import options
 from operant.tracking import History, Tracker
-from operant.train import console, make_environments, monitored
+from operant.train import console, history_origin, make_environments, monitored
+from operant.tuning.trial import report_steps
 
 MODELS = {"model": "model", "actor_model": "actor", "critic_model": "critic"}
 """Options that take a network, and what the algorithm calls it."""
@@ -50,7 +52,8 @@ class Trainer:
             algorithm has them. Keywords `model`, `actor_model`, `critic_model` and `buffers` do the same.
         n_envs: how many environments, if `envs` is an id.
         weights: files of variables to start from, one for each model.
-        trial: an Optuna trial to report the mean reward to; it may end `fit` by `optuna.TrialPruned`.
+        trial: an Optuna trial to report the mean reward to, at twenty equal parts of `max_steps`; it may end `fit` by
+            `optuna.TrialPruned`.
         settings: hyperparameters, and options of the run that concern a program (`seed`, `checkpoints`, `quiet`,
             `history_checkpoint`, `reward_buffer_size`, ...).
 
@@ -104,6 +107,7 @@ class Trainer:
             raise
         self._score = Score(self.run.reward_buffer_size)
         self._monitor = Monitor(self.run)
+        self._origin: Origin | None = None  # where the history ends that the first `fit` continues
         self.elapsed = 0.0
         """Seconds of training so far."""
 
@@ -134,11 +138,12 @@ class Trainer:
 
         Args:
             target_reward: mean reward of the last `reward_buffer_size` episodes at which training ends.
-            max_steps: environment steps of all environments, over all calls, at which training ends.
+            max_steps: environment steps of all environments, over all calls, at which training ends; those of the history
+                that `history_checkpoint` continues count.
             monitor_session: name of a Weights & Biases run to write metrics to.
 
         Raises:
-            UsageError: neither was given.
+            UsageError: neither was given, or no `max_steps` with a trial.
             OperantError: an environment failed.
         """
         if target_reward is None and max_steps is None:
@@ -146,11 +151,15 @@ class Trainer:
         changes = {"target_reward": target_reward, "max_steps": max_steps, "monitor_session": monitor_session}
         run = RunConfig.from_dict({**self.run.to_dict(), **changes})
         directory = Path(run.run_dir) / "checkpoints" if run.run_dir else None
-        training = self.session.training(run, Tracker(), directory, self._report)
+        training = self.session.training(run, Tracker(), directory)
         training.score, training.monitor, training.elapsed = self._score, self._monitor, self.elapsed
+        if self._origin is None:
+            self._origin = history_origin(run)
+            training.begin_at(self._origin)
+        training.origin = self._origin
         training.sinks = Tracker(self._sinks(run, training))
         try:
-            outcome = training.loop()
+            outcome = training.loop() if self.trial is None else self._reported(training)
             training.sinks.message(outcome.message)
         finally:
             training.sinks.close()
@@ -225,14 +234,26 @@ class Trainer:
             sinks.append(monitored(place, run, self.session.specification["agent"]))
         return [*sinks, console(run, training)]
 
-    def _report(self, training: Training) -> None:
-        if self.trial is None or not training.score.episodes:
-            return
-        self.trial.report(training.score.mean, training.driver.step)
-        if self.trial.should_prune():
-            import optuna
+    def _reported(self, training: Training) -> Outcome:
+        """Train from report to report: at steps that are the same in every trial, so that a pruner compares like with like."""
+        run = training.run
+        if run.max_steps is None:
+            raise UsageError("An Optuna trial needs max_steps, so that all trials report at the same steps.")
+        outcome = None
+        for step in report_steps(min(training.step, run.max_steps), run.max_steps):
+            training.run = run.replace(max_steps=step)
+            outcome = training.loop()
+            if outcome.reason != "max_steps":
+                break
+            if not training.score.rewards:
+                continue
+            self.trial.report(outcome.mean_reward, step)
+            if step < run.max_steps and self.trial.should_prune():
+                import optuna
 
-            raise optuna.TrialPruned
+                raise optuna.TrialPruned
+        assert outcome is not None  # there is always one step at least, the last
+        return outcome
 
     def _put_back(self) -> None:
         """Write the trained variables into the Keras models that the user gave."""
@@ -245,8 +266,8 @@ class Trainer:
 
     @property
     def steps(self) -> int:
-        """Environment steps so far, of all environments."""
-        return int(self.session.driver.step)
+        """Environment steps so far, of all environments, those of a history that is continued included."""
+        return int(self.session.driver.step) + (self._origin.step if self._origin else 0)
 
     @property
     def games(self) -> int:

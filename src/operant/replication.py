@@ -101,7 +101,7 @@ def _together(plan: Plan, runs: Sequence[RunConfig], command: str | None) -> lis
             training = session.training(run, Tracker(), directory / "checkpoints")
             if run.weights:
                 session.weights.load(session.driver)
-            describe(directory, definition.to_dict(), run, command)
+            describe(directory, definition.to_dict(), run, environment, command, len(runs))
             training.sinks = writers(directory, run.replace(quiet=True), training)
             sinks.append(training.sinks)
             trainings.append(training)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,7 +86,6 @@ class Session:
         run: RunConfig,
         sinks: Sink,
         directory: Path | None = None,
-        on_log: Callable[[Training], None] | None = None,
     ) -> Training:
         """Return a training run of this session.
 
@@ -94,7 +93,6 @@ class Session:
             run: its options.
             sinks: where records go.
             directory: folder of its checkpoints; None: none are written.
-            on_log: called at each log point; what it raises ends the run.
         """
         return Training(
             self.definition,
@@ -104,7 +102,6 @@ class Session:
             sinks,
             directory,
             self.weights.save,
-            on_log,
         )
 
 

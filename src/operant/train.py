@@ -9,15 +9,18 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from operant import provenance
 from operant.agents.making import define
 from operant.envs.source import is_native
 from operant.envs.vector import VectorEnv
 from operant.errors import SpecError, UsageError
 from operant.execution.config import RunConfig
+from operant.execution.records import Origin
 from operant.execution.training import Training
 from operant.session import Environments, Session
 from operant.spec import plain, read_json
 from operant.tracking import Console, History, TensorBoard, Tracker, WandB
+from operant.tracking.history import end_of
 
 RESUMABLE = frozenset(
     {"max_steps", "target_reward", "quiet", "log_frequency", "display_precision", "save_seconds", "resume"}
@@ -83,20 +86,27 @@ def train(plan: Plan, command: str | None = None) -> Result:
         run = run.replace(seed=secrets.randbelow(2**31))
     definition = define(plan.agent, **plan.options)
     directory = plan.resume or new_directory(run, definition.name)
+    origin = history_origin(run) if plan.resume is None else Origin()
     environment = make_environments(run)
     try:
         session = Session(definition, environment, run)
         training = session.training(run, Tracker(), directory / "checkpoints")
         if plan.resume is not None:
             _restore(training, directory)
-        if run.weights and plan.resume is None:
-            session.weights.load(session.driver)
-        if plan.resume is None:
-            describe(directory, definition.to_dict(), run, command)
+            describe_resume(directory, training, run, command)
+        else:
+            training.begin_at(origin)
+            if run.weights:
+                session.weights.load(session.driver)
+            describe(directory, definition.to_dict(), run, environment, command)
         sinks = writers(directory, run, training)
         training.sinks = sinks
         try:
             sinks.message(_greeting(definition.name, run, environment, directory))
+            if origin.step:
+                sinks.message(
+                    f"Continuing the history {run.history_checkpoint}: {origin.step} steps, {origin.episodes} games"
+                )
             outcome = training.loop()
             sinks.message(_farewell(outcome, directory, definition.name))
         finally:
@@ -206,23 +216,72 @@ def new_directory(run: RunConfig, agent: str) -> Path:
     return directory
 
 
-def describe(directory: Path, agent: dict[str, Any], run: RunConfig, command: str | None) -> None:
-    """Make the run's folder and write what the run is."""
-    import platform
-    from importlib.metadata import version
+def history_origin(run: RunConfig) -> Origin:
+    """Return where the history ends that a new run continues: nowhere, where it has one of its own.
 
+    Raises:
+        SpecError: the history cannot be read.
+        UsageError: it has gone as far already as the run is to go.
+    """
+    origin = end_of(run.history_checkpoint) if run.history_checkpoint else Origin()
+    if run.max_steps is not None and 0 < run.max_steps <= origin.step:
+        raise UsageError(
+            f"The history {run.history_checkpoint!r} is continued, and it has {origin.step} steps already. "
+            f"Received: max_steps={run.max_steps}. Give more, which counts them in, or another history."
+        )
+    return origin
+
+
+def describe(
+    directory: Path,
+    agent: dict[str, Any],
+    run: RunConfig,
+    environment: Environments,
+    command: str | None,
+    together: int | None = None,
+) -> None:
+    """Make the run's folder and write what the run is; `together` is how many runs are one program mapped over their seeds."""
     data = {
         "agent": agent,
         "run": run.to_dict(),
-        "command": command if command is not None else " ".join(sys.argv),
-        "begun": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("operant", "jax", "keras", "optax", "numpy", "gymnasium")},
-        },
+        **_circumstances(command),
+        "together": together,
+        "vector": None if environment.vector is None else environment.vector.mode,
+        "weights": {path: provenance.digest(path) for path in run.weights},
     }
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "run.json").write_text(json.dumps(plain(data), indent=2) + "\n", encoding="utf-8")
+    _write(directory, data)
+
+
+def describe_resume(directory: Path, training: Training, run: RunConfig, command: str | None) -> None:
+    """Add to what was written about a run that it is resumed, from which step, by which versions."""
+    data = read_json(directory / "run.json", "run")
+    entry = {
+        "step": training.driver.step,
+        "max_steps": run.max_steps,
+        "target_reward": run.target_reward,
+        **_circumstances(command),
+    }
+    data["resumed"] = [*data.get("resumed", []), entry]
+    _write(directory, data)
+
+
+def _circumstances(command: str | None) -> dict[str, Any]:
+    """Return when, how and with what a run begins."""
+    return {
+        "command": command if command is not None else " ".join(sys.argv),
+        "begun": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "versions": provenance.versions(),
+        "machine": provenance.machine(),
+        "git": provenance.git_state(),
+    }
+
+
+def _write(directory: Path, data: dict[str, Any]) -> None:
+    """Write `run.json`, whole or not at all."""
+    temporary = directory / ".run.json.tmp"
+    temporary.write_text(json.dumps(plain(data), indent=2) + "\n", encoding="utf-8")
+    temporary.replace(directory / "run.json")
 
 
 def _restore(training: Any, directory: Path) -> None:
@@ -237,8 +296,7 @@ def _restore(training: Any, directory: Path) -> None:
 def writers(directory: Path, run: RunConfig, training: Training) -> Tracker:
     """Return what a run writes: history, event files, console."""
     history = Path(run.history_checkpoint) if run.history_checkpoint else directory / "history.parquet"
-    step = training.driver.step
-    resume = step if step else None
+    resume = training.step if training.driver.step else None
     events = TensorBoard(directory / "events", resume_at_step=resume)
     sinks: list[Any] = [History(history, resume_at_step=resume), events, console(run, training)]
     if run.monitor_session is not None:
@@ -254,7 +312,7 @@ def console(run: RunConfig, training: Training) -> Console:
         display_precision=run.display_precision,
         log_frequency=run.log_frequency,
         quiet=run.quiet,
-        start_step=training.driver.step,
+        start_step=training.step,
         start_time=training.elapsed,
         start_games=training.score.episodes,
     )

@@ -124,6 +124,7 @@ def objective(spec: Any) -> dict[str, Any]:
         return {"objective": spec}
     known = ("policy_gradient", "action_value", "value")
     kind = _type("objective", spec, known)
+    spec = spec if isinstance(spec, Mapping) else {}
     if kind == "policy_gradient":
         found = _arguments(kind, spec, ("importance_sampling", "clipping_value", "early_reduce"))
         found.pop("early_reduce", None)

@@ -15,10 +15,12 @@ COMMANDS = {
     "train": "Train given an agent and environment",
     "play": "Play a game given a trained agent and environment",
     "tune": "Tune hyperparameters given an agent, hyperparameter specs, and environment",
+    "replay": "Repeat a run from its seed; tell whether the outcome is the same",
     "plot": "Plot learning curves and scores of runs",
     "run": "Run an agent in one or many environments, here or elsewhere",
     "serve": "Serve environments to agents on other machines",
     "list": "List agents, environments or presets",
+    "completion": "Print a script that completes command lines in bash, zsh or fish",
 }
 
 
@@ -57,6 +59,10 @@ def _dispatch(arguments: list[str]) -> int:
         from operant.cli import listing
 
         return listing.run(rest)
+    if command == "completion":
+        from operant.cli import completing
+
+        return completing.run(rest)
     if command == "play":
         from operant.cli import playing
 
@@ -73,6 +79,10 @@ def _dispatch(arguments: list[str]) -> int:
         from operant.cli import tuning
 
         return tuning.run(rest)
+    if command == "replay":
+        from operant.cli import replaying
+
+        return replaying.run(rest)
     if command == "plot":
         from operant.cli import plotting
 

@@ -8,6 +8,7 @@ import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from operant.agents import entry
 from operant.cli.tables import flag
 from operant.errors import UsageError, suggest
 from operant.spec import Config, default, options
@@ -18,6 +19,24 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message[:1].upper() + message[1:] + ".")
+
+
+def leading_agent(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the agent that a command line begins with, if it does, and the flags.
+
+    Raises:
+        SpecError: there is no such agent.
+    """
+    if not arguments or arguments[0].startswith("-"):
+        return None, list(arguments)
+    agent, *flags = arguments
+    entry(agent)
+    return agent, flags
+
+
+def asks_for_help(flags: Sequence[str]) -> bool:
+    """Tell whether help is wanted: it is asked for, or nothing else is."""
+    return not flags or "--help" in flags or "-h" in flags
 
 
 def parse(
@@ -48,18 +67,7 @@ def parse(
         UsageError: an unknown or ambiguous flag, or a value of the wrong type.
     """
     parser = _Parser(prog=f"operant {command}", add_help=False, argument_default=argparse.SUPPRESS)
-    known: dict[str, str] = {}
-    for config in configs:
-        hints = typing.get_type_hints(config)
-        for name, meta in options(config).items():
-            if name in without:
-                continue
-            known[flag(name)] = name
-            if several and meta.search is not None:
-                _add_several(parser, name, hints[name])
-                continue
-            letter = (short or {}).get(name)
-            _add(parser, name, hints[name], default(config, name), () if letter is None else (f"-{letter}",))
+    known = add_flags(parser, configs, short=short, without=without, several=several)
     if positional is not None:
         parser.add_argument(positional, nargs="*", default=[])
         given, unknown = parser.parse_known_intermixed_args(list(arguments))
@@ -72,22 +80,46 @@ def parse(
     return vars(given)
 
 
-def _add(parser: argparse.ArgumentParser, name: str, hint: Any, value: Any, short: tuple[str, ...]) -> None:
+def add_flags(
+    parser: argparse.ArgumentParser,
+    configs: Iterable[type[Config]],
+    *,
+    short: Mapping[str, str] | None = None,
+    without: Collection[str] = (),
+    several: bool = False,
+) -> dict[str, argparse.Action]:
+    """Add a flag for every option of configs; return them by flag. The arguments are those of `parse`."""
+    known: dict[str, argparse.Action] = {}
+    for config in configs:
+        hints = typing.get_type_hints(config)
+        for name, meta in options(config).items():
+            if name in without:
+                continue
+            if several and meta.search is not None:
+                known[flag(name)] = _add_several(parser, name, hints[name])
+                continue
+            letter = (short or {}).get(name)
+            letters = () if letter is None else (f"-{letter}",)
+            known[flag(name)] = _add(parser, name, hints[name], default(config, name), letters)
+    return known
+
+
+def _add(
+    parser: argparse.ArgumentParser, name: str, hint: Any, value: Any, short: tuple[str, ...]
+) -> argparse.Action:
     if hint is bool:
         action = argparse.BooleanOptionalAction if value else "store_true"
-        parser.add_argument(*short, flag(name), dest=name, action=action)
-    elif typing.get_origin(hint) is tuple:
-        parser.add_argument(*short, flag(name), dest=name, nargs="+")
-    else:
-        parser.add_argument(*short, flag(name), dest=name, type=_reader(name, hint))
+        return parser.add_argument(*short, flag(name), dest=name, action=action)
+    if typing.get_origin(hint) is tuple:
+        return parser.add_argument(*short, flag(name), dest=name, nargs="+")
+    return parser.add_argument(*short, flag(name), dest=name, type=_reader(name, hint))
 
 
-def _add_several(parser: argparse.ArgumentParser, name: str, hint: Any) -> None:
+def _add_several(parser: argparse.ArgumentParser, name: str, hint: Any) -> argparse.Action:
     """Add a flag that takes one or more values; a switch may stand alone."""
     if hint is bool:
-        parser.add_argument(flag(name), dest=name, nargs="*", action=_Switch, type=_truth(name))
-    else:
-        parser.add_argument(flag(name), dest=name, nargs="+", type=_reader(name, hint))
+        return parser.add_argument(flag(name), dest=name, nargs="*", action=_Switch, type=_truth(name))
+    return parser.add_argument(flag(name), dest=name, nargs="+", type=_reader(name, hint))
 
 
 class _Switch(argparse.Action):

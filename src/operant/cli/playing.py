@@ -13,15 +13,12 @@ from operant.spec import Config, options
 
 def run(arguments: list[str]) -> int:
     """Play, or print help when there is nothing to play."""
-    first = arguments[0] if arguments and not arguments[0].startswith("-") else None
-    flags = arguments[1:] if first is not None else arguments
-    directory = (
-        first if first is not None and first not in {*AGENTS, *ALIASES} and Path(first).is_dir() else None
+    begins_with_run = (
+        bool(arguments) and arguments[0] not in {*AGENTS, *ALIASES} and Path(arguments[0]).is_dir()
     )
-    agent = first if directory is None else None
-    if agent is not None:
-        entry(agent)
-    if "--help" in flags or "-h" in flags or (not flags and directory is None):
+    directory = arguments[0] if begins_with_run else None
+    agent, flags = (None, arguments[1:]) if begins_with_run else parse.leading_agent(arguments)
+    if parse.asks_for_help(flags) and (flags or directory is None):
         print(help_text(agent))
         return 0
     own = [config_class(agent)] if agent is not None else []

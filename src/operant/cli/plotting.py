@@ -8,7 +8,7 @@ from operant.tracking.figures import PlotConfig
 
 def run(arguments: list[str]) -> int:
     """Plot, or print help when there is nothing to plot."""
-    if not arguments or "--help" in arguments or "-h" in arguments:
+    if parse.asks_for_help(arguments):
         print(help_text())
         return 0
     given = parse.parse([PlotConfig], arguments, "plot", positional="runs")

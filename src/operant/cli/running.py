@@ -23,7 +23,7 @@ USAGE = (
 
 def run(arguments: list[str]) -> int:
     """Run, or print help when nothing was asked for."""
-    if not arguments or "--help" in arguments or "-h" in arguments:
+    if parse.asks_for_help(arguments):
         print(help_text())
         return 0
     config = RunnerConfig.from_dict(parse.parse([RunnerConfig], arguments, "run", short=SHORT))

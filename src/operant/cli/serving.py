@@ -9,7 +9,7 @@ from operant.serve import ServeConfig, serve
 
 def run(arguments: list[str]) -> int:
     """Serve environments, or print help when there is nothing to serve."""
-    if not arguments or "--help" in arguments or "-h" in arguments:
+    if parse.asks_for_help(arguments):
         print(help_text())
         return 0
     serve(ServeConfig.from_dict(parse.parse([ServeConfig], arguments, "serve")))

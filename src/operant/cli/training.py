@@ -16,7 +16,7 @@ from operant.spec import Config, option, options
 HEADER = ("flags", "help", "default", "hp_type")
 
 
-class _Extra(Config):
+class Extra(Config):
     """Flags of the command that belong to no config of the library."""
 
     n_seeds: int = option(
@@ -37,15 +37,12 @@ class _Extra(Config):
 
 def run(arguments: list[str]) -> int:
     """Train, or print help when there is nothing to train on."""
-    agent = arguments[0] if arguments and not arguments[0].startswith("-") else None
-    flags = arguments[1:] if agent is not None else arguments
-    if agent is not None:
-        entry(agent)
-    if not flags or "--help" in flags or "-h" in flags:
+    agent, flags = parse.leading_agent(arguments)
+    if parse.asks_for_help(flags):
         print(help_text(agent))
         return 0
     own = [config_class(agent)] if agent is not None else []
-    given = parse.parse([RunConfig, _Extra, *own], flags, f"train {agent}" if agent else "train")
+    given = parse.parse([RunConfig, Extra, *own], flags, f"train {agent}" if agent else "train")
     n_seeds = given.pop("n_seeds", 1)
     command = shlex.join(["operant", "train", *arguments]) if sys.argv else None
     if n_seeds > 1 and given.get("resume"):
@@ -125,12 +122,12 @@ def help_text(agent: str | None) -> str:
     usage = [
         f"operant train {who} --env <environment> --max-steps N [options]",
         f"operant train {who} --env <environment> --target-reward R [options]",
-        f"operant train {who} --env <environment> --max-steps N --n-seeds S [options]",
+        f"operant train {who} --env <environment> --max-steps N --n-seeds S",
         f"operant train {who} --from-study <study> [options]",
         "operant train --resume <run> [options]",
     ]
     text = "Usage:\n    " + "\n    ".join(usage) + "\n\n"
-    configs: list[type[Config]] = [RunConfig, _Extra]
+    configs: list[type[Config]] = [RunConfig, Extra]
     if agent is None:
         agents = "\n".join(tables.name_lines({name: e.help for name, e in AGENTS.items()}))
         table = tables.table("train", HEADER, tables.option_rows(configs))

@@ -13,11 +13,8 @@ from operant.tuning.plan import NOT_TUNED, TuneConfig, plan
 
 def run(arguments: list[str]) -> int:
     """Tune, or print help when there is nothing to tune."""
-    agent = arguments[0] if arguments and not arguments[0].startswith("-") else None
-    flags = arguments[1:] if agent is not None else arguments
-    if agent is not None:
-        entry(agent)
-    if not flags or "--help" in flags or "-h" in flags:
+    agent, flags = parse.leading_agent(arguments)
+    if parse.asks_for_help(flags):
         print(help_text(agent))
         return 0
     if agent is None:

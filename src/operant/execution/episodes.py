@@ -43,13 +43,14 @@ class Accounts:
 
 
 class Score:
-    """Rolling mean of the last episodes' returns, and the best that it has been."""
+    """Rolling mean of the last episodes' returns, and the best that it has been after any of them."""
 
     def __init__(self, window: int = 100) -> None:
         self.rewards: collections.deque[float] = collections.deque(maxlen=window)
         self.lengths: collections.deque[int] = collections.deque(maxlen=window)
         self.best = -math.inf
         self.episodes = 0
+        self._kept = -math.inf  # the mean when `improved` last said yes
 
     @property
     def mean(self) -> float:
@@ -71,21 +72,27 @@ class Score:
         self.rewards.append(reward)
         self.lengths.append(length)
         self.episodes += 1
+        self.best = max(self.best, self.mean)
 
-    def update_best(self) -> bool:
-        """Compare the mean with the best so far; return whether it is a new best."""
-        if self.rewards and self.mean > self.best:
-            self.best = self.mean
+    def improved(self) -> bool:
+        """Tell whether the mean is better than at any earlier call: whether the policy is worth keeping."""
+        if self.rewards and self.mean > self._kept:
+            self._kept = self.mean
             return True
         return False
 
+    def go_on(self, episodes: int, best: float) -> None:
+        """Count on from an earlier history. The window stays empty: its episodes are of another policy."""
+        self.episodes, self.best, self._kept = episodes, best, best
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON data that `restore` takes."""
-        best = None if math.isinf(self.best) else self.best
+        best, kept = (None if math.isinf(x) else x for x in (self.best, self._kept))
         return {
             "rewards": list(self.rewards),
             "lengths": list(self.lengths),
             "best": best,
+            "kept": kept,
             "episodes": self.episodes,
         }
 
@@ -93,5 +100,6 @@ class Score:
         """Continue from there."""
         self.rewards.extend(data["rewards"])
         self.lengths.extend(data["lengths"])
-        self.best = -math.inf if data["best"] is None else data["best"]
+        best, kept = data["best"], data.get("kept", data["best"])
+        self.best, self._kept = (-math.inf if x is None else x for x in (best, kept))
         self.episodes = data["episodes"]

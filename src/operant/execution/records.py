@@ -27,7 +27,16 @@ class Episode(NamedTuple):
     mean_reward: float
     """Mean of the last episodes, this one included."""
     best_reward: float
-    """Best that the mean has been."""
+    """Best that the mean has been, this one included."""
+
+
+class Origin(NamedTuple):
+    """Where the counts of a run begin: at nothing, or where the history ends that it continues."""
+
+    step: int = 0
+    time: float = 0.0
+    episodes: int = 0
+    best_reward: float | None = None
 
 
 class Sink(Protocol):

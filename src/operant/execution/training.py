@@ -16,7 +16,7 @@ from operant.errors import CheckpointError, OperantError
 from operant.execution.config import RunConfig
 from operant.execution.episodes import Finished, Score
 from operant.execution.monitor import Monitor
-from operant.execution.records import Episode, Record, Sink
+from operant.execution.records import Episode, Origin, Record, Sink
 
 LOG_SECONDS = 1.0
 
@@ -92,7 +92,6 @@ class Training:
         sinks: where records go.
         directory: folder of the run's checkpoints; None: none are written.
         on_best: called with the `Train` when the rolling mean is better than ever, at a log point.
-        on_log: called at each log point; what it raises ends the run.
     """
 
     def __init__(
@@ -104,7 +103,6 @@ class Training:
         sinks: Sink,
         directory: Path | None = None,
         on_best: Callable[[Train], None] | None = None,
-        on_log: Callable[[Training], None] | None = None,
     ) -> None:
         self.definition = definition
         self.driver = driver
@@ -113,13 +111,33 @@ class Training:
         self.sinks = sinks
         self.directory = directory
         self.on_best = on_best
-        self.on_log = on_log
         self.score = Score(run.reward_buffer_size)
         self.monitor = Monitor(run)
         self.elapsed = 0.0
+        self.origin = Origin()
+        self.most_blocks: int | None = None
+        """Blocks after which the run ends, whatever its options say: for repeating one up to where it ended."""
+        self.ended: str | None = None
+        """How the run ended; None while it goes on."""
         self._interrupted = False
         self._begun = self._saved = 0.0
         self._logged = 0.0, 0, 0
+        self._collected = 0  # blocks that `blocks` has asked for
+
+    @property
+    def step(self) -> int:
+        """Environment steps so far, those of a history that is continued included."""
+        return self.driver.step + self.origin.step
+
+    def begin_at(self, origin: Origin) -> None:
+        """Count on from the end of an earlier history; before the run begins.
+
+        Steps, time, episodes and the best reward go on. The rolling mean begins anew.
+        """
+        self.origin, self.elapsed = origin, origin.time
+        best = -math.inf if origin.best_reward is None else origin.best_reward
+        self.score.go_on(origin.episodes, best)
+        self.monitor.episodes = origin.episodes
 
     def restore(self, path: Path) -> None:
         """Continue from a checkpoint of this run.
@@ -135,6 +153,7 @@ class Training:
         self.driver.restore(tree["train"], tree["driver"])
         saved = header["training"]
         self.elapsed = saved["elapsed"]
+        self.origin = Origin(**saved.get("origin", {}))
         self.score.restore(saved["score"])
         self.monitor.restore(saved["monitor"])
 
@@ -153,6 +172,8 @@ class Training:
                 "score": self.score.to_dict(),
                 "monitor": self.monitor.to_dict(),
                 "step": self.driver.step,
+                "origin": self.origin._asdict(),
+                "ended": self.ended,
             },
         }
         tree = {"train": self.driver.train, "driver": self.driver.snapshot()}
@@ -171,6 +192,7 @@ class Training:
         try:
             return self._loop()
         except OperantError:
+            self.ended = "failed"
             with contextlib.suppress(Exception):  # the first error is the one to tell
                 self.save()
             raise
@@ -188,21 +210,29 @@ class Training:
         self._begun = now - self.elapsed
         self._saved = now
         self._logged = now, self.driver.step, self.score.episodes
+        self.ended = None
         return self._stop()
 
     def blocks(self) -> int:
         """Return how many blocks the driver is to run before the loop looks again."""
-        if self.run.max_steps is None:
-            return self.driver.blocks
-        left = self.run.max_steps - self.driver.step
-        return max(1, min(self.driver.blocks, math.ceil(left / self.driver.block_steps)))
+        blocks = self.driver.blocks
+        if self.most_blocks is not None:
+            blocks = min(blocks, self.most_blocks - self._collected)
+        if self.run.max_steps is not None:
+            blocks = min(blocks, math.ceil((self.run.max_steps - self.step) / self.driver.block_steps))
+        blocks = max(1, blocks)
+        self._collected += blocks
+        return blocks
 
     def take(self, finished: list[Finished]) -> str | None:
         """Take the episodes that ended in those blocks in; log and save when it is time; return why the run ends, if it does."""
         now = time.perf_counter()
         self.elapsed = now - self._begun
         self._account(finished)
-        reason = self._stop() or self._watch()
+        verdict = self._watch()  # also at the last look: a run that is continued has looked then
+        reason = self._stop() or verdict
+        if reason is None and self._collected == self.most_blocks:
+            reason = "max_steps"
         logged, step, episodes = self._logged
         due = now - logged >= LOG_SECONDS
         if self.run.log_frequency is not None:
@@ -217,6 +247,7 @@ class Training:
 
     def end(self, reason: str) -> Outcome:
         """Save, and tell how the run ended."""
+        self.ended = reason
         self.save()
         return self._outcome(reason)
 
@@ -228,32 +259,25 @@ class Training:
         episodes = []
         for ended in finished:
             self.score.add(ended.reward, ended.length)
-            mean = self.score.mean
-            best = max(mean, self.score.best)
-            episodes.append(
-                Episode(ended.step, self.elapsed, ended.reward, ended.length, ended.actor, mean, best)
-            )
+            step, mean, best = ended.step + self.origin.step, self.score.mean, self.score.best
+            episodes.append(Episode(step, self.elapsed, ended.reward, ended.length, ended.actor, mean, best))
         if episodes:
             self.sinks.episodes(episodes)
 
     def _log(self, speed: float) -> None:
         values = {"time/steps_per_second": speed, **self.driver.metrics()}
-        if self.score.episodes:
+        if self.score.rewards:
             values["episode/reward_mean"] = self.score.mean
             values["episode/length_mean"] = self.score.mean_length
             values["episode/count"] = float(self.score.episodes)
-        better = self.score.update_best()
-        if self.score.episodes:
             values["episode/reward_best"] = self.score.best
-        self.sinks.record(Record(self.driver.step, self.elapsed, values))
-        if better and self.on_best is not None:
+        self.sinks.record(Record(self.step, self.elapsed, values))
+        if self.score.improved() and self.on_best is not None:
             self.on_best(self.driver.train)
-        if self.on_log is not None:
-            self.on_log(self)
 
     def _watch(self) -> str | None:
         """Look for a plateau: lower the learning rate, or stop."""
-        verdict = self.monitor.look(self.driver.step, self.score)
+        verdict = self.monitor.look(self.step, self.score)
         if verdict == "reduce":
             old, new = self.driver.scale_lr(self.run.plateau_reduce_factor)
             self.sinks.message(f"Learning rate reduced {old:g} -> {new:g}")
@@ -265,13 +289,13 @@ class Training:
             return "interrupted"
         if run.target_reward is not None and score.full and score.mean >= run.target_reward:
             return "target"
-        if run.max_steps is not None and self.driver.step >= run.max_steps:
+        if run.max_steps is not None and self.step >= run.max_steps:
             return "max_steps"
         return None
 
     def _outcome(self, reason: str) -> Outcome:
         messages = {
-            "target": f"Reward achieved in {self.driver.step} steps",
+            "target": f"Reward achieved in {self.step} steps",
             "max_steps": "Maximum steps exceeded",
             "early_stop": "Early stopping",
             "interrupted": "Interrupted",
@@ -279,7 +303,7 @@ class Training:
         return Outcome(
             reason,
             messages[reason],
-            self.driver.step,
+            self.step,
             self.score.episodes,
             self.score.mean,
             self.score.best,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from operant.errors import SpecError, value_error
-from operant.execution.records import Episode, Record
+from operant.execution.records import Episode, Origin, Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -163,6 +163,24 @@ def read_history(path: str | Path) -> dict[str, np.ndarray]:
     columns = {name: table.column(name).to_numpy() for name in (*COLUMNS, *OPTIONAL)}
     order = np.lexsort((columns["time"], columns["step"]))
     return {name: np.ascontiguousarray(column[order]) for name, column in columns.items()}
+
+
+def end_of(path: str | Path) -> Origin:
+    """Return where a history ends, for a run that continues it; where there is none, nothing.
+
+    Raises:
+        SpecError: it cannot be read, or a documented column is missing.
+    """
+    if not Path(path).exists():
+        return Origin()
+    rows = read_history(path)
+    count = len(rows["step"])
+    if not count:
+        return Origin()
+    best = rows["best_reward"][np.isfinite(rows["best_reward"])]
+    return Origin(
+        int(rows["step"][-1]), float(rows["time"].max()), count, float(best.max()) if len(best) else None
+    )
 
 
 def _parts(folder: Path) -> list[Path]:

@@ -170,8 +170,7 @@ def _sinks(run: RunConfig, training: Training) -> Any:
 def _advance(training: Training, run: RunConfig, connection: Connection) -> dict[str, Any]:
     """Train from report to report, until the end or until nobody wants more."""
     assert run.max_steps is not None
-    for k in range(1, REPORTS + 1):
-        step = -(-run.max_steps * k // REPORTS)
+    for step in report_steps(0, run.max_steps):
         training.run = run.replace(max_steps=step)
         outcome = training.loop()
         if outcome.reason != "max_steps":
@@ -179,7 +178,7 @@ def _advance(training: Training, run: RunConfig, connection: Connection) -> dict
         if not outcome.episodes:
             continue
         _send(connection, {"kind": "report", "step": step, "value": outcome.mean_reward})
-        if json.loads(connection.recv_bytes())["prune"] and k < REPORTS:
+        if json.loads(connection.recv_bytes())["prune"] and step < run.max_steps:
             return _ended(training, outcome, "pruned")
     if outcome.reason == "interrupted":
         return {"kind": "failed", "text": "The trial was interrupted.", "traceback": ""}
@@ -187,6 +186,15 @@ def _advance(training: Training, run: RunConfig, connection: Connection) -> dict
         text = f"No episode ended within {outcome.step} steps, so there is no reward. Raise --trial-steps."
         return {"kind": "failed", "text": text, "traceback": ""}
     return _ended(training, outcome, "ended")
+
+
+def report_steps(begin: int, end: int) -> list[int]:
+    """Return the steps between which a trial tells its mean reward: equal parts, up to the end, each once.
+
+    >>> report_steps(0, 50000)[:3]
+    [2500, 5000, 7500]
+    """
+    return sorted({begin + -(-(end - begin) * k // REPORTS) for k in range(1, REPORTS + 1)})
 
 
 def _ended(training: Training, outcome: Outcome, kind: str) -> dict[str, Any]:

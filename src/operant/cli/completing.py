@@ -1,0 +1,182 @@
+"""`operant completion`: a script that lets a shell complete commands, agents, flags and values.
+
+The script is whole: completing starts no process, so that it comes at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from operant.agents import AGENTS, config_class
+from operant.cli import parse
+from operant.cli.listing import WHAT
+from operant.cli.training import Extra
+from operant.errors import SpecError, UsageError, suggest
+from operant.execution.config import SHORT, RunConfig, RunnerConfig
+from operant.play import PlayConfig
+from operant.replay import ReplayConfig
+from operant.serve import ServeConfig
+from operant.spec import Config, options
+from operant.tracking.figures import PlotConfig
+from operant.tuning.plan import NOT_TUNED, TuneConfig
+
+SHELLS = ("bash", "zsh", "fish")
+FOLDERS = frozenset(
+    {"run_dir", "resume", "video_dir", "frame_dir", "plots", "visualize_directory", "summaries"}
+)
+"""Options whose value is a folder."""
+FILES = frozenset(
+    {
+        "weights", "checkpoints", "history_checkpoint", "model", "actor_model", "critic_model", "out", "scores", "path",
+        "token_file", "certificate", "key",
+    }
+)  # fmt: skip
+"""Options whose value is a file, or may be one."""
+_FILES = {
+    "bash": "_operant_files_or_flags",
+    "zsh": "_files",
+    "fish": "(__fish_complete_path (commandline -ct))",
+    "preamble": {
+        # After a flag of several files shtab's script would offer files for ever; its variables say what was typed.
+        "bash": """_operant_files_or_flags() {
+  if [[ "$completing_word" == -* ]]; then
+    compgen -W "${current_option_strings[*]}" -- "$completing_word"
+  else
+    compgen -f -- "$1"
+  fi
+}"""
+    },
+}
+USAGE = """Usage:
+    operant completion <shell>
+
+Write the script to where the shell looks for it, then open a new shell:
+    bash    ~/.local/share/bash-completion/completions/operant
+    zsh     _operant in a folder of $fpath
+    fish    ~/.config/fish/completions/operant.fish"""
+
+
+def run(arguments: list[str]) -> int:
+    """Print the script of a shell, or help when none is named."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    shell, *rest = arguments
+    if shell not in SHELLS:
+        raise UsageError(
+            f"There is no completion for {shell!r}.{suggest(shell, SHELLS)} Known: {', '.join(SHELLS)}."
+        )
+    if rest:
+        raise UsageError(f"completion takes the name of a shell. Received: {' '.join(arguments)}.")
+    print(script(shell))
+    return 0
+
+
+def script(shell: str) -> str:
+    """Return the script of a shell.
+
+    Raises:
+        SpecError: the package that makes it is not installed.
+    """
+    try:
+        import shtab
+    except ImportError:
+        raise SpecError(
+            "Completion needs shtab. Install it with: pip install 'operant[completion]'"
+        ) from None
+    text: str = shtab.complete(_tree(), shell)
+    return text
+
+
+def _tree() -> argparse.ArgumentParser:
+    """Return the whole command line as a tree of parsers."""
+    from operant.cli import COMMANDS
+
+    root = argparse.ArgumentParser(prog="operant", add_help=False)
+    root.add_argument("-h", "--help", action="store_true", help="Show the commands")
+    root.add_argument("-V", "--version", action="store_true", help="Show the version")
+    environments = _environments()
+    commands = root.add_subparsers()
+    made = {name: _command(commands, name, text) for name, text in COMMANDS.items()}
+
+    def fill(parser: argparse.ArgumentParser, *configs: type[Config], **how: Any) -> None:
+        _fill(parser, configs, environments, **how)
+
+    def fill_with_agents(command: str, *configs: type[Config], **how: Any) -> None:
+        fill(made[command], *configs, **how)
+        agents = made[command].add_subparsers()
+        for agent, entry in AGENTS.items():
+            fill(_command(agents, agent, entry.help), *configs, config_class(agent), **how)
+
+    fill_with_agents("train", RunConfig, Extra)
+    fill_with_agents("play", PlayConfig)
+    fill_with_agents("tune", TuneConfig, RunConfig, without=NOT_TUNED, several=True)
+    fill(made["replay"], ReplayConfig)
+    fill(made["plot"], PlotConfig)
+    fill(made["run"], RunnerConfig, short=SHORT)
+    fill(made["serve"], ServeConfig)
+    for command, count in (("replay", None), ("plot", "+")):
+        _completed(made[command].add_argument("run", nargs=count, help="Folder of a run"), "folder")
+    made["list"].add_argument("what", choices=tuple(WHAT), help="What to list")
+    made["completion"].add_argument("shell", choices=SHELLS, help="Shell")
+    return root
+
+
+def _command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=_plain(text), add_help=False)
+    parser.add_argument("--help", action="store_true", help="Show the flags")
+    return parser
+
+
+def _fill(
+    parser: argparse.ArgumentParser,
+    configs: Iterable[type[Config]],
+    environments: Mapping[str, Any],
+    **how: Any,
+) -> None:
+    """Add the flags of configs, with what their values may be."""
+    known = parse.add_flags(parser, configs, **how)
+    described = {name: meta for config in configs for name, meta in options(config).items()}
+    for action in known.values():
+        meta = described[action.dest]
+        action.help = _plain(meta.help)
+        if meta.choices is not None:
+            action.choices = [str(choice) for choice in meta.choices if choice is not None]
+        elif action.dest in FOLDERS:
+            _completed(action, "folder")
+        elif action.dest in FILES:
+            _completed(action, "files" if action.nargs == "+" else "file")
+        elif action.dest in ("env", "environment", "level"):
+            action.complete = environments  # type: ignore[attr-defined]
+
+
+def _completed(action: argparse.Action, kind: str) -> None:
+    import shtab
+
+    kinds = {"folder": shtab.DIRECTORY, "file": shtab.FILE, "files": _FILES}
+    action.complete = kinds[kind]  # type: ignore[attr-defined]
+
+
+def _environments() -> dict[str, Any]:
+    """Return what completes the id of an environment: a function in the script, since many flags take one."""
+    from operant.envs import table
+
+    ids = " ".join(row.id for row in table.known() if "*" not in row.id)
+    bare = " ".join(name for name in ids.split() if ":" not in name)  # a colon ends a word in bash
+    return {
+        "bash": "_operant_environments",
+        "zsh": "_operant_environments",
+        "fish": "(_operant_environments)",
+        "preamble": {
+            "bash": f'_operant_environments() {{\n  compgen -W "{bare}" -- "$1"\n}}',
+            "zsh": f"_operant_environments() {{\n  compadd -- {ids}\n}}",
+            "fish": f"function _operant_environments\n  printf '%s\\n' {ids}\nend",
+        },
+    }
+
+
+def _plain(text: str) -> str:
+    """Return a help text in one line, without the signs that argparse would replace."""
+    return " ".join(text.split()).replace("%", "%%")

@@ -1,0 +1,35 @@
+"""`operant replay`."""
+
+from __future__ import annotations
+
+from operant.cli import parse, tables
+from operant.errors import UsageError
+from operant.replay import ReplayConfig
+
+
+def run(arguments: list[str]) -> int:
+    """Repeat a run, or print help when none is named; 1 where the outcome is another one."""
+    if parse.asks_for_help(arguments):
+        print(help_text())
+        return 0
+    given = parse.parse([ReplayConfig], arguments, "replay", positional="runs")
+    runs = given.pop("runs")
+    if len(runs) != 1:
+        raise UsageError(f"replay takes the folder of one run. Received: {' '.join(runs) or 'none'}.")
+    config = ReplayConfig.from_dict(given)
+    from operant.replay import replay
+
+    replayed = replay(runs[0], config)
+    print(replayed)
+    return 0 if replayed.identical else 1
+
+
+def help_text() -> str:
+    """Return usage and the table of flags."""
+    note = (
+        "Trains again from the recorded options and seed, then compares checkpoint and\n"
+        "history bit by bit. Exit status: 0 identical, 1 different, 2 not repeatable."
+    )
+    rows = [row[:3] for row in tables.option_rows([ReplayConfig])]
+    table = tables.table("replay", ("flags", "help", "default"), rows)
+    return f"Usage:\n    operant replay <run> [options]\n\n{note}\n\n{table}"

@@ -1,0 +1,85 @@
+"""What a run was made with: versions, machine, files, and the state of the user's own code. Nothing here fails or waits."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from operant import __version__
+
+PACKAGES = ("jax", "jaxlib", "keras", "optax", "numpy", "gymnasium")
+GIT_SECONDS = 1.0
+"""How long git may take for one answer: a working tree on a slow disk does not hold up a run."""
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of what computes."""
+    return {
+        "python": platform.python_version(),
+        "operant": __version__,
+        **{name: version(name) for name in PACKAGES},
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Return what decides, beside versions, whether the same program gives the same bits."""
+    import jax
+
+    return {
+        "device": jax.devices()[0].device_kind,
+        "processor": platform.machine(),
+        "processors": os.cpu_count(),
+        "system": platform.system(),
+    }
+
+
+def digest(path: str | Path) -> str:
+    """Return the SHA-256 of a file, or of the files of a folder with their names."""
+    path = Path(path)
+    whole = hashlib.sha256()
+    for file in [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file()):
+        whole.update(f"{file.relative_to(path).as_posix()}\n".encode())
+        with open(file, "rb") as content:
+            whole.update(hashlib.file_digest(content, "sha256").digest())
+    return whole.hexdigest()
+
+
+def git_state(directory: str | Path = ".") -> dict[str, Any] | None:
+    """Return commit, branch and whether tracked files have changes that are not committed.
+
+    None where git or a repository with a commit is missing, or gives no answer in time. The branch is None where none is checked out;
+    `changes` is None where looking for them takes too long.
+    """
+    found = _git(directory, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
+    lines = [] if found is None else found.split()
+    if len(lines) != 2:
+        return None
+    commit, branch = lines
+    status = _git(directory, "status", "--porcelain", "--untracked-files=no")
+    return {
+        "commit": commit,
+        "branch": None if branch == "HEAD" else branch,
+        "changes": None if status is None else bool(status.strip()),
+    }
+
+
+def _git(directory: str | Path, *arguments: str) -> str | None:
+    """Return what git answers, or None. It takes no locks, and runs no program that a repository names."""
+    try:
+        result = subprocess.run(
+            ["git", "-c", "core.fsmonitor=false", *arguments],
+            cwd=directory,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=GIT_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.decode(errors="replace")

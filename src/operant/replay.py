@@ -1,0 +1,297 @@
+"""Train once more what a run trained, and tell whether the outcome is the same, bit by bit."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from operant.errors import SpecError, UsageError
+from operant.spec import Config, option, read_json
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from operant.execution.config import RunConfig
+    from operant.execution.records import Origin
+    from operant.session import Session
+
+SHOWN = 5
+"""Differences that are told."""
+FOREVER = 2**62
+"""Steps that no run takes: where another bound ends it."""
+SELDOM = 1e9
+"""Seconds between checkpoints of a replay: only the last counts."""
+CLOCKED = ("time",)
+"""Columns of a history that depend on the clock."""
+
+
+class ReplayConfig(Config):
+    """Options of `operant replay`."""
+
+    run_dir: str | None = option(
+        None, "Folder for what the replay writes, to be kept (default: a temporary one)"
+    )
+    max_steps: int | None = option(
+        None,
+        "Repeat only so many steps: of the rest nothing is known\n(compares the history, there is no checkpoint)",
+        unit="environment steps",
+        low=1,
+    )
+    quiet: bool = option(False, "Print no progress, only what is found")
+
+
+class Replayed(NamedTuple):
+    """What a replay showed."""
+
+    differences: list[str]
+    """What is not the same, most telling first; empty: the run is reproducible."""
+    changes: list[str]
+    """Versions, machine and code that differ between then and now."""
+    step: int
+    """Environment steps that were repeated."""
+    compared: str
+    """What was compared."""
+
+    @property
+    def identical(self) -> bool:
+        """Whether everything that was compared is the same."""
+        return not self.differences
+
+    def __str__(self) -> str:
+        lines = [f"Not as it was then: {change}" for change in self.changes]
+        if self.identical:
+            return "\n".join([*lines, f"Identical: {self.compared}."])
+        lines.append(f"Different: {len(self.differences)} differences in {self.compared}:")
+        lines += [f"  {text}" for text in self.differences[:SHOWN]]
+        if len(self.differences) > SHOWN:
+            lines.append(f"  and {len(self.differences) - SHOWN} more")
+        return "\n".join(lines)
+
+
+class Record(NamedTuple):
+    """What a run left behind."""
+
+    directory: Path
+    data: dict[str, Any]
+    """Its `run.json`."""
+    run: RunConfig
+    """Its options, so that it is repeated."""
+    history: Path
+    checkpoint: Path
+    """Its newest."""
+    training: dict[str, Any]
+    """What the checkpoint tells of the course of training."""
+    origin: Origin
+
+
+def replay(directory: str | Path, config: ReplayConfig | None = None) -> Replayed:
+    """Repeat a run from its recorded options and seed, and compare.
+
+    Everything is compared that its newest checkpoint holds (parameters, optimizer, memory, environments that are JAX-native,
+    counters), and its history up to there apart from the clock.
+
+    Args:
+        directory: folder of the run.
+        config: where to write, how far to go.
+
+    Raises:
+        SpecError: there is no run, or it cannot be repeated; says why.
+    """
+    config = ReplayConfig.from_dict({}) if config is None else config
+    record = _record(Path(directory))
+    with contextlib.ExitStack() as stack:
+        place = Path(
+            config.run_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="operant-replay-"))
+        )
+        if config.run_dir and place.exists() and (not place.is_dir() or any(place.iterdir())):
+            raise UsageError(f"run_dir must be a new or empty folder. Received: run_dir={config.run_dir!r}.")
+        step = _repeat(record, place, config)
+        return _compared(record, place, step, config.max_steps is None, _changes(record.data))
+
+
+def _record(directory: Path) -> Record:
+    """Read what a run left, and refuse what cannot be repeated."""
+    from operant import checkpoint
+    from operant.execution.records import Origin
+    from operant.train import resumed
+
+    if not (directory / "run.json").is_file():
+        raise SpecError(f"There is no run in {str(directory)!r}: run.json is missing.")
+    run = resumed(directory, {}).run
+    data = read_json(directory / "run.json", "run")
+    newest = checkpoint.latest(directory / "checkpoints")
+    if newest is None:
+        raise SpecError(f"{str(directory)!r} cannot be replayed: it has no checkpoint to compare with.")
+    training = checkpoint.read_header(newest)["training"]
+    for reason in _obstacles(data, training, run):
+        raise SpecError(f"{str(directory)!r} cannot be replayed: {reason}")
+    if data.get("resumed"):  # how far each part was to go is part of no checkpoint: repeat it in one
+        run = run.replace(target_reward=None, max_steps=FOREVER)
+    if data.get("vector") is not None:
+        run = run.replace(vector=data["vector"])
+    history = Path(run.history_checkpoint) if run.history_checkpoint else directory / "history.parquet"
+    return Record(directory, data, run, history, newest, training, Origin(**training.get("origin", {})))
+
+
+def _obstacles(data: dict[str, Any], training: dict[str, Any], run: RunConfig) -> Iterator[str]:
+    """Yield why a run cannot be repeated."""
+    from operant import provenance
+
+    if training.get("ended") == "failed":
+        yield "it was ended by an environment that failed, in the middle of a step."
+    if data.get("together") is not None:
+        yield (
+            f"it was trained at once with other seeds ({data['together']} in all), and one program for many adds up in "
+            "another order than one for a single run."
+        )
+    parts = data.get("resumed", [])
+    if parts and data.get("vector") is not None:
+        yield (
+            f"it was resumed at step {parts[0]['step']}, where its environments began new episodes. "
+            "Only runs in JAX-native environments continue exactly."
+        )
+    if parts and run.divergence_monitoring_steps is not None:
+        yield (
+            f"it was resumed at step {parts[0]['step']} and lowers its learning rate on plateaus, "
+            "for which it looked at other moments than one run would."
+        )
+    for path, digest in data.get("weights", {}).items():
+        if not Path(path).exists():
+            yield f"the weights {path!r}, from which it began, do not exist here."
+        elif provenance.digest(path) != digest:
+            yield f"the weights {path!r}, from which it began, have been written to since."
+
+
+def _repeat(record: Record, place: Path, config: ReplayConfig) -> int:
+    """Train as the run did, with checkpoint and history in a folder; return the step that was reached."""
+    from operant.agents.making import define
+    from operant.session import Session
+    from operant.tracking import History, Tracker
+    from operant.train import console, make_environments
+
+    run = record.run.replace(
+        checkpoints=(),
+        history_checkpoint=None,
+        monitor_session=None,
+        quiet=config.quiet,
+        save_seconds=SELDOM,
+    )
+    environment = make_environments(run)
+    try:
+        session = Session(define(record.data["agent"]), environment, run)
+        training = session.training(run, Tracker(), place / "checkpoints")
+        training.begin_at(record.origin)
+        training.most_blocks = _blocks(record, session, config.max_steps)
+        if run.weights:
+            session.weights.load(session.driver)
+        aim = min(config.max_steps or FOREVER, record.origin.step + record.training["step"])
+        shown = console(run.replace(max_steps=aim), training)
+        sinks = training.sinks = Tracker([History(place / "history.parquet"), shown])
+        try:
+            sinks.message(
+                f"Replaying {record.directory}: {record.data['agent']['type']} on {run.env}, seed {run.seed}, up to step {aim}"
+            )
+            training.loop()
+        finally:
+            sinks.close()
+    finally:
+        environment.close()
+    return training.step
+
+
+def _blocks(record: Record, session: Session, max_steps: int | None) -> int:
+    """Return after how many blocks to compare."""
+    from operant import checkpoint
+
+    like = session.driver.train.counters
+    rows = int(checkpoint.load_part(record.checkpoint, "train", like, "counters").rows)
+    blocks = rows // session.learner.rows
+    if max_steps is not None:
+        own = max_steps - record.origin.step
+        blocks = min(blocks, math.ceil(own / session.driver.block_steps))
+    if blocks < 1:
+        raise SpecError(f"{str(record.directory)!r} cannot be replayed: there is no step to repeat.")
+    return blocks
+
+
+def _compared(record: Record, place: Path, step: int, whole: bool, changes: list[str]) -> Replayed:
+    """Compare what the run left with what its repetition, of all of it or of a beginning, left."""
+    from operant.checkpoint import compare, latest
+
+    parts, found = [], []
+    last = record.origin.step + record.training["step"]
+    if whole or step == last:
+        if step != last:
+            found.append(f"as many updates end at step {step}, not {last}")
+        repeated = latest(place / "checkpoints")
+        assert repeated is not None
+        found += compare.differences(record.checkpoint, repeated)
+        parts.append(f"the {compare.leaf_count(record.checkpoint)} arrays of the checkpoint at step {last}")
+    rows, again = _rows(record, record.history, step), _rows(record, place / "history.parquet", step)
+    if rows is None:
+        parts.append(f"no history: {str(record.history)!r} does not exist here")
+    else:
+        assert again is not None
+        found += _history_differences(rows, again)
+        parts.append(f"the {len(rows['step'])} episodes of the history up to step {step}")
+    if not found and rows is not None and len(parts) == 1 and not len(rows["step"]):
+        raise SpecError(f"Nothing can be compared: no episode ended up to step {step}. Raise --max-steps.")
+    return Replayed(found, changes, step, " and ".join(parts))
+
+
+def _rows(record: Record, path: Path, step: int) -> dict[str, np.ndarray] | None:
+    """Return the rows of a history that the run wrote up to a step; None where there is no history."""
+    from operant.tracking import read_history
+
+    if not path.exists():
+        return None
+    columns = read_history(path)
+    own = (columns["step"] > record.origin.step) & (columns["step"] <= step)
+    return {name: column[own] for name, column in columns.items() if name not in CLOCKED}
+
+
+def _history_differences(then: dict[str, np.ndarray], now: dict[str, np.ndarray]) -> list[str]:
+    """Return a line for the first episode in which each column differs."""
+    import numpy as np
+
+    found = []
+    counts = len(then["step"]), len(now["step"])
+    if counts[0] != counts[1]:
+        found.append(f"the history has {counts[0]} episodes, its repetition {counts[1]}")
+    for name in then:
+        one, other = (rows[name][: min(counts)] for rows in (then, now))
+        rows = np.flatnonzero(~((one == other) | ((one != one) & (other != other))))
+        if len(rows):
+            i = rows[0]
+            found.append(
+                f"{name} of {len(rows)} episodes, first of number {i + 1} (step {then['step'][i]}): "
+                f"{one[i]} then, {other[i]} now"
+            )
+    return found
+
+
+def _changes(data: dict[str, Any]) -> list[str]:
+    """Return what was another version, machine or commit when the run was made."""
+    from operant import provenance
+
+    last = (data.get("resumed") or [data])[-1]
+    now = {
+        "versions": provenance.versions(),
+        "machine": provenance.machine(),
+        "git": provenance.git_state() or {},
+    }
+    found = []
+    for part, values in now.items():
+        then = last.get(part) or {}
+        for name in {**then, **values}:
+            if then.get(name) != values.get(name):
+                found.append(f"{name} {_text(then.get(name))}, now {_text(values.get(name))}")
+    return found
+
+
+def _text(value: Any) -> str:
+    return "unknown" if value is None else str(value)

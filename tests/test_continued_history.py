@@ -1,0 +1,106 @@
+"""A history that a later run continues: its counts go on, and its best is what has to be beaten."""
+
+import json
+
+import gymnasium
+import numpy as np
+import pytest
+
+from operant import PPO, checkpoint
+from operant.cli import main
+from operant.execution.episodes import Score
+from operant.execution.records import Episode, Origin
+from operant.tracking import History, read_history
+from operant.tracking.history import end_of
+
+COMMON = [
+    "--env", "jax:CartPole-v1", "--n-envs", "2", "--n-steps", "8", "--mini-batches", "2", "--ppo-epochs", "1",
+    "--model", '[{"type": "dense", "size": 8}]', "--history-checkpoint", "h.parquet",
+]  # fmt: skip
+
+
+def write(path, step=1000, best=60.0):
+    history = History(path)
+    history.episodes(
+        [Episode(step // 2, 3.0, 20.0, 20, 0, 20.0, best), Episode(step, 5.0, 9.0, 9, 0, 14.5, best)]
+    )
+    history.close()
+
+
+def test_a_second_run_counts_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write("h.parquet")
+    command = [*COMMON, "--seed", "1", "--run-dir", "run", "--checkpoints", "best.tf", "--log-frequency", "1"]
+    assert main(["train", "ppo", *command, "--max-steps", "1400"]) == 0
+    out = capsys.readouterr().out
+    assert "Continuing the history h.parquet: 1000 steps, 2 games" in out and "best reward: 60.0" in out
+    rows = read_history("h.parquet")
+    own = {name: column[2:] for name, column in rows.items()}
+    assert rows["step"][1] == 1000 and len(own["step"]) > 5
+    assert (np.diff(rows["step"]) >= 0).all() and own["step"][0] > 1000 and own["step"][-1] <= 1420
+    assert own["time"][0] > 5.0 and (np.diff(rows["time"]) >= 0).all()
+    assert (own["best_reward"] >= 60.0).all()
+    first = np.cumsum(own["episode_reward"]) / np.arange(1, len(own["step"]) + 1)
+    np.testing.assert_allclose(own["mean_reward"], first)  # of this run's policy only
+    header = checkpoint.read_header(checkpoint.latest("run/checkpoints"))["training"]
+    assert header["origin"] == {"step": 1000, "time": 5.0, "episodes": 2, "best_reward": 60.0}
+    assert header["score"]["episodes"] == len(rows["step"])
+    assert not (tmp_path / "best.tf").exists()  # worse weights than the history's do not replace its own
+    assert main(["train", "--resume", "run", "--max-steps", "1600", "--quiet"]) == 0
+    after = read_history("h.parquet")
+    assert len(after["step"]) > len(rows["step"]) and (np.diff(after["step"]) >= 0).all()
+    assert (after["step"][: len(rows["step"])] == rows["step"]).all()
+
+
+def test_steps_that_the_history_has_count(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write("h.parquet")
+    assert main(["train", "ppo", *COMMON, "--run-dir", "run", "--max-steps", "1000"]) == 2
+    assert (
+        "'h.parquet' is continued, and it has 1000 steps already. Received: max_steps=1000."
+        in capsys.readouterr().err
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_fit_counts_on_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write("h.parquet")
+    agent = PPO(
+        [gymnasium.make("CartPole-v1")], n_steps=8, mini_batches=2, history_checkpoint="h.parquet", quiet=True, seed=0,
+        model=[{"type": "dense", "size": 8}],
+    )  # fmt: skip
+    agent.fit(max_steps=1100)
+    steps = agent.steps
+    assert 1100 <= steps < 1120 and agent.games > 2 and agent.best_reward >= 60.0
+    agent.fit(max_steps=1200)
+    assert 1200 <= agent.steps < 1220
+    rows = read_history("h.parquet")
+    assert (np.diff(rows["step"]) >= 0).all() and len(rows["step"]) == agent.games
+    agent.close()
+
+
+def test_the_end_of_a_history(tmp_path):
+    assert end_of(tmp_path / "none.parquet") == Origin()
+    (tmp_path / "empty.parquet").mkdir()
+    assert end_of(tmp_path / "empty.parquet") == Origin()
+    write(tmp_path / "h.parquet", best=-np.inf)
+    assert end_of(tmp_path / "h.parquet") == Origin(1000, 5.0, 2, None)
+
+
+@pytest.mark.parametrize("through_json", [False, True])
+def test_a_score_knows_its_best_and_what_is_worth_keeping(through_json):
+    score = Score(2)
+    assert not score.improved()
+    score.add(4.0, 1)
+    assert score.improved() and not score.improved()
+    for reward in (10.0, 0.0):
+        score.add(reward, 1)
+    assert (score.mean, score.best) == (5.0, 7.0)
+    if through_json:
+        saved, score = json.loads(json.dumps(score.to_dict())), Score(2)
+        score.restore(saved)
+    assert score.best == 7.0 and score.improved()  # better than 4, when it was last kept
+    score.go_on(10, 20.0)
+    score.add(30.0, 1)
+    assert (score.episodes, score.best) == (11, 20.0) and not score.improved()
