@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from operant import checkpoint, experience, saving
+from operant import checkpoint, experience, export, saving
 from operant.agents import AGENTS, DEFAULT
 from operant.agents.making import define
 from operant.errors import CheckpointError, SpaceError, SpecError, UsageError, value_error
+from operant.export import Exported
 from operant.interactive import Interactive
+from operant.nn.drawing import mermaid
 from operant.saving import Format
 from operant.spaces import Spaces
 from operant.spec import plain
@@ -257,11 +259,22 @@ class Agent(Interactive):
 
     # Files
 
-    def get_architecture(self) -> str:
-        """Return the networks' layers, shapes and numbers of parameters, as text."""
-        return "\n".join(
-            f"{name}\n{model.summary()}" for name, model in self.learner.algorithm.models.items()
-        )
+    def get_architecture(self, format: Literal["text", "mermaid"] = "text") -> str:
+        """Return the networks.
+
+        Args:
+            format: 'text': tables of layers, shapes and numbers of parameters. 'mermaid': a flowchart in Mermaid's language, with
+                the names of registered tensors.
+
+        Raises:
+            SpecError: an unknown format.
+        """
+        models = self.learner.algorithm.models
+        if format == "text":
+            return "\n".join(f"{name}\n{model.summary()}" for name, model in models.items())
+        if format != "mermaid":
+            raise value_error("format", "'text' or 'mermaid'", format)
+        return mermaid({name: model.drawable for name, model in models.items()})
 
     def get_specification(self) -> dict[str, Any]:
         """Return the agent's definition as JSON data."""
@@ -277,7 +290,7 @@ class Agent(Interactive):
         self,
         directory: str | Path,
         filename: str = "agent",
-        format: Format = "checkpoint",
+        format: Format | Exported = "checkpoint",
         append: ROUND_TRIP | None = None,
     ) -> str:
         """Write the agent to a file.
@@ -287,21 +300,28 @@ class Agent(Interactive):
             filename: name of the file in it, without suffix.
             format: 'checkpoint': everything that it needs to go on exactly (parameters, optimizer, memory, unfinished rows,
                 keys). 'numpy', 'hdf5', 'safetensors': weights and counters, as `operant.saving` describes, and the specification
-                as JSON beside them.
+                as JSON beside them. 'stablehlo', 'onnx': the policy alone, to act without operant; see `operant.export`.
             append: add this counter's value to the name: 'timesteps', 'episodes' or 'updates'.
 
         Returns:
             The path written.
 
         Raises:
-            SpecError: an unknown format or counter.
+            SpecError: an unknown format or counter, or a layer that an exported policy cannot have.
+            UsageError: a policy's actions are drawn by chance, or what its format needs is not installed.
         """
-        saving.check_format(format)
+        export.refuse_saved_model(format)
+        saving.check_format(format, *export.FORMATS)
         if append not in (None, *saving.COUNTERS):
             raise value_error("append", "one of 'timesteps', 'episodes', 'updates', or None", append)
         name = filename if append is None else f"{filename}-{getattr(self, append)}"
         if format == "checkpoint":
             return self._save_checkpoint(directory, name, None)
+        if format in export.FORMATS:
+            from operant.export import formats
+
+            kind = self.definition.name
+            return str(formats.write(directory, name, format, self.learner, self._engine.acting, kind))
         arrays = saving.flatten(self.learner.algorithm.weights(self._engine.train.state))
         arrays |= {name: np.asarray(getattr(self, name), np.uint32) for name in saving.COUNTERS}
         return str(saving.write(directory, filename, name, format, arrays, self.get_specification()))
@@ -344,6 +364,7 @@ class Agent(Interactive):
         Raises:
             CheckpointError: there is none, or it cannot be used; the message says why.
         """
+        saving.refuse_policy(Path(directory), filename, format)
         if format is not None:
             saving.check_format(format)
         writers = Writers(recorder, saver, summarizer)
