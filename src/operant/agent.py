@@ -221,9 +221,9 @@ class Agent(Interactive):
         learn by a margin, deterministic actors by squared distance. Else by `experience` and `update`.
 
         Args:
-            directory: folder of trace files, as `recorder` writes them.
+            directory: folder of trace files, as `recorder` writes them; or `'minari:NAME'`: a Minari dataset on this machine.
             num_iterations: how often traces are drawn.
-            num_traces: files in each draw; None: all of them.
+            num_traces: files (episodes of a dataset) in each draw; None: all of them.
             num_updates: passes over them (imitation), or calls of `update`.
             extension: how the files' names end.
             imitate: False: by `experience` and `update`; None: as the algorithm can.
