@@ -302,4 +302,6 @@ def _called(model: Any, tensors: Mapping[str, Any], fed: Mapping[str, Leaf]) -> 
             raise SpecError(message)
         arguments.append(x)
     placed = {id(place): x for place, x in zip(declared, arguments, strict=True)}
-    return model(k.tree.map_structure(lambda place: placed[id(place)], model.input))
+    # A Sequential model has no `input` before it is called.
+    structure = declared[0] if isinstance(model, k.Sequential) else model.input
+    return model(k.tree.map_structure(lambda place: placed[id(place)], structure))
