@@ -1,11 +1,16 @@
 """The agent in a user's program: structures in and out, order of calls, actors out of step, masks, files."""
 
+import contextlib
+import os
+import subprocess
+import sys
+
 import jax
 import numpy as np
 import pytest
 
 from operant import Agent, Environment
-from operant.errors import CheckpointError, SpaceError, SpecError, UsageError
+from operant.errors import CheckpointError, NumericalError, SpaceError, SpecError, UsageError
 
 STATE = {"type": "float", "shape": (3,)}
 CHOICE = {"type": "int", "num_values": 3}
@@ -371,3 +376,40 @@ def test_loading_for_another_number_of_actors(tmp_path, spec):
     run(loaded, 20, parallel=2)
     with pytest.raises(SpecError, match="parallel_interactions must be a whole number"):
         Agent.load(tmp_path, parallel_interactions=0)
+
+
+def test_debug_makes_an_update_that_is_not_finite_an_error():
+    for debug in (False, True):
+        agent = create(config={"debug": debug}, seed=0)
+        with contextlib.ExitStack() as stack:
+            if debug:
+                stack.enter_context(pytest.raises(NumericalError, match="Update 1 was left out.*rewards"))
+            for _ in range(40):
+                agent.act(np.full(3, 1e38))
+                agent.observe(reward=1e38)
+    assert agent.updates == 1
+
+
+def test_a_device_that_is_not_there_is_told_with_those_that_are():
+    for name in ("cpux", "cpu:7", "cpu:x"):
+        with pytest.raises(SpecError, match=f"There is no device '{name}'. JAX has: .*cpu:0"):
+            create(config={"device": name})
+
+
+@pytest.mark.slow
+def test_an_agent_lives_on_the_device_that_it_was_given(tmp_path):
+    code = """
+import sys, jax, numpy as np
+from operant import Agent
+make = dict(agent="ppo", states=dict(type="float", shape=(3,)), actions=dict(type="int", num_values=2), n_steps=8, mini_batches=2)
+agent = Agent.create(**make, config=dict(device="cpu:1", seed=1))
+for _ in range(20):
+    agent.observe(reward=float(agent.act(np.zeros(3))))
+where = {d for x in jax.tree.leaves(agent.engine.train) for d in x.devices()}
+assert where == {jax.devices()[1]}, where
+assert agent.updates == 2
+agent.save(sys.argv[1])
+"""
+    variables = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=variables, check=True, timeout=250)
+    assert Agent.load(tmp_path).updates == 2

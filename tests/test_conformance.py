@@ -37,7 +37,7 @@ from operant.agents.learner import Learner
 from operant.agents.making import define
 from operant.agents.protocol import fold
 from operant.errors import SpaceError, SpecError
-from operant.execution.device import Population
+from operant.execution.population import Population
 from operant.spaces import Spaces
 from operant.spec import Schedule, default, options
 from operant.tracking import METRICS

@@ -1,6 +1,7 @@
 """The documentation: tables are those of the code, links lead somewhere, examples run."""
 
 import re
+import runpy
 import sys
 import types
 from pathlib import Path
@@ -20,6 +21,13 @@ PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/
 def test_agent_page_has_the_table_of_options(module):
     page = ROOT / "docs" / "agents" / f"{module}.md"
     assert markdown(config_class(module)) in page.read_text(), f"update the table of {page.name}"
+
+
+def test_the_table_of_layers_is_that_of_the_code():
+    text = (ROOT / "docs" / "models.md").read_text()
+    assert runpy.run_path(str(ROOT / "scripts" / "layer_table"))["written"](text) == text, (
+        "run scripts/layer_table"
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

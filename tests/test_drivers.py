@@ -36,8 +36,9 @@ from operant.agents.making import define
 from operant.envs.classic import CartPole
 from operant.envs.native import NativeEnv, TimeLimit
 from operant.errors import SpaceError, SpecError
-from operant.execution.device import DeviceDriver, Population
+from operant.execution.device import DeviceDriver
 from operant.execution.host import HostDriver
+from operant.execution.population import Population
 from operant.memory.recent import Recent, RecentState
 from operant.memory.ring import VALID
 from operant.writers import Writers

@@ -12,9 +12,9 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def run(name, folder, **variables):
+def run(name, folder, arguments=(), **variables):
     result = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning:operant", str(EXAMPLES / name)],
+        [sys.executable, "-W", "error::DeprecationWarning:operant", str(EXAMPLES / name), *arguments],
         cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
@@ -33,6 +33,19 @@ def test_small_examples(name, tmp_path):
 
 
 @pytest.mark.slow
+def test_several_inputs(tmp_path):
+    assert run("multi_input_network.py", tmp_path).splitlines()[-1] == "2 updates"
+
+
+@pytest.mark.slow
+def test_aborted_episodes_bootstrap(tmp_path):
+    endless, aborted, ended = (
+        float(line.split()[-1]) for line in run("abort_terminal.py", tmp_path).splitlines()
+    )
+    assert abs(aborted - endless) < 0.5 and ended < 0.5 * endless
+
+
+@pytest.mark.slow
 def test_pretraining_beats_chance_before_any_step(tmp_path):
     line = run("record_and_pretrain.py", tmp_path).splitlines()[-1]
     before, after = float(line.split()[4].rstrip(",")), float(line.split()[-1])
@@ -44,3 +57,18 @@ def test_act_experience_update_learns(tmp_path):
     lines = run("act_experience_update.py", tmp_path, UPDATES="25").splitlines()
     values = [float(line.split()[-1]) for line in lines]
     assert max(values[-5:]) > 2 * values[0], values
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("ppo", marks=pytest.mark.slow),
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("a2c", "trpo", "modular")),
+    ],
+)
+def test_nested_hybrid_actions_with_a_mask_are_learned_in_every_style(name, tmp_path):
+    lines = run("hybrid.py", tmp_path, arguments=[name]).splitlines()
+    assert [line.split()[1] for line in lines] == ["act_observe:", "batched:", "act_experience_update:"]
+    for line in lines:
+        before, after = (float(x) for x in line.split()[-2:])
+        assert after > before + 0.5, line

@@ -119,6 +119,8 @@ WEIGHTED = [
     ({"type": "conv1d_transpose", "size": 2}, (9, 3), {"kernel": (3, 2, 3), "bias": (2,)}),
     ({"type": "conv2d_transpose", "size": 2}, (9, 9, 1), {"kernel": (3, 3, 2, 1), "bias": (2,)}),
     ({"type": "layer_normalization"}, (3,), {"gamma": (3,), "beta": (3,)}),
+    ({"type": "group_normalization", "groups": 2}, (9, 4), {"gamma": (4,), "beta": (4,)}),
+    ({"type": "instance_normalization"}, (9, 9, 4), {"gamma": (4,), "beta": (4,)}),
     (
         {"type": "keras", "layer": "EinsumDense", "equation": "ab,bc->ac", "output_shape": 4},
         (3,),
@@ -135,6 +137,39 @@ def test_weights_of_layers(layer, shape, weights):
     found = jax.eval_shape(model.init, jax.random.key(0))["params"]
     body = {n.split("/")[1]: x.shape for n, x in found.items() if n.startswith("body.")}
     assert body == weights
+
+
+def run(layers, shape, x, outputs):
+    """Return a network's parameters, and what a row becomes in it."""
+    model = build([*layers, "flatten"], one(shape), {"q": Head((outputs,))})
+    variables = model.init(jax.random.key(0))
+    found = model.apply(variables, {"state": x[None]})[0]["q"][0]
+    return {name: np.asarray(value) for name, value in variables["params"].items()}, np.asarray(found)
+
+
+def test_instances_and_groups_are_standardised_over_positions():
+    x = np.random.default_rng(0).normal(2.0, 3.0, (5, 4)).astype(np.float32)
+    params, found = run(["instance_normalization"], (5, 4), x, 20)
+    each = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-3)
+    np.testing.assert_allclose(found, each.ravel() @ params["head.q/kernel"], rtol=1e-3, atol=1e-4)
+    params, found = run([{"type": "group_normalization", "groups": 2}], (5, 4), x, 20)
+    pairs = x.reshape(5, 2, 2)
+    pairs = (pairs - pairs.mean((0, 2), keepdims=True)) / np.sqrt(pairs.var((0, 2), keepdims=True) + 1e-3)
+    np.testing.assert_allclose(found, pairs.ravel() @ params["head.q/kernel"], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (2, 3, 3)])
+def test_attention_mixes_positions_by_likeness(shape):
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    params, found = run([{"type": "attention", "size": 4, "heads": 2}], shape, x, 24)
+    parts = ["", "_1", "_2", "_3"]  # queries, keys, values, outputs
+    kernels, biases = ([params[f"body.attention0/{n}{part}"] for part in parts] for n in ("kernel", "bias"))
+    rows = x.reshape(6, 3)
+    q, k, v = (np.einsum("pc,chd->hpd", rows, kernels[i]) + biases[i][:, None] for i in range(3))
+    score = np.einsum("hpd,hsd->hps", q, k) / np.sqrt(2.0)
+    weight = np.exp(score) / np.exp(score).sum(-1, keepdims=True)
+    mixed = np.einsum("hps,hsd,hdo->po", weight, v, kernels[3]) + biases[3]
+    np.testing.assert_allclose(found, mixed.ravel() @ params["head.q/kernel"], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -196,6 +231,9 @@ def test_keras_layers_as_objects_and_classes():
         ([{"type": "register", "tensor": "state"}], (3,), "There already is a tensor named 'state'"),
         ([{"type": "embedding", "size": 2}], (3,), "embedding needs a component of type 'int' with num_values"),
         ([{"type": "block", "layers": [{"type": "retrieve", "tensors": "state"}]}], (3,), r"network\[0\]: A block holds no register"),
+        ([{"type": "group_normalization", "groups": 3}], (9, 4), r"groups must divide the 4 channels. Received: groups=3"),
+        ([{"type": "attention", "size": 5, "heads": 2}], (9, 4), r"heads must divide size. Received: heads=2, size=5"),
+        ([{"type": "attention", "size": 4}], (9,), r"\(attention\) needs an input of shape \[length, channels\] or \[height"),
         ([{"type": "keras", "layer": "Dens", "units": 2}], (3,), r"network\[0\]: Keras has no layer 'Dens'. Did you mean 'Dense'"),
         ([{"type": "keras", "layer": "Dense", "unit": 2}], (3,), r"network\[0\]: The Keras layer Dense refuses its arguments"),
         ([{"type": "keras", "layer": "Lambda", "function": abs}], (3,), "Lambda layers cannot be saved"),
@@ -223,6 +261,7 @@ def test_several_inputs_need_a_retrieve():
 def test_every_layer_is_tested():
     tried = {layer["type"] for layer, _, _ in WEIGHTED}
     tried |= {
+        "attention",
         "flatten",
         "reshape",
         "pooling",

@@ -173,3 +173,68 @@ def test_a_whole_specification_becomes_a_config_that_is_plain_data():
 def test_contradictions_are_refused(options, message):
     with pytest.raises(SpecError, match=message):
         define("modular", **options)
+
+
+LAYERS = [{"type": "dense", "size": 8}]
+
+
+@pytest.mark.parametrize("policy", [LAYERS, {"network": LAYERS}, {"type": "default", "network": LAYERS}])
+@pytest.mark.parametrize(
+    "name, network",
+    [("ppo", "model"), ("dqn", "model"), ("a2c", "model"), ("trpo", "actor_model"), ("td3", "actor_model")],
+)
+def test_a_policy_that_is_a_network_is_the_algorithms_own(name, network, policy):
+    found = define(name, policy=policy)
+    assert found.name == name and list(getattr(found.config, network)) == LAYERS
+    with pytest.raises(SpecError, match="Give one of them"):
+        define(name, **{"policy": policy, network: LAYERS})
+
+
+def test_a_policy_with_more_than_a_network_is_modular():
+    assert define("ppo", policy={"network": LAYERS, "temperature": 0.5}).name == "modular"
+    with pytest.raises(SpecError, match="policy"):
+        define("td3", policy={"network": LAYERS, "temperature": 0.5})
+
+
+@pytest.mark.parametrize(
+    "spec, found",
+    [
+        ({"type": "natural_gradient", "learning_rate": 0.01, "cg_damping": 0.2}, {"gradient": "natural", "lr": 0.01, "cg_damping": 0.2}),
+        ({"type": "evolutionary", "learning_rate": 0.01, "num_samples": 4}, {"gradient": "evolutionary", "lr": 0.01, "evolutionary_samples": 4}),
+        (
+            {"type": "linesearch_step", "optimizer": "sgd", "max_iterations": 7, "backtracking_factor": 0.5},
+            {"optimizer": "sgd", "linesearch_iterations": 7, "linesearch_factor": 0.5},
+        ),
+        ({"type": "doublecheck_step", "optimizer": "adam"}, {"optimizer": "adam", "linesearch_iterations": 1}),
+    ],
+)  # fmt: skip
+def test_other_ways_to_a_step(spec, found):
+    assert vocabulary.options({"optimizer": spec}) == found
+
+
+def test_unknown_arguments_of_other_ways_to_a_step():
+    with pytest.raises(
+        SpecError, match="natural_gradient takes no argument 'cg_dampning'. Did you mean 'cg_damping'"
+    ):
+        vocabulary.options(
+            {"optimizer": {"type": "natural_gradient", "learning_rate": 0.1, "cg_dampning": 1.0}}
+        )
+
+
+def test_trpo_in_the_words_of_the_modular_agent():
+    found = define(
+        "trpo",
+        batch_size=5,
+        learning_rate=0.02,
+        linesearch_iterations=7,
+        subsampling_fraction=0.5,
+        baseline="auto",
+    )
+    config = found.config
+    assert found.name == "modular" and (config.gradient, config.lr, config.linesearch_iterations) == (
+        "natural",
+        0.02,
+        7,
+    )
+    assert (config.unit, config.batch_size, config.baseline_optimizer) == ("episodes", 5, "adam")
+    assert define("trpo", learning_rate=0.02, cg_damping=0.2).name == "trpo"

@@ -15,11 +15,11 @@ from operant.agents import AGENTS, DEFAULT
 from operant.agents.making import define
 from operant.errors import CheckpointError, SpaceError, SpecError, UsageError, value_error
 from operant.export import Exported
-from operant.interactive import Interactive
+from operant.interactive import Interactive, Settings
 from operant.nn.drawing import mermaid
 from operant.saving import Format
 from operant.spaces import Spaces
-from operant.spec import plain
+from operant.spec import build, plain
 from operant.traces import Trace
 from operant.writers import Writers
 
@@ -68,7 +68,8 @@ class Agent(Interactive):
             max_episode_timesteps: longest episode; more steps are an error.
             parallel_interactions: how many actors act in turn.
             seed: root of all randomness (default 0).
-            config: settings that are not hyperparameters: `seed`.
+            config: settings that are not hyperparameters: `seed`; `device` of the arrays ('cpu', 'gpu', 'gpu:1'; default: JAX's own
+                choice); `debug`: an update that is not finite is an error, instead of being left out and counted.
             recorder: a folder, or `dict(directory=..., frequency=1, start=0, max_traces=None)`: write finished episodes to
                 trace files there, for `pretrain`.
             saver: a folder, or `dict(directory=..., filename='agent', frequency=10, unit='updates', max_checkpoints=10,
@@ -82,13 +83,9 @@ class Agent(Interactive):
             SpecError: an unknown agent, option or space specification; the message says the close match.
             SpaceError: the algorithm cannot serve the spaces.
         """
-        settings = dict(config or {})
-        if "seed" in settings:
-            if seed is not None:
-                raise SpecError("seed is given twice, as an argument and in config.")
-            seed = settings.pop("seed")
-        if settings:
-            raise SpecError(f"config takes no {next(iter(settings))!r}. Known: seed.")
+        if seed is not None and "seed" in (config or {}):
+            raise SpecError("seed is given twice, as an argument and in config.")
+        settings = build(Settings, {**(config or {}), **({} if seed is None else {"seed": seed})}, "config")
         if environment is not None:
             if states is not None or actions is not None:
                 raise SpecError("Give either environment, or states and actions, not both.")
@@ -99,9 +96,6 @@ class Agent(Interactive):
         elif states is None or actions is None:
             raise SpecError("Give environment, or both states and actions.")
         _count(parallel_interactions)
-        seed = 0 if seed is None else seed
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-            raise value_error("seed", "a whole number from 0 to 2^32 - 1", seed)
         definition = define(DEFAULT if agent is None else agent, **options).limited(max_episode_timesteps)
         spaces = Spaces.read(states, actions)
         writers = Writers(recorder, saver, summarizer)
@@ -110,7 +104,7 @@ class Agent(Interactive):
             spaces,
             parallel_interactions=parallel_interactions,
             max_episode_timesteps=max_episode_timesteps,
-            seed=seed,
+            **vars(settings),
         )
         if writers.saving is not None and writers.saving.load:
             made._resume(saving.checkpoint_in(Path(writers.saving.directory), None))
@@ -199,6 +193,7 @@ class Agent(Interactive):
                 )
             self._engine.learn_again(self._last_block)
             self._writers.updated()
+            self._check()
         self._reported = self.updates
         self._writers.look()
         return self.updates - before

@@ -47,11 +47,12 @@ def _addresses(first: Array) -> Array:
 
 
 class Engine:
-    """A `Train` with its compiled functions, for `n` actors."""
+    """A `Train` with its compiled functions, for `n` actors, on a device if one is given, else on JAX's own."""
 
-    def __init__(self, learner: Learner, key: Key, n: int) -> None:
+    def __init__(self, learner: Learner, key: Key, n: int, device: Any = None) -> None:
         self.learner = learner
         self.n = n
+        self.device = device
         self._act = jax.jit(learner.act, static_argnames="explore")
         self._recall = jax.jit(learner.recall)
         self._absorb = jax.jit(self._absorb_step, donate_argnums=(0, 1))
@@ -67,7 +68,7 @@ class Engine:
 
     def put(self, train: Train) -> None:
         """Make `train` the current state."""
-        self.train = train
+        self.train = train if self.device is None else jax.device_put(train, self.device)
         self._acting_now: Acting | None = None
         self._noise.clear()
         self._keys.clear()
@@ -161,6 +162,10 @@ class Engine:
         meter = np.asarray(self.meter)
         self.meter = jnp.zeros_like(self.meter)
         return self.learner.read(meter)
+
+    def skipped(self) -> bool:
+        """Tell whether an update since the last call of `metrics` was left out for not being finite."""
+        return self.learner.read(np.asarray(self.meter)).get("update/skipped", 0.0) > 0.0
 
     def counter(self, name: str) -> int:
         """Return one of the counters: timesteps, episodes, updates, rows."""

@@ -34,6 +34,10 @@ class UsageError(OperantError, RuntimeError):
     """A method was called out of order, or with arguments that exclude one another."""
 
 
+class NumericalError(OperantError, ArithmeticError):
+    """A number that must be finite is not."""
+
+
 class BackendError(OperantError, RuntimeError):
     """JAX or Keras is set up in a way that operant cannot work with."""
 

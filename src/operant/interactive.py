@@ -14,10 +14,21 @@ from operant.actors import Actor, Actors, stack
 from operant.agents.learner import Learner
 from operant.agents.making import Definition
 from operant.engine import Engine
-from operant.errors import SpaceError, UsageError, value_error
+from operant.errors import NumericalError, SpaceError, UsageError, value_error
 from operant.spaces import Spaces
+from operant.spec import Config, option
 from operant.types import Block, Tree
 from operant.writers import Writers
+
+
+class Settings(Config):
+    """Settings of an agent that are not hyperparameters, and no part of what is saved but the seed."""
+
+    seed: int = option(0, "Root of all randomness", low=0, high=2**32 - 1)
+    device: str | None = option(
+        None, "Where the arrays are: cpu, gpu, tpu, gpu:1 (default: JAX's own choice)"
+    )
+    debug: bool = option(False, "Make an update that is not finite an error, instead of leaving it out")
 
 
 class Told(NamedTuple):
@@ -39,6 +50,8 @@ class Interactive:
         parallel_interactions: how many actors act in turn.
         max_episode_timesteps: longest episode; more steps are an error.
         seed: root of all randomness.
+        device: where the arrays are (default: JAX's own choice).
+        debug: whether an update that is not finite is an error, instead of being left out.
     """
 
     def __init__(
@@ -49,6 +62,8 @@ class Interactive:
         parallel_interactions: int = 1,
         max_episode_timesteps: int | None = None,
         seed: int = 0,
+        device: str | None = None,
+        debug: bool = False,
     ) -> None:
         self.definition = definition
         self.spaces = spaces
@@ -58,12 +73,14 @@ class Interactive:
         self._writers = Writers()
         shapes = [leaf.shape for leaf in spaces.states.components.values()]
         runtime.start(shapes, product=definition.product(parallel_interactions))
+        self._device = None if device is None else runtime.device(device)
+        self._debug = debug
         self._build()
 
     def _build(self) -> None:
         definition, n = self.definition, self.parallel_interactions
         self.learner = Learner(definition.cls.create(definition.config, self.spaces, n))
-        self.engine: Engine | None = Engine(self.learner, jax.random.key(self.seed), n)
+        self.engine: Engine | None = Engine(self.learner, jax.random.key(self.seed), n, self._device)
         self._reported = 0
         self._last_block: Block | None = None
         self._draws = 0
@@ -345,6 +362,15 @@ class Interactive:
                 self._engine.absorb_columns(block, columns)
             self._last_block = block
             self._writers.updated()
+            self._check()
+
+    def _check(self) -> None:
+        if self._debug and self._engine.skipped():
+            metrics = ", ".join(f"{name} {value:g}" for name, value in self._engine.metrics().items())
+            raise NumericalError(
+                f"Update {self.updates} was left out: its gradients are not finite. Look for rewards or states that are very large, "
+                f"or a learning rate that is. {metrics}."
+            )
 
     def reset(self, parallel: Any = None, next_states: Any = None) -> None:
         """Forget unfinished episodes: what they brought so far is kept, as if cut by a time limit.

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
+
+from operant.errors import SpecError
 
 LIBRARY_FLAG = "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE"
 """Lets XLA compute matrix products, and convolutions as such, by a library on CPU."""
@@ -61,6 +64,23 @@ def _start_with(variables: dict[str, str]) -> None:
     finally:
         for name in own:  # they are meant for this process only
             del os.environ[name]
+
+
+def device(name: str) -> Any:
+    """Return JAX's device of a name: 'cpu', 'gpu', 'tpu', or with a number, 'gpu:1'.
+
+    Raises:
+        SpecError: there is none.
+    """
+    import jax
+
+    platform, _, number = name.lower().partition(":")
+    try:
+        found = jax.devices(platform)
+        return found[int(number or 0)]
+    except (RuntimeError, ValueError, IndexError):
+        known = ", ".join(f"{each.platform}:{each.id}" for each in jax.devices())
+        raise SpecError(f"There is no device {name!r}. JAX has: {known}.") from None
 
 
 def threads_for(shapes: Sequence[tuple[int, ...]], product: int = 0) -> int | None:

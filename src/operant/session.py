@@ -13,7 +13,7 @@ from operant.agents.protocol import Algorithm
 from operant.errors import SpecError
 from operant.execution.config import RunConfig
 from operant.execution.records import Sink
-from operant.execution.training import Training
+from operant.execution.training import Driver, Training
 
 
 class Environments(NamedTuple):
@@ -53,20 +53,26 @@ class Session:
         definition: algorithm and options.
         environments: what it acts in.
         run: options of the run; its seed must be set.
+        learner: the algorithm, if it has been built (`build`).
+        driver: what collects and learns, if not a driver of its own.
 
     Raises:
         OperantError: algorithm, environments and options do not fit; nothing has been written then.
     """
 
-    def __init__(self, definition: Definition, environments: Environments, run: RunConfig) -> None:
+    def __init__(
+        self,
+        definition: Definition,
+        environments: Environments,
+        run: RunConfig,
+        learner: Learner | None = None,
+        driver: Driver | None = None,
+    ) -> None:
         self.definition = definition = definition.limited(environments.limit)
         self.environments = environments
-        shapes = [leaf.shape for leaf in environments.spaces.states.components.values()]
-        runtime.start(shapes, run.threads, definition.product(run.n_envs))
-        algorithm = definition.cls.create(definition.config, environments.spaces, run.n_envs)
-        self.learner = Learner(algorithm)
+        self.learner = build(definition, environments, run) if learner is None else learner
         self.weights = Weights(self.learner, run)
-        self.driver = _driver(self.learner, environments, run)
+        self.driver = _driver(self.learner, environments, run) if driver is None else driver
         self.specification = {
             "agent": definition.to_dict(),
             "spaces": environments.spaces.to_spec(),
@@ -100,6 +106,14 @@ class Session:
             self.weights.save,
             on_log,
         )
+
+
+def build(definition: Definition, environments: Environments, run: RunConfig) -> Learner:
+    """Start JAX as the networks need it, and build the algorithm."""
+    definition = definition.limited(environments.limit)
+    shapes = [leaf.shape for leaf in environments.spaces.states.components.values()]
+    runtime.start(shapes, run.threads, definition.product(run.n_envs))
+    return Learner(definition.cls.create(definition.config, environments.spaces, run.n_envs))
 
 
 def _driver(learner: Learner, environments: Environments, run: RunConfig) -> Any:

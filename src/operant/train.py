@@ -82,7 +82,7 @@ def train(plan: Plan, command: str | None = None) -> Result:
     if run.seed is None:
         run = run.replace(seed=secrets.randbelow(2**31))
     definition = define(plan.agent, **plan.options)
-    directory = _directory(run, definition.name, plan.resume)
+    directory = plan.resume or new_directory(run, definition.name)
     environment = make_environments(run)
     try:
         session = Session(definition, environment, run)
@@ -92,8 +92,8 @@ def train(plan: Plan, command: str | None = None) -> Result:
         if run.weights and plan.resume is None:
             session.weights.load(session.driver)
         if plan.resume is None:
-            _describe(directory, definition.to_dict(), run, command)
-        sinks = _sinks(directory, run, training)
+            describe(directory, definition.to_dict(), run, command)
+        sinks = writers(directory, run, training)
         training.sinks = sinks
         try:
             sinks.message(_greeting(definition.name, run, environment, directory))
@@ -182,10 +182,12 @@ def make_environments(run: RunConfig, given: Any = None, count: int | None = Non
     return Environments(None, made)
 
 
-def _directory(run: RunConfig, agent: str, resume: Path | None) -> Path:
-    """Choose the run's folder, without making it."""
-    if resume is not None:
-        return resume
+def new_directory(run: RunConfig, agent: str) -> Path:
+    """Choose the folder of a run, without making it.
+
+    Raises:
+        UsageError: that of the options is not empty.
+    """
     if run.run_dir is not None:
         directory = Path(run.run_dir)
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -204,7 +206,7 @@ def _directory(run: RunConfig, agent: str, resume: Path | None) -> Path:
     return directory
 
 
-def _describe(directory: Path, agent: dict[str, Any], run: RunConfig, command: str | None) -> None:
+def describe(directory: Path, agent: dict[str, Any], run: RunConfig, command: str | None) -> None:
     """Make the run's folder and write what the run is."""
     import platform
     from importlib.metadata import version
@@ -232,7 +234,8 @@ def _restore(training: Any, directory: Path) -> None:
     training.restore(newest)
 
 
-def _sinks(directory: Path, run: RunConfig, training: Training) -> Any:
+def writers(directory: Path, run: RunConfig, training: Training) -> Tracker:
+    """Return what a run writes: history, event files, console."""
     history = Path(run.history_checkpoint) if run.history_checkpoint else directory / "history.parquet"
     step = training.driver.step
     resume = step if step else None

@@ -142,6 +142,15 @@ AGENTS: dict[str, Entry] = {
         "TRPO",
         "Trust region policy optimization: natural gradient; any actions",
         ("float", "int", "bool"),
+        form={
+            **_EPISODES,
+            "importance_sampling": True,
+            "gradient": "natural",
+            "lr": 0.01,
+            "linesearch_iterations": 10,
+            "baseline_optimizer": "adam",
+            "baseline_lr": 0.001,
+        },
     ),
 }
 

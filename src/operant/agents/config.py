@@ -5,9 +5,10 @@ Imports neither JAX nor Keras: the command line reads every algorithm's options 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
+from operant.agents import vocabulary
 from operant.spec import Config, Scalar, option
 
 
@@ -91,6 +92,11 @@ class ModelConfig(AgentConfig):
         aliases=("network",),
     )
 
+    @classmethod
+    def translated(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Read a `policy` that is a network and nothing else."""
+        return vocabulary.network_of_policy(given, "model")
+
 
 class ActorCriticConfig(AgentConfig):
     """Options of algorithms with a network for the actor and one for the critic."""
@@ -101,6 +107,11 @@ class ActorCriticConfig(AgentConfig):
     critic_model: Any = option(
         "auto", "Network of the critic: 'auto', a list of layers, a Keras model, or the path to a file"
     )
+
+    @classmethod
+    def translated(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Read a `policy` that is a network and nothing else."""
+        return vocabulary.network_of_policy(given, "actor_model")
 
 
 class RolloutConfig(AgentConfig):

@@ -126,7 +126,8 @@ def _named(name: str, layers: list[Mapping[str, Any]]) -> Definition:
     found, own = AGENTS[name], _words(config_type(algorithm_class(name)))
     if found.form is not None:
         other = _words(config_type(algorithm_class(DEFAULT)))
-        foreign = [key for layer in layers for key in layer if key not in own]
+        config = config_type(algorithm_class(name))
+        foreign = [key for layer in layers for key in config.translated(layer) if key not in own]
         if foreign and all(key in other for key in foreign):
             label = f"{name} with {foreign[0]!r}"
             return _defined(DEFAULT, algorithm_class(DEFAULT), [*layers, found.form], label)

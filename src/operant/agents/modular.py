@@ -347,7 +347,7 @@ class Modular:
         together, own = self._learned(state)
         frozen = {name: variables["state"] for name, variables in self.weights(state).items()}
         optimizers = self._optimizers()
-        plan = steps.Plan(c.multi_step, c.subsampling_fraction, c.l2_regularization)
+        plan = self._plan(frozen)
         together, opt_state, watched = steps.fit(
             lambda params, rows: objective.loss(params, frozen, rows),
             together, state.optimizer, optimizers[0], rows, counts, plan, words[1],
@@ -360,7 +360,7 @@ class Modular:
             own, opt_state, other = steps.fit(
                 lambda params, rows: baseline.value_loss(params, frozen, rows),
                 own, state.baseline_optimizer, optimizers[1], rows, counts,
-                plan._replace(steps=c.baseline_multi_step), words[2],
+                steps.Plan(c.baseline_multi_step, c.subsampling_fraction, c.l2_regularization), words[2],
             )  # fmt: skip
             grad_norm, skipped = jnp.hypot(grad_norm, other.pop("grad_norm")), skipped + other.pop("skipped")
             watched, state = {**watched, **other}, state._replace(baseline_optimizer=opt_state)
@@ -371,6 +371,28 @@ class Modular:
         metrics |= {**watched, "update/grad_norm": grad_norm, "update/skipped": skipped}
         state = state._replace(made=state.made + jnp.any(counts).astype(jnp.uint32))
         return self._follow(state), metrics
+
+    def _plan(self, frozen: Tree) -> steps.Plan:
+        """Return how gradient steps are taken."""
+        c, objective = self.config, self.objective
+        plan = steps.Plan(c.multi_step, c.subsampling_fraction, c.l2_regularization)
+        if c.gradient == "natural":
+            assert isinstance(objective, objectives.PolicyGradient)
+            policy = objective
+            plan = plan._replace(
+                natural=steps.Natural(
+                    lambda params, rows: policy.outputs(params, frozen, rows.observation),
+                    lambda rows, old, new: policy.divergence(rows.observation, old, new),
+                    c.lr,
+                    c.cg_iterations,
+                    c.cg_damping,
+                )
+            )
+        if c.gradient == "evolutionary":
+            plan = plan._replace(evolution=steps.Evolution(c.evolutionary_samples, c.evolutionary_deviation))
+        if c.linesearch_iterations:
+            plan = plan._replace(search=steps.Search(c.linesearch_iterations, c.linesearch_factor))
+        return plan
 
     def _follow(self, state: State) -> State:
         """Move the target when its turn has come."""

@@ -185,6 +185,57 @@ class StepConfig(Config):
         search="log_uniform",
         traced=True,
     )
+    gradient: Literal["exact", "natural", "evolutionary"] = option(
+        "exact",
+        "exact: by backpropagation; natural: steps along the natural gradient in place of the optimizer's, as long as a KL divergence of "
+        "lr allows; evolutionary: estimated from losses at random parameters nearby",
+        choices=("exact", "natural", "evolutionary"),
+    )
+    cg_iterations: int = option(
+        10,
+        "gradient='natural': iterations of conjugate gradient",
+        low=1,
+        search="int",
+        aliases=("cg_max_iterations",),
+    )
+    cg_damping: Scalar = option(
+        0.1,
+        "gradient='natural': added to the Fisher matrix's diagonal",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+    )
+    evolutionary_samples: int = option(
+        16,
+        "gradient='evolutionary': pairs of random parameters",
+        low=1,
+        search="int",
+        aliases=("num_samples",),
+    )
+    evolutionary_deviation: Scalar = option(
+        0.02,
+        "gradient='evolutionary': standard deviation of the random parameters around the present ones",
+        low=0.0,
+        low_open=True,
+        search="log_uniform",
+        traced=True,
+    )
+    linesearch_iterations: int = option(
+        0,
+        "Lengths that are tried for a step until the loss is lower (0: steps are taken as they are)",
+        low=0,
+        search="int",
+    )
+    linesearch_factor: Scalar = option(
+        0.75,
+        "What remains of a step that did not lower the loss",
+        low=0.0,
+        low_open=True,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
+        aliases=("backtracking_factor",),
+    )
 
 
 class ActingConfig(Config):
@@ -300,6 +351,22 @@ class ModularConfig(
             )
         yield from self._memory_faults()
         yield from self._objective_faults()
+        yield from self._step_faults()
+
+    def _step_faults(self) -> Iterator[str]:
+        if self.gradient != "natural":
+            return
+        if self.objective != "policy_gradient":
+            yield (
+                "gradient='natural' is that of a policy. "
+                f"Received: objective={self.objective!r}. Use objective='policy_gradient'."
+            )
+        if self.baseline_model == "shared" or (self.baseline_model and self.baseline_optimizer is None):
+            yield (
+                "gradient='natural' steps the policy alone: a baseline needs a network and an optimizer of its own. "
+                f"Received: baseline_model={self.baseline_model!r}, baseline_optimizer={self.baseline_optimizer!r}. "
+                "Give baseline_model='auto', baseline_optimizer='adam', baseline_lr=0.001."
+            )
 
     def _memory_faults(self) -> Iterator[str]:
         if self.memory != "replay":

@@ -121,6 +121,18 @@ class PolicyGradient:
         """Return the log-probability under the policy at temperature 1."""
         return self.policy.distribution(outputs, split_masks(observation)[1]).log_prob(action)
 
+    def outputs(self, params: Tree, frozen: Tree, observation: Arrays) -> Arrays:
+        """Return what the policy is made of."""
+        variables = {"params": params["model"], "state": frozen["model"]}
+        outputs: Arrays = self.models["model"].apply(variables, observation)[0]
+        return outputs
+
+    def divergence(self, observation: Arrays, old: Arrays, new: Arrays) -> Array:
+        """Return the divergence `[R]` of the policies that two outputs make."""
+        masks = split_masks(observation)[1]
+        kl: Array = self.policy.distribution(old, masks).kl(self.policy.distribution(new, masks))
+        return kl
+
     def state_value(self, params: Tree, frozen: Tree, observation: Arrays) -> Array:
         """Return the baseline's values `[R]`."""
         name = "model" if self.shared else "baseline"

@@ -6,14 +6,16 @@ step goes through the rows that count in chunks, and its time follows their numb
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Bool, Int, UInt32
 
-from operant.ops import optimise, random
+from operant.ops import optimise, random, trust_region
 from operant.ops.optimise import Scalar
 from operant.types import Array, Metrics, Tree
 
@@ -22,6 +24,38 @@ CHUNK = 1024
 
 Loss: TypeAlias = Callable[[Tree, Any], tuple[Array, Metrics]]
 """(parameters, rows `[C, ...]`) to the loss of every row and numbers to watch, `[C]`."""
+Value: TypeAlias = Callable[[Tree], tuple[Array, Metrics]]
+"""Parameters to their loss and numbers to watch."""
+
+
+class Natural(NamedTuple):
+    """Steps along the natural gradient, as long as the divergence allows, in place of the optimizer's (`operant.ops.trust_region`)."""
+
+    network: Callable[[Tree, Any], Tree]
+    """(parameters, rows) to what the distributions are made of."""
+    divergence: Callable[[Any, Tree, Tree], Array]
+    """(rows, outputs, other outputs) to the divergence of every row, `[C]`."""
+    max_kl: Scalar
+    iterations: int
+    """Of conjugate gradient."""
+    damping: Scalar
+
+
+class Evolution(NamedTuple):
+    """Gradients estimated from losses at random places around the parameters, antithetic pairs (Salimans et al. 2017, section 2)."""
+
+    samples: int
+    """Pairs."""
+    deviation: Scalar
+    """Standard deviation of the places."""
+
+
+class Search(NamedTuple):
+    """A search along each step for parameters whose loss on the step's rows is lower; without one there is no step."""
+
+    candidates: int
+    factor: Scalar
+    """What remains of a step that was refused."""
 
 
 class Plan(NamedTuple):
@@ -33,6 +67,9 @@ class Plan(NamedTuple):
     """Rows of a step: a share up to 1, else a number; None: all."""
     l2: Scalar = 0.0
     """Weight of the sum of squared parameters."""
+    natural: Natural | None = None
+    evolution: Evolution | None = None
+    search: Search | None = None
 
 
 def fit(
@@ -62,17 +99,30 @@ def fit(
     """
     number = jnp.sum(counts, dtype=jnp.int32)
     size = number if plan.fraction is None else _size(plan.fraction, number)
-    shapes = jax.eval_shape(lambda: _gradient(loss, params, rows, _ordered(counts, None), size)[1])
-    names = (*shapes, "grad_norm", "skipped")
+    shapes = jax.eval_shape(lambda: _value(loss, params, rows, _ordered(counts, None), size)[1])
+    names = (*shapes, *(["update/accepted"] if plan.search else []), "grad_norm", "skipped")
 
     def step(i: Array, carry: tuple[Tree, Tree, Array]) -> tuple[Tree, Tree, Array]:
         params, opt_state, total = carry
-        key = None if plan.fraction is None else jax.random.fold_in(jax.random.wrap_key_data(words), i)
-        grads, watched = _gradient(loss, params, rows, _ordered(counts, key), size)
-        grads = jax.tree.map(lambda g, p: g + 2.0 * jnp.asarray(plan.l2, p.dtype) * p, grads, params)
-        params, opt_state, info = optimise.apply(optimizer, params, opt_state, grads)
+        words_i = jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(words), i))
+        order = _ordered(counts, None if plan.fraction is None else jax.random.wrap_key_data(words_i))
+
+        value = functools.partial(_penalised, loss, plan.l2, rows, order, size)
+        if plan.evolution is None:
+            grads, watched = _gradient(loss, params, rows, order, size)
+            grads = jax.tree.map(lambda g, p: g + 2.0 * jnp.asarray(plan.l2, p.dtype) * p, grads, params)
+        else:
+            watched = value(params)[1]
+            grads = _estimated(value, params, plan.evolution, words_i)
+        if plan.natural is None:
+            moved, opt_state, info = optimise.apply(optimizer, params, opt_state, grads)
+        else:
+            moved, info = _natural(plan.natural, params, grads, rows, order, size)
+        if plan.search is not None:
+            moved, accepted = _searched(value, params, moved, plan.search)
+            info["update/accepted"] = accepted
         watched = {**watched, **info}
-        return params, opt_state, total + jnp.stack([watched[name] for name in names])
+        return moved, opt_state, total + jnp.stack([watched[name] for name in names])
 
     steps = jnp.where(number > 0, jnp.asarray(plan.steps).astype(jnp.int32), 0)
     start = (params, opt_state, jnp.zeros(len(names)))
@@ -96,27 +146,99 @@ def _ordered(counts: Bool[Array, " R"], key: Any) -> Int[Array, " R"]:
 
 def _gradient(loss: Loss, params: Tree, rows: Any, order: Array, size: Array) -> tuple[Tree, Metrics]:
     """Return the gradient of the mean loss of the first `size` rows of an order, and means of what is watched."""
+    gradient = jax.grad(_weighted, has_aux=True)
+    found: tuple[Tree, Metrics] = _summed(
+        lambda own, weight: gradient(params, loss, own, weight), rows, order, size
+    )
+    return found
+
+
+def _value(loss: Loss, params: Tree, rows: Any, order: Array, size: Array) -> tuple[Array, Metrics]:
+    """Return the mean loss of the first `size` rows of an order, and means of what is watched."""
+    found: tuple[Array, Metrics] = _summed(
+        lambda own, weight: _weighted(params, loss, own, weight), rows, order, size
+    )
+    return found
+
+
+def _penalised(
+    loss: Loss, l2: Scalar, rows: Any, order: Array, size: Array, params: Tree
+) -> tuple[Array, Metrics]:
+    """Return the mean loss and the weighted sum of squared parameters, and means of what is watched."""
+    mean, watched = _value(loss, params, rows, order, size)
+    squares = sum(jnp.sum(jnp.square(p)) for p in jax.tree.leaves(params))
+    return mean + jnp.asarray(l2, mean.dtype) * squares, watched
+
+
+def _summed(f: Callable[[Any, Array], Tree], rows: Any, order: Array, size: Array) -> Tree:
+    """Sum up `f(rows, weights)` over the chunks of the first `size` rows of an order."""
     length = len(order)
     # In place of rows that do not count the first that does, with a weight of 0: a NaN has no gradient of 0.
     order = jnp.where(jnp.arange(length) < size, order, order[0])
-    gradient = jax.grad(_weighted, has_aux=True)
     if length <= CHUNK:
-        weight = _weights(0, length, size)
-        grads, watched = gradient(params, loss, jax.tree.map(lambda x: x[order], rows), weight)
-        return grads, watched
+        return f(jax.tree.map(lambda x: x[order], rows), _weights(0, length, size))
     order = jnp.concatenate([order, jnp.zeros(-length % CHUNK, order.dtype)])
 
-    def part(i: Array, total: tuple[Tree, Metrics]) -> tuple[Tree, Metrics]:
+    def part(i: Array, total: Tree) -> Tree:
         own = jax.lax.dynamic_slice(order, (i * CHUNK,), (CHUNK,))
-        weight = _weights(i * CHUNK, CHUNK, size)
-        found = gradient(params, loss, jax.tree.map(lambda x: x[own], rows), weight)
+        found = f(jax.tree.map(lambda x: x[own], rows), _weights(i * CHUNK, CHUNK, size))
         return jax.tree.map(jnp.add, total, found)
 
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((CHUNK, *x.shape[1:]), x.dtype), rows)
-    shapes = jax.eval_shape(lambda rows: gradient(params, loss, rows, jnp.zeros(CHUNK)), one)
+    shapes = jax.eval_shape(lambda rows: f(rows, jnp.zeros(CHUNK)), one)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    found: tuple[Tree, Metrics] = jax.lax.fori_loop(0, -(-size // CHUNK), part, zeros)
-    return found
+    return jax.lax.fori_loop(0, -(-size // CHUNK), part, zeros)
+
+
+def _natural(
+    natural: Natural, params: Tree, grads: Tree, rows: Any, order: Array, size: Array
+) -> tuple[Tree, Metrics]:
+    """Take the step along the natural gradient; the Fisher matrix is a mean over the first rows of the order, at most `CHUNK`."""
+    start, tree = ravel_pytree(params)
+    descent = ravel_pytree(grads)[0]
+    length = min(len(order), CHUNK)
+    own = jax.tree.map(lambda x: x[jnp.where(jnp.arange(length) < size, order[:length], order[0])], rows)
+    weight = _weights(0, length, jnp.minimum(size, length))
+    product = trust_region.fisher_product(
+        lambda x: natural.network(tree(x), own),
+        lambda old, new: jnp.sum(natural.divergence(own, old, new) * weight),
+        start,
+        natural.damping,
+    )
+    step = trust_region.natural_step(product, -descent, max_kl=natural.max_kl, iterations=natural.iterations)
+    norm = jnp.linalg.norm(descent)
+    finite = jnp.isfinite(norm) & jnp.all(jnp.isfinite(step))
+    moved = tree(jnp.where(finite, start + step, start))
+    return moved, {"grad_norm": norm, "skipped": 1.0 - finite.astype(jnp.float32)}
+
+
+def _estimated(value: Value, params: Tree, evolution: Evolution, words: Array) -> Tree:
+    """Estimate the gradient of the loss: the mean of ε (L(θ + σε) - L(θ - σε)) / 2σ over normal ε."""
+    start, tree = ravel_pytree(params)
+    deviation = jnp.asarray(evolution.deviation, start.dtype)
+
+    def pair(i: Array, total: Array) -> Array:
+        key = jax.random.fold_in(jax.random.wrap_key_data(words), i)
+        away = jax.random.normal(key, start.shape, start.dtype)
+        rise = value(tree(start + deviation * away))[0] - value(tree(start - deviation * away))[0]
+        return total + away * rise / (2.0 * deviation)
+
+    total = jax.lax.fori_loop(0, evolution.samples, pair, jnp.zeros_like(start))
+    return tree(total / evolution.samples)
+
+
+def _searched(value: Value, params: Tree, moved: Tree, search: Search) -> tuple[Tree, Array]:
+    """Go as far towards the moved parameters as the loss is lower there; return whether there was such a place, too."""
+    start, tree = ravel_pytree(params)
+    reached = value(params)[0]
+    found = trust_region.line_search(
+        lambda x: value(tree(x))[0] < reached,
+        start,
+        ravel_pytree(moved)[0] - start,
+        candidates=search.candidates,
+        factor=search.factor,
+    )
+    return tree(found.point), found.accepted.astype(jnp.float32)
 
 
 def _weights(first: Any, length: int, size: Array) -> Array:

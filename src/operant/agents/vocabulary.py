@@ -23,15 +23,26 @@ WRAPPERS: dict[str, dict[str, str]] = {
     "multi_step": {"num_steps": "multi_step"},
     "subsampling_step": {"fraction": "subsampling_fraction"},
     "clipping_step": {"threshold": "grad_norm"},
+    "linesearch_step": {
+        "max_iterations": "linesearch_iterations",
+        "backtracking_factor": "linesearch_factor",
+    },
+    "doublecheck_step": {},
     "global_optimizer": {},
 }
 """Optimizers around an optimizer, and which options their arguments are."""
+GRADIENTS: dict[str, dict[str, str]] = {
+    "natural_gradient": {"cg_max_iterations": "cg_iterations", "cg_damping": "cg_damping"},
+    "evolutionary": {"num_samples": "evolutionary_samples"},
+}
+"""Optimizers that are other ways to a gradient, and which options their arguments are."""
 WRAPPED = {
     "learning_rate": "lr",
     "clipping_threshold": "grad_norm",
     "gradient_norm_clipping": "grad_norm",
     "multi_step": "multi_step",
     "subsampling_fraction": "subsampling_fraction",
+    "linesearch_iterations": "linesearch_iterations",
 }
 """Arguments of an optimizer that are options of the agent."""
 
@@ -173,6 +184,17 @@ def policy(spec: Any) -> dict[str, Any]:
     return {**new, **found}
 
 
+def network_of_policy(given: Given, option: str) -> dict[str, Any]:
+    """Return options with a `policy` that is a network and nothing else under the name that the network has."""
+    found = dict(given)
+    if "policy" in found and (own := policy(found["policy"])).keys() == {"model"}:
+        del found["policy"]
+        if option in found:
+            raise SpecError(f"policy and {option} both give the network. Give one of them.")
+        found[option] = own["model"]
+    return found
+
+
 def distributions(spec: Any) -> dict[str, Any]:
     """Read `distributions`: that of float actions, by type or by itself."""
     if isinstance(spec, Mapping) and "float" in spec:
@@ -198,19 +220,27 @@ def optimizer(spec: Any) -> dict[str, Any]:
     own = dict(spec)
     kind = own.pop("type", None)
     inner = own.pop("optimizer", None)
-    if kind in ("plus", "linesearch_step", "doublecheck_step", "natural_gradient", "evolutionary"):
+    if kind == "plus":
         raise SpecError(
-            f"There is no optimizer {kind!r} here. Give one such as 'adam', with multi_step, subsampling_fraction and "
-            "clipping_threshold as wanted; an agent with trust region takes natural gradients (operant list agents)."
+            "There is no optimizer 'plus' here. Give one such as 'adam', with multi_step, subsampling_fraction, "
+            "linesearch_iterations and clipping_threshold as wanted, or chain optax transformations."
         )
-    names = {**WRAPPED, **WRAPPERS.get(kind or "default", {})}
+    names = {**WRAPPED, **WRAPPERS.get(kind or "default", {}), **GRADIENTS.get(kind or "default", {})}
     new = {names[key]: own.pop(key) for key in tuple(own) if key in names}
+    if kind == "doublecheck_step":
+        new["linesearch_iterations"] = 1
     if inner is not None:
         if own:
             raise SpecError(
                 f"optimizer takes no argument {next(iter(own))!r}.{suggest(next(iter(own)), names)}"
             )
         inside = optimizer(inner)
+    elif kind in GRADIENTS:
+        if own.pop("only_positive_updates", True) is not True:
+            raise value_error("only_positive_updates", "True: others are never made", False)
+        if own:
+            raise SpecError(f"{kind} takes no argument {next(iter(own))!r}.{suggest(next(iter(own)), names)}")
+        inside = {"gradient": {"natural_gradient": "natural"}.get(str(kind), kind)}
     elif kind in WRAPPERS:
         raise SpecError(f"The optimizer {kind!r} needs another one inside. Give optimizer='adam', say.")
     else:

@@ -19,6 +19,11 @@ HEADER = ("flags", "help", "default", "hp_type")
 class _Extra(Config):
     """Flags of the command that belong to no config of the library."""
 
+    n_seeds: int = option(
+        1,
+        "Runs with successive seeds, each in a folder of its own; on a JAX-native\nenvironment all at once, compiled as one program",
+        low=1,
+    )
     preset: str | None = option(
         None, "Tuned settings by name; flags given beside it win. See `operant list presets`"
     )
@@ -41,10 +46,21 @@ def run(arguments: list[str]) -> int:
         return 0
     own = [config_class(agent)] if agent is not None else []
     given = parse.parse([RunConfig, _Extra, *own], flags, f"train {agent}" if agent else "train")
+    n_seeds = given.pop("n_seeds", 1)
+    command = shlex.join(["operant", "train", *arguments]) if sys.argv else None
+    if n_seeds > 1 and given.get("resume"):
+        raise SpecError(
+            "--n-seeds begins runs, --resume continues one. Resume the runs of the seeds one by one."
+        )
     plan = _resume(agent, given) if given.get("resume") else _plan(agent, given)
-    from operant.train import train
+    if n_seeds > 1:
+        from operant.replication import replicate
 
-    train(plan, command=shlex.join(["operant", "train", *arguments]) if sys.argv else None)
+        replicate(plan, n_seeds, command)
+    else:
+        from operant.train import train
+
+        train(plan, command)
     return 0
 
 
@@ -109,6 +125,7 @@ def help_text(agent: str | None) -> str:
     usage = [
         f"operant train {who} --env <environment> --max-steps N [options]",
         f"operant train {who} --env <environment> --target-reward R [options]",
+        f"operant train {who} --env <environment> --max-steps N --n-seeds S [options]",
         f"operant train {who} --from-study <study> [options]",
         "operant train --resume <run> [options]",
     ]

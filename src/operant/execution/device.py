@@ -1,7 +1,4 @@
-"""The device driver: JAX-native environments; acting, stepping and learning are one compiled loop.
-
-With `seeds`, as many independent runs are mapped over by `vmap`: one program, one axis more.
-"""
+"""The device driver: JAX-native environments; acting, stepping and learning are one compiled loop."""
 
 from __future__ import annotations
 
@@ -129,70 +126,6 @@ class DeviceRun:
         return block, world, ends
 
 
-class Population:
-    """Independent runs on a native environment, one per key, mapped over by `vmap` into one program.
-
-    Args:
-        learner: the algorithm.
-        env: the environment.
-        n: actors of one run.
-        keys: typed keys `[S]`, the root of each run.
-        hyper: traced options of all runs `[H]` or of each `[S, H]` (default: the algorithm's own).
-        blocks: most blocks that one call of `advance` may run.
-    """
-
-    def __init__(
-        self,
-        learner: Learner,
-        env: NativeEnv,
-        n: int,
-        keys: Key,
-        hyper: Array | None = None,
-        blocks: int | None = None,
-    ) -> None:
-        self.learner = learner
-        self.size: int = keys.shape[0]
-        self.loop = DeviceRun(learner, env, n)
-        self.block_steps = learner.rows * n
-        self.blocks = blocks or max(1, CHECK_STEPS // self.block_steps)
-        hyper = learner.hyper() if hyper is None else hyper
-        per_run = 0 if hyper.ndim == 2 else None
-        self.train: Train = jax.jit(jax.vmap(learner.init, in_axes=(0, per_run)))(keys, hyper)
-        self.world: World = jax.jit(jax.vmap(self.loop.begin))(keys)
-        self.steps = np.zeros(self.size, np.int64)
-        self._meter = jnp.stack([learner.meter()] * self.size)
-        self._compiled: Any = None
-
-    def compile(self) -> Any:
-        """Return the compiled loop; the first call compiles it."""
-        if self._compiled is None:
-            loop = functools.partial(self.loop.iterate, limit=self.blocks)
-            mapped = jax.vmap(loop, in_axes=(0, 0, 0, None))
-            arguments = (self.train, self.world, self._meter, np.int32(0))
-            self._compiled = jax.jit(mapped, donate_argnums=(0, 1, 2)).lower(*arguments).compile()
-        return self._compiled
-
-    def advance(self, blocks: int = 1) -> list[list[Finished]]:
-        """Run that many blocks (at most `self.blocks`); return each run's episodes that ended, in order of time."""
-        blocks = min(blocks, self.blocks)
-        loop = self.compile()
-        self.train, self.world, self._meter, ends = loop(
-            self.train, self.world, self._meter, np.int32(blocks)
-        )
-        ends = jax.device_get(ends)
-        finished = []
-        for i in range(self.size):
-            episodes, self.steps[i] = _finished(Ends(*(x[i, :blocks] for x in ends)), int(self.steps[i]))
-            finished.append(episodes)
-        return finished
-
-    def metrics(self) -> list[dict[str, float]]:
-        """Return each run's averages of the metrics since the last call."""
-        meters = np.asarray(self._meter)
-        self._meter = jnp.zeros_like(self._meter)
-        return [self.learner.read(meter) for meter in meters]
-
-
 class DeviceDriver:
     """One run on a native environment, for the training loop.
 
@@ -229,7 +162,7 @@ class DeviceDriver:
         self.train, self.world, self._meter, ends = loop(
             self.train, self.world, self._meter, np.int32(blocks)
         )
-        finished, self.step = _finished(Ends(*(x[:blocks] for x in jax.device_get(ends))), self.step)
+        finished, self.step = finished_episodes(Ends(*(x[:blocks] for x in jax.device_get(ends))), self.step)
         return finished
 
     def metrics(self) -> dict[str, float]:
@@ -261,7 +194,7 @@ class DeviceDriver:
         return old, new
 
 
-def _finished(ends: Ends, step: int) -> tuple[list[Finished], int]:
+def finished_episodes(ends: Ends, step: int) -> tuple[list[Finished], int]:
     """Return the episodes that ended and the step after them; leaves of `ends` are `[blocks, rows, ...]`."""
     ended, valid, reward, length = (x.reshape(-1, *x.shape[2:]) for x in ends)
     steps = step + np.cumsum(valid, dtype=np.int64)

@@ -118,6 +118,8 @@ class Training:
         self.monitor = Monitor(run)
         self.elapsed = 0.0
         self._interrupted = False
+        self._begun = self._saved = 0.0
+        self._logged = 0.0, 0, 0
 
     def restore(self, path: Path) -> None:
         """Continue from a checkpoint of this run.
@@ -174,35 +176,53 @@ class Training:
             raise
 
     def _loop(self) -> Outcome:
-        begun = time.perf_counter() - self.elapsed
-        saved = logged = time.perf_counter()
-        logged_step, logged_episodes = self.driver.step, self.score.episodes
-        reason = self._stop()
-        with interruption.orderly(self._interrupt):
+        reason = self.begin()
+        with interruption.orderly(self.interrupt):
             while reason is None:
-                finished = self.driver.advance(self._blocks())
-                now = time.perf_counter()
-                self.elapsed = now - begun
-                self._account(finished)
-                reason = self._stop() or self._watch()
-                due = now - logged >= LOG_SECONDS
-                if self.run.log_frequency is not None:
-                    due = self.score.episodes - logged_episodes >= self.run.log_frequency
-                if due or reason is not None:
-                    speed = (self.driver.step - logged_step) / max(now - logged, 1e-9)
-                    self._log(speed)
-                    logged, logged_step, logged_episodes = now, self.driver.step, self.score.episodes
-                if now - saved >= self.run.save_seconds and reason is None:
-                    self.save()
-                    saved = time.perf_counter()
-        self.save()
-        return self._outcome(reason or "interrupted")
+                reason = self.take(self.driver.advance(self.blocks()))
+        return self.end(reason)
 
-    def _blocks(self) -> int:
+    def begin(self) -> str | None:
+        """Start the clock; return why there is nothing to do, if so."""
+        now = time.perf_counter()
+        self._begun = now - self.elapsed
+        self._saved = now
+        self._logged = now, self.driver.step, self.score.episodes
+        return self._stop()
+
+    def blocks(self) -> int:
+        """Return how many blocks the driver is to run before the loop looks again."""
         if self.run.max_steps is None:
             return self.driver.blocks
         left = self.run.max_steps - self.driver.step
         return max(1, min(self.driver.blocks, math.ceil(left / self.driver.block_steps)))
+
+    def take(self, finished: list[Finished]) -> str | None:
+        """Take the episodes that ended in those blocks in; log and save when it is time; return why the run ends, if it does."""
+        now = time.perf_counter()
+        self.elapsed = now - self._begun
+        self._account(finished)
+        reason = self._stop() or self._watch()
+        logged, step, episodes = self._logged
+        due = now - logged >= LOG_SECONDS
+        if self.run.log_frequency is not None:
+            due = self.score.episodes - episodes >= self.run.log_frequency
+        if due or reason is not None:
+            self._log((self.driver.step - step) / max(now - logged, 1e-9))
+            self._logged = now, self.driver.step, self.score.episodes
+        if now - self._saved >= self.run.save_seconds and reason is None:
+            self.save()
+            self._saved = time.perf_counter()
+        return reason
+
+    def end(self, reason: str) -> Outcome:
+        """Save, and tell how the run ended."""
+        self.save()
+        return self._outcome(reason)
+
+    def interrupt(self) -> None:
+        """End the run at the next look."""
+        self._interrupted = True
 
     def _account(self, finished: list[Finished]) -> None:
         episodes = []
@@ -238,9 +258,6 @@ class Training:
             old, new = self.driver.scale_lr(self.run.plateau_reduce_factor)
             self.sinks.message(f"Learning rate reduced {old:g} -> {new:g}")
         return "early_stop" if verdict == "stop" else None
-
-    def _interrupt(self) -> None:
-        self._interrupted = True
 
     def _stop(self) -> str | None:
         run, score = self.run, self.score

@@ -389,8 +389,79 @@ NO_AVERAGES = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class GroupNormalization(Layer):
+    """Standardises groups of channels over the positions of each row (Wu and He 2018)."""
+
+    type = "group_normalization"
+    groups: int = 32
+    """Number of groups; it must divide that of the channels."""
+
+    def check(self) -> None:
+        """Check the arguments."""
+        whole("groups", self.groups)
+
+    def __call__(self, graph: Graph, x: Any) -> Any:
+        """Add the layer."""
+        if x.shape[-1] % self.groups:
+            raise SpecError(f"groups must divide the {x.shape[-1]} channels. Received: groups={self.groups}.")
+        name = graph.name(self.type, self.name)
+        return keras().layers.GroupNormalization(groups=self.groups, name=name, **FLOAT)(x)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InstanceNormalization(Layer):
+    """Standardises each channel over the positions of each row (Ulyanov et al. 2016)."""
+
+    type = "instance_normalization"
+    ranks: ClassVar[tuple[int, ...]] = (2, 3)
+
+    def __call__(self, graph: Graph, x: Any) -> Any:
+        """Add the layer."""
+        name = graph.name(self.type, self.name)
+        return keras().layers.GroupNormalization(groups=-1, name=name, **FLOAT)(x)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Attention(Layer):
+    """Self-attention of several heads among the positions of a sequence or an image (Vaswani et al. 2017)."""
+
+    type = "attention"
+    ranks: ClassVar[tuple[int, ...]] = (2, 3)
+    size: int
+    """Number of outputs at each position."""
+    heads: int = 1
+    """Number of heads; it must divide the size."""
+    dropout: float = 0.0
+    """Share of attention that training sets to zero."""
+
+    def check(self) -> None:
+        """Check the arguments."""
+        whole("size", self.size)
+        whole("heads", self.heads)
+        if self.size % self.heads:
+            raise SpecError(f"heads must divide size. Received: heads={self.heads}, size={self.size}.")
+        if not 0.0 <= self.dropout < 1.0:
+            raise value_error("dropout", "at least 0 and below 1", self.dropout)
+
+    def __call__(self, graph: Graph, x: Any) -> Any:
+        """Add the layer; an image's positions are a sequence for it."""
+        k, shape = keras(), x.shape[1:-1]
+        x = k.layers.Reshape((math.prod(shape), x.shape[-1]))(x)
+        name = graph.name(self.type, self.name)
+        attend = k.layers.MultiHeadAttention(
+            self.heads,
+            self.size // self.heads,
+            dropout=self.dropout,
+            output_shape=self.size,
+            name=name,
+            **FLOAT,
+        )
+        return k.layers.Reshape((*shape, self.size))(attend(x, x))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchNormalization(Layer):
-    """Refused (Ioffe and Szegedy 2015): see `NO_AVERAGES`. A Keras layer whose averages are trained already may be used."""
+    """Refused, as no agent would train its running averages (Ioffe and Szegedy 2015): use `layer_normalization`."""
 
     type = "batch_normalization"
     momentum: float = 0.99

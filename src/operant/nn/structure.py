@@ -244,6 +244,7 @@ LAYERS: Registry[Layer] = Registry(
             cls.type: cls
             for cls in (
                 layers.Activation,
+                layers.Attention,
                 layers.BatchNormalization,
                 layers.Clipping,
                 layers.Conv1d,
@@ -254,7 +255,9 @@ LAYERS: Registry[Layer] = Registry(
                 layers.Dropout,
                 layers.Embedding,
                 layers.Flatten,
+                layers.GroupNormalization,
                 Gru,
+                layers.InstanceNormalization,
                 layers.LayerNormalization,
                 layers.Linear,
                 Lstm,

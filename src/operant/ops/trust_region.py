@@ -128,9 +128,14 @@ class Searched(NamedTuple):
 
 
 def line_search(
-    accept: Callable[[Vector], Bool[Array, ""]], start: Vector, step: Vector, *, candidates: int
+    accept: Callable[[Vector], Bool[Array, ""]],
+    start: Vector,
+    step: Vector,
+    *,
+    candidates: int,
+    factor: Scalar = 0.5,
 ) -> Searched:
-    """Try start + step, start + step / 2, start + step / 4, ... until one is accepted.
+    """Try start + step, start + factor step, start + factor² step, ... until one is accepted.
 
     Args:
         accept: tells whether a candidate is good enough. A candidate that is not finite it must refuse, which comparisons
@@ -138,6 +143,7 @@ def line_search(
         start: where to stay if every candidate is refused.
         step: the longest step.
         candidates: how many to try.
+        factor: what remains of a step that was refused.
     """
 
     def more(state: tuple[Array, Array, Array]) -> Array:
@@ -147,7 +153,7 @@ def line_search(
     def attempt(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         refused, _, share = state
         accepted = accept(start + share * step)
-        return jnp.where(accepted, refused, refused + 1), accepted, jnp.where(accepted, share, share / 2)
+        return jnp.where(accepted, refused, refused + 1), accepted, jnp.where(accepted, share, share * factor)
 
     first = (jnp.zeros((), jnp.int32), jnp.zeros((), bool), jnp.ones((), step.dtype))
     refused, accepted, share = jax.lax.while_loop(more, attempt, first)

@@ -1,0 +1,170 @@
+"""Several runs of one definition at once: mapped over by `vmap`, they are one program with one axis more."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from operant.agents.learner import Learner, Train
+from operant.envs.native import NativeEnv
+from operant.errors import UsageError
+from operant.execution.device import CHECK_STEPS, DeviceRun, Ends, World, finished_episodes
+from operant.execution.episodes import Finished
+from operant.types import Array, Key, Tree
+
+
+class Population:
+    """Independent runs on a native environment, one per key, mapped over by `vmap` into one program.
+
+    Args:
+        learner: the algorithm.
+        env: the environment.
+        n: actors of one run.
+        keys: typed keys `[S]`, the root of each run.
+        hyper: traced options of all runs `[H]` or of each `[S, H]` (default: the algorithm's own).
+        blocks: most blocks that one call of `advance` may run.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        env: NativeEnv,
+        n: int,
+        keys: Key,
+        hyper: Array | None = None,
+        blocks: int | None = None,
+    ) -> None:
+        self.learner = learner
+        self.size: int = keys.shape[0]
+        self.loop = DeviceRun(learner, env, n)
+        self.block_steps = learner.rows * n
+        self.blocks = blocks or max(1, CHECK_STEPS // self.block_steps)
+        hyper = learner.hyper() if hyper is None else hyper
+        per_run = 0 if hyper.ndim == 2 else None
+        self.train: Train = jax.jit(jax.vmap(learner.init, in_axes=(0, per_run)))(keys, hyper)
+        self.world: World = jax.jit(jax.vmap(self.loop.begin))(keys)
+        self.steps = np.zeros(self.size, np.int64)
+        self._meter = jnp.stack([learner.meter()] * self.size)
+        self._compiled: Any = None
+
+    def compile(self) -> Any:
+        """Return the compiled loop; the first call compiles it."""
+        if self._compiled is None:
+            loop = functools.partial(self.loop.iterate, limit=self.blocks)
+            mapped = jax.vmap(loop, in_axes=(0, 0, 0, None))
+            arguments = (self.train, self.world, self._meter, np.int32(0))
+            self._compiled = jax.jit(mapped, donate_argnums=(0, 1, 2)).lower(*arguments).compile()
+        return self._compiled
+
+    def advance(self, blocks: int = 1) -> list[list[Finished]]:
+        """Run that many blocks (at most `self.blocks`); return each run's episodes that ended, in order of time."""
+        blocks = min(blocks, self.blocks)
+        loop = self.compile()
+        self.train, self.world, self._meter, ends = loop(
+            self.train, self.world, self._meter, np.int32(blocks)
+        )
+        ends = jax.device_get(ends)
+        finished = []
+        for i in range(self.size):
+            episodes, self.steps[i] = finished_episodes(
+                Ends(*(x[i, :blocks] for x in ends)), int(self.steps[i])
+            )
+            finished.append(episodes)
+        return finished
+
+    def metrics(self, index: int) -> dict[str, float]:
+        """Return a run's averages of the metrics since the last call."""
+        meter = np.asarray(self._meter[index])
+        self._meter = self._meter.at[index].set(0.0)
+        return self.learner.read(meter)
+
+    def put(self, index: int, train: Train, world: World | None = None) -> None:
+        """Replace the state of a run."""
+        self.train = _with(self.train, index, train)
+        if world is not None:
+            self.world = _with(self.world, index, world)
+        self.steps[index] = int(train.counters.timesteps)
+
+
+class Member:
+    """One run of a population, for the training loop: all that a driver does but advance, which the population does for all.
+
+    Args:
+        population: the runs.
+        index: which of them this is.
+    """
+
+    def __init__(self, population: Population, index: int) -> None:
+        self.population = population
+        self.index = index
+        self.blocks = population.blocks
+        self.block_steps = population.block_steps
+
+    @property
+    def train(self) -> Train:
+        """The learning side."""
+        train: Train = _of(self.population.train, self.index)
+        return train
+
+    @property
+    def step(self) -> int:
+        """Environment steps so far."""
+        return int(self.population.steps[self.index])
+
+    def advance(self, blocks: int) -> list[Finished]:
+        """Refuse: a member advances with the others."""
+        raise UsageError("A member of a population advances with the others: call Population.advance.")
+
+    def metrics(self) -> dict[str, float]:
+        """Return the averages of the metrics since the last call."""
+        return self.population.metrics(self.index)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the environments' side of what continuing needs; a run by itself can continue from it."""
+        return {"world": _of(self.population.world, self.index)}
+
+    def snapshot_like(self) -> dict[str, Any]:
+        """Return the shapes of a snapshot."""
+        return self.snapshot()
+
+    def put(self, train: Train) -> None:
+        """Replace the learning side, before the run begins."""
+        self.population.put(self.index, train)
+
+    def restore(self, train: Train, snapshot: dict[str, Any]) -> None:
+        """Continue exactly where `train` and the snapshot were taken."""
+        self.population.put(self.index, train, snapshot["world"])
+
+    def scale_lr(self, factor: float) -> tuple[float, float]:
+        """Multiply the learning rate; return the old and the new one."""
+        train, old, new = self.population.learner.scaled_lr(self.train, factor)
+        self.population.put(self.index, train)
+        return old, new
+
+
+def _of(tree: Tree, index: int) -> Tree:
+    return jax.tree.map(lambda x: _over(x, lambda words: words[index]), tree)
+
+
+def _with(tree: Tree, index: int, one: Tree) -> Tree:
+    def put(all_: Array, own: Array) -> Array:
+        own = jax.random.key_data(own) if _is_key(own) else own
+        return _over(all_, lambda words: words.at[index].set(own))
+
+    return jax.tree.map(put, tree, one)
+
+
+def _is_key(x: Array) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _over(x: Array, f: Callable[[Array], Array]) -> Array:
+    """Apply a function to an array, or to the words of a key: JAX takes slices of keys for uses of them."""
+    if not _is_key(x):
+        return f(x)
+    return jax.random.wrap_key_data(f(jax.random.key_data(x)), impl=jax.random.key_impl(x))

@@ -1,0 +1,182 @@
+"""One plan under several seeds: what `operant train --n-seeds` runs."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from operant import interruption
+from operant.agents.making import define
+from operant.envs import table
+from operant.errors import UsageError
+from operant.execution.config import RunConfig
+from operant.execution.episodes import Finished
+from operant.execution.records import Record
+from operant.execution.training import LOG_SECONDS, Outcome, Training
+from operant.session import Session, build
+from operant.tracking import Console, Tracker, interval
+from operant.train import Plan, Result, describe, make_environments, new_directory, train, writers
+
+if TYPE_CHECKING:
+    from operant.execution.population import Population
+
+SINGLE = ("resume", "checkpoints", "history_checkpoint", "monitor_session")
+"""Options that name what belongs to one run."""
+
+
+class Replicated(NamedTuple):
+    """Finished runs of one plan."""
+
+    results: tuple[Result, ...]
+    directory: Path
+    """Folder of their folders, `seed-N` each."""
+    mean_reward: tuple[float, float, float]
+    """Mean over seeds of the last `mean_reward`, and its 95% bootstrap interval."""
+
+
+def replicate(plan: Plan, n_seeds: int, command: str | None = None) -> Replicated:
+    """Train as planned under a number of successive seeds.
+
+    On a JAX-native environment all are one compiled program, mapped over the seeds; each equals its single run up to the rounding of
+    sums. Elsewhere one run follows the other. Each writes a folder of its own, which can be resumed, loaded, played and plotted as that of
+    any run.
+
+    Args:
+        plan: what to train on what; its seed is the first.
+        n_seeds: how many.
+        command: the command line to record.
+
+    Raises:
+        OperantError: the plan cannot be carried out.
+    """
+    run = plan.run
+    for name in SINGLE:
+        if getattr(run, name) not in (None, ()):
+            raise UsageError(
+                f"{name} is for a single run. Received: {name}={getattr(run, name)!r}, n_seeds={n_seeds}. Leave one of them out."
+            )
+    first = secrets.randbelow(2**31) if run.seed is None else run.seed
+    directory = new_directory(run, define(plan.agent, **plan.options).name)
+    seeds = [(first + i) % 2**32 for i in range(n_seeds)]
+    runs = [run.replace(seed=seed, run_dir=str(directory / f"seed-{seed}")) for seed in seeds]
+    if table.is_native(run.env):
+        results = _together(plan, runs, command)
+    else:
+        results = [train(plan._replace(run=own), command) for own in runs]
+    rewards = [result.outcome.mean_reward for result in results]
+    mean = interval(rewards) if all(math.isfinite(x) for x in rewards) else (math.nan, math.nan, math.nan)
+    if not run.quiet:
+        value, low, high = (round(x, run.display_precision) for x in mean)
+        print(
+            f"Mean reward over {n_seeds} seeds: {value} [{low}, {high}] (95% bootstrap interval)\n"
+            f"Everything was written to {directory}",
+            flush=True,
+        )
+    return Replicated(tuple(results), directory, mean)
+
+
+def _together(plan: Plan, runs: Sequence[RunConfig], command: str | None) -> list[Result]:
+    """Train all at once, on a JAX-native environment."""
+    definition = define(plan.agent, **plan.options)
+    environment = make_environments(runs[0])
+    learner = build(definition, environment, runs[0])
+
+    import jax
+    import jax.numpy as jnp
+
+    from operant.execution.population import Member, Population
+
+    keys = jnp.stack([jax.random.key(run.seed or 0) for run in runs])
+    population = Population(learner, environment.native, runs[0].n_envs, keys)
+    sinks: list[Tracker] = []
+    trainings: list[Training] = []
+    try:
+        for i, run in enumerate(runs):
+            session = Session(definition, environment, run, learner, Member(population, i))
+            directory = Path(run.run_dir or "")
+            training = session.training(run, Tracker(), directory / "checkpoints")
+            if run.weights:
+                session.weights.load(session.driver)
+            describe(directory, definition.to_dict(), run, command)
+            training.sinks = writers(directory, run.replace(quiet=True), training)
+            sinks.append(training.sinks)
+            trainings.append(training)
+        display = _display(runs[0], len(runs))
+        display.message(
+            f"Training {definition.name} on {runs[0].env}: {len(runs)} seeds at once, {runs[0].n_envs} environments each, "
+            f"{environment.how}; seeds {runs[0].seed} to {runs[-1].seed}; runs {Path(runs[0].run_dir or '').parent}"
+        )
+        outcomes = _loop(population, trainings, display)
+    finally:
+        for each in sinks:
+            each.close()
+    return [Result(outcome, Path(run.run_dir or "")) for outcome, run in zip(outcomes, runs, strict=True)]
+
+
+def _display(run: RunConfig, count: int) -> Console:
+    """Return a console for the sums and means of all runs."""
+    return Console(
+        max_steps=None if run.max_steps is None else run.max_steps * count,
+        target_reward=run.target_reward,
+        display_precision=run.display_precision,
+        log_frequency=run.log_frequency,
+        quiet=run.quiet,
+    )
+
+
+def _loop(population: Population, trainings: Sequence[Training], display: Console) -> list[Outcome]:
+    """Let the population advance, and each run look where it would by itself."""
+    outcomes: dict[int, Outcome] = {}
+    wanted: dict[int, int] = {}  # blocks until a run looks
+    finished: dict[int, list[Finished]] = {i: [] for i in range(len(trainings))}
+
+    def go_on(i: int, reason: str | None) -> None:
+        if reason is None:
+            wanted[i] = trainings[i].blocks()
+            return
+        wanted.pop(i, None)
+        outcomes[i] = outcome = trainings[i].end(reason)
+        display.message(
+            f"Seed {trainings[i].run.seed}: {outcome.message}: {outcome.step} steps, {outcome.episodes} games, "
+            f"mean reward {outcome.mean_reward:.2f}, {outcome.seconds:.1f} s"
+        )
+
+    def interrupt() -> None:
+        for training in trainings:
+            training.interrupt()
+
+    began = shown = time.perf_counter()
+    try:
+        for i, training in enumerate(trainings):
+            go_on(i, training.begin())
+        with interruption.orderly(interrupt):
+            while wanted:
+                count = min(wanted.values())
+                ended = population.advance(count)
+                for i in tuple(wanted):
+                    finished[i] += ended[i]
+                    wanted[i] -= count
+                    if not wanted[i]:
+                        go_on(i, trainings[i].take(finished[i]))
+                        finished[i] = []
+                now = time.perf_counter()
+                if now - shown >= LOG_SECONDS:
+                    shown = now
+                    display.record(_summary(trainings, now - began))
+    finally:
+        display.close()
+    return [outcomes[i] for i in range(len(trainings))]
+
+
+def _summary(trainings: Sequence[Training], seconds: float) -> Record:
+    """Sum up how far all runs are."""
+    scores = [training.score for training in trainings if training.score.episodes]
+    values = {"episode/count": float(sum(score.episodes for score in scores))}
+    if scores:
+        values["episode/reward_mean"] = sum(score.mean for score in scores) / len(scores)
+        values["episode/reward_best"] = max(max(score.mean, score.best) for score in scores)
+    return Record(sum(training.driver.step for training in trainings), seconds, values)

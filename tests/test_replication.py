@@ -1,0 +1,117 @@
+"""`operant train --n-seeds`: runs of successive seeds, at once where the environment is JAX-native."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from tests.small_agents import MODEL
+
+from operant import Agent
+from operant.cli import main
+from operant.errors import UsageError
+from operant.execution.config import RunConfig
+from operant.replication import replicate
+from operant.tracking import read_history
+from operant.train import Plan, resumed, train
+
+OPTIONS = {"model": MODEL, "n_steps": 16, "mini_batches": 2, "ppo_epochs": 2}
+
+
+def plan(directory, env="jax:CartPole-v1", **changes):
+    settings = {
+        "env": env,
+        "n_envs": 4,
+        "max_steps": 400,
+        "quiet": True,
+        "seed": 5,
+        "run_dir": str(directory),
+        **changes,
+    }
+    return Plan("ppo", OPTIONS, RunConfig.from_dict(settings))
+
+
+def episodes(directory):
+    history = read_history(directory / "history.parquet")
+    return {name: history[name] for name in ("step", "episode_reward", "episode_length", "actor")}
+
+
+def test_each_seed_at_once_is_its_single_run(tmp_path):
+    done = replicate(plan(tmp_path / "three"), 3)
+    assert sorted(path.name for path in done.directory.iterdir()) == ["seed-5", "seed-6", "seed-7"]
+    single = train(plan(tmp_path / "one", seed=6))
+    assert done.results[1].outcome[:5] == single.outcome[:5]
+    ours, theirs = episodes(done.results[1].directory), episodes(single.directory)
+    assert all((ours[name] == theirs[name]).all() for name in ours)
+    agents = [Agent.load(folder) for folder in (done.results[1].directory, single.directory)]
+    a, b = (
+        [
+            np.asarray(w)
+            for w in agent.learner.algorithm.weights(agent.engine.train.state)["model"]["params"].values()
+        ]
+        for agent in agents
+    )
+    assert all(np.allclose(x, y, atol=1e-5) for x, y in zip(a, b, strict=True))
+    means = [result.outcome.mean_reward for result in done.results]
+    assert len(set(means)) == 3 and done.mean_reward[0] == pytest.approx(np.mean(means))
+    assert done.mean_reward[1] <= done.mean_reward[0] <= done.mean_reward[2]
+
+
+@pytest.mark.slow
+def test_a_seed_is_a_run_that_can_be_resumed(tmp_path):
+    folder = replicate(plan(tmp_path / "two"), 2).results[0].directory
+    outcome = train(resumed(folder, {"max_steps": 800})).outcome
+    assert outcome.step >= 800
+    whole = train(plan(tmp_path / "whole", max_steps=800)).outcome
+    assert outcome[:4] == whole[:4]
+
+
+@pytest.mark.slow
+def test_seeds_stop_when_they_would_by_themselves(tmp_path):
+    settings = {"max_steps": 4000, "target_reward": 22.0, "reward_buffer_size": 10, "n_envs": 64}
+    done = replicate(plan(tmp_path / "three", **settings), 3)
+    single = [train(plan(tmp_path / str(seed), seed=seed, **settings)).outcome for seed in (5, 6, 7)]
+    assert [result.outcome[:3] for result in done.results] == [outcome[:3] for outcome in single]
+    assert len({outcome.step for outcome in single}) > 1
+
+
+@pytest.mark.slow
+def test_other_environments_run_one_after_the_other(tmp_path, capsys):
+    done = replicate(plan(tmp_path / "two", env="CartPole-v1", quiet=False), 2)
+    single = train(plan(tmp_path / "one", env="CartPole-v1", seed=6))
+    assert done.results[1].outcome[:5] == single.outcome[:5]
+    assert "over 2 seeds" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_no_episode_has_ended(tmp_path):
+    assert math.isnan(replicate(plan(tmp_path / "two", env="jax:Pendulum-v1"), 2).mean_reward[0])
+
+
+@pytest.mark.parametrize(
+    "name, value", [("checkpoints", ("a",)), ("history_checkpoint", "h.parquet"), ("monitor_session", "s")]
+)
+def test_what_belongs_to_one_run_is_refused(tmp_path, name, value):
+    with pytest.raises(UsageError, match=f"{name} is for a single run"):
+        replicate(plan(tmp_path / "two", **{name: value}), 2)
+    assert not (tmp_path / "two").exists()
+
+
+@pytest.mark.slow
+def test_the_command_line(tmp_path, capsys):
+    flags = (
+        "--env jax:CartPole-v1 --n-envs 4 --n-steps 16 --mini-batches 2 --max-steps 200 --seed 3 --n-seeds 2"
+    )
+    assert main(["train", "ppo", *flags.split(), "--run-dir", str(tmp_path / "r")]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "2 seeds at once" in said
+        and "Mean reward over 2 seeds" in said
+        and "Seed 4: Maximum steps exceeded" in said
+    )
+    record = json.loads((tmp_path / "r" / "seed-4" / "run.json").read_text())
+    assert record["run"]["seed"] == 4 and "--n-seeds 2" in record["command"]
+    assert main(["train", "--resume", str(tmp_path / "r" / "seed-4"), "--n-seeds", "2"]) == 2
+    assert "one by one" in capsys.readouterr().err

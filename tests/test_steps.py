@@ -1,0 +1,155 @@
+"""Gradient steps of the modular agent: natural and estimated gradients, the search along a step."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.small_agents import MODEL
+
+from operant import Agent
+from operant.agents import steps
+from operant.agents.making import define
+from operant.errors import SpecError
+from operant.ops import optimise
+
+K = 4
+WORDS = jax.random.key_data(jax.random.key(3))
+
+
+def fit(loss, params, rows, *, lr=0.1, count=None, **plan):
+    optimizer = optimise.optimizer("sgd", lr)
+    counts = jnp.ones(len(jax.tree.leaves(rows)[0]), bool) if count is None else jnp.arange(len(rows)) < count
+    found, _, watched = jax.jit(
+        lambda p: steps.fit(
+            loss, p, optimizer.init(p), optimizer, rows, counts, steps.Plan(**{"steps": 1, **plan}), WORDS
+        )
+    )(params)
+    return found, watched
+
+
+def policy_loss(params, rows):
+    """Less the advantage-weighted log-probability of a softmax over the parameters."""
+    action, advantage = rows[:, 0].astype(jnp.int32), rows[:, 1]
+    each = -advantage * jax.nn.log_softmax(params)[action]
+    return each, {"loss/policy": each}
+
+
+def rows(n=32):
+    draw = np.random.default_rng(0)
+    return jnp.asarray(np.stack([draw.integers(0, K, n), draw.normal(size=n)], 1), jnp.float32)
+
+
+def kl(old, new):
+    return jnp.sum(jnp.exp(jax.nn.log_softmax(old)) * (jax.nn.log_softmax(old) - jax.nn.log_softmax(new)), -1)
+
+
+def natural(max_kl, damping=1e-4):
+    return steps.Natural(
+        lambda params, rows: jnp.broadcast_to(params, (len(rows), K)),
+        lambda rows, old, new: kl(old, new),
+        max_kl,
+        20,
+        damping,
+    )
+
+
+@pytest.mark.parametrize("n", [32, steps.CHUNK + 300])
+def test_the_natural_step_is_that_of_the_fisher_matrix(n):
+    start, max_kl, damping = jnp.asarray([0.3, -0.2, 0.1, 0.0]), 1e-4, 1e-3
+    moved, watched = fit(policy_loss, start, rows(n), natural=natural(max_kl, damping))
+    gradient = jax.grad(lambda p: -jnp.mean(policy_loss(p, rows(n))[0]))(start)
+    p = jax.nn.softmax(start)
+    fisher = jnp.diag(p) - jnp.outer(p, p) + damping * jnp.eye(K)
+    x = jnp.linalg.solve(fisher, gradient)
+    np.testing.assert_allclose(
+        moved - start, jnp.sqrt(2 * max_kl / (x @ fisher @ x)) * x, rtol=2e-2, atol=1e-6
+    )
+    assert float(kl(start, moved)) == pytest.approx(max_kl, rel=0.05)
+    assert float(watched["grad_norm"]) == pytest.approx(float(jnp.linalg.norm(gradient)), rel=1e-4)
+
+
+def test_a_natural_step_that_is_not_finite_is_not_taken():
+    start = jnp.asarray([0.3, -0.2, 0.1, 0.0])
+    moved, watched = fit(policy_loss, start, rows().at[0, 1].set(jnp.nan), natural=natural(1e-2))
+    assert (moved == start).all() and watched["skipped"] == 1.0
+
+
+def test_estimated_gradients_are_right_in_the_mean():
+    start, target = jnp.asarray([1.0, -2.0, 0.5]), jnp.asarray([0.0, 1.0, 1.0])
+
+    def loss(params, rows):
+        each = jnp.sum(jnp.square(params - target)) + 0.0 * rows[:, 0]
+        return each, {"loss/policy": each}
+
+    moved, _ = fit(loss, start, jnp.zeros((8, 1)), lr=1.0, evolution=steps.Evolution(20_000, 0.1))
+    np.testing.assert_allclose(start - moved, 2.0 * (start - target), atol=0.15)
+    few, _ = fit(loss, start, jnp.zeros((8, 1)), lr=1.0, evolution=steps.Evolution(2, 0.1))
+    assert np.abs(start - few - 2.0 * (start - target)).max() > 0.5  # it is estimated, not computed
+
+
+def test_a_search_shortens_a_step_until_the_loss_is_lower():
+    start, seen = jnp.asarray([3.0]), rows()
+
+    def loss(params, rows):
+        each = jnp.sum(jnp.square(params)) + 0.0 * rows[:, 0]
+        return each, {"loss/policy": each}
+
+    search = steps.Search(10, 0.5)
+    over, _ = fit(loss, start, seen, lr=4.0)
+    assert float(over[0]) == pytest.approx(3.0 - 4.0 * 6.0)
+    moved, watched = fit(loss, start, seen, lr=4.0, search=search)
+    assert float(moved[0]) == pytest.approx(
+        3.0 - 4.0 * 6.0 / 8
+    )  # 24 and 12 go too far, 6 just as far, 3 to the middle
+    assert watched["update/accepted"] == 1.0
+    stuck, watched = fit(loss, start, seen, lr=4.0, search=steps.Search(2, 0.5))
+    assert (stuck == start).all() and watched["update/accepted"] == 0.0
+
+
+def test_the_search_looks_at_the_weight_of_squared_parameters_too():
+    start, seen = jnp.asarray([3.0]), rows()
+
+    def flat(params, rows):
+        each = 0.0 * rows[:, 0] * params[0]
+        return each, {"loss/policy": each}
+
+    moved, watched = fit(flat, start, seen, lr=0.1, l2=1.0, search=steps.Search(3, 0.5))
+    assert float(moved[0]) == pytest.approx(3.0 - 0.1 * 6.0) and watched["update/accepted"] == 1.0
+
+
+def test_what_contradicts_itself_is_refused():
+    for options, message in [
+        ({"gradient": "natural", "objective": "action_value"}, "that of a policy"),
+        ({"gradient": "natural", "baseline_model": "shared"}, "of its own"),
+        ({"gradient": "natural", "baseline_model": "auto"}, "of its own"),
+    ]:
+        with pytest.raises(SpecError, match=message):
+            define("modular", **options)
+    define("modular", gradient="natural", baseline_model="auto", baseline_optimizer="adam")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient": "natural", "lr": 0.02, "linesearch_iterations": 5},
+        {"gradient": "evolutionary", "lr": 0.05, "evolutionary_samples": 32},
+        {"lr": 0.05, "linesearch_iterations": 5, "optimizer": "sgd"},
+    ],
+    ids=["natural", "evolutionary", "search"],
+)
+def test_every_way_learns_which_action_pays(options):
+    agent = Agent.create(
+        agent="modular", states={"type": "float", "shape": (2,)}, actions={"type": "int", "num_values": 3},
+        model=MODEL, batch_size=32, horizon=1, normalize_advantage=True, seed=1, **options,
+    )  # fmt: skip
+    draw = np.random.default_rng(0)
+    for _ in range(32 * 60):
+        state = draw.normal(size=2)
+        action = agent.act(state)
+        agent.observe(reward=float(action == (2 if state[0] > 0 else 0)), terminal=True)
+    states = draw.normal(size=(200, 2))
+    right = np.asarray(agent.act(states, independent=True)) == np.where(states[:, 0] > 0, 2, 0)
+    assert right.mean() > 0.85
