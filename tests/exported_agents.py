@@ -33,7 +33,7 @@ HYBRID = {
         "move_mask": {"type": "bool", "shape": (2, 4)},
     },
     "actions": {
-        "move": {"type": "int", "num_values": 4, "shape": (2,)},
+        "move": {"type": "int", "num_values": 4, "shape": (2,), "min_value": [1, -1]},
         "steer": BOUNDED,
         "horn": {"type": "bool"},
         "gear": CHOICE,

@@ -12,6 +12,7 @@ from jax import export
 from operant.agents.learner import Acting, Learner
 from operant.errors import UsageError
 from operant.export.interface import Interface, Port
+from operant.spaces import Leaf
 from operant.types import Action, Array, Arrays, Tree
 
 
@@ -66,7 +67,7 @@ class PolicyFunction:
 
     def _stored(self, port: Port, x: Array) -> Array:
         leaf = self.interface.spaces.states.components[port.component]
-        return (x - jnp.asarray(leaf.offset, x.dtype)).astype(leaf.storage) if leaf.has_offset else x
+        return (x - _offset(leaf, x)).astype(leaf.storage) if leaf.has_offset else x
 
     def _outputs(self, acted: Action) -> Arrays:
         actions, after = self._learner.emit(acted.action), jax.tree.leaves(acted.carry)
@@ -76,7 +77,7 @@ class PolicyFunction:
                 flat[port.name] = after[len(flat) - len(actions)]
                 continue
             x = actions[port.component].astype(port.leaf.storage)
-            flat[port.name] = x + jnp.asarray(port.leaf.offset, x.dtype) if port.leaf.has_offset else x
+            flat[port.name] = x + _offset(port.leaf, x) if port.leaf.has_offset else x
         return flat
 
     def _refuse_chance(self) -> None:
@@ -89,3 +90,7 @@ class PolicyFunction:
         used = [x for equation in traced.jaxpr.eqns for x in equation.invars] + list(traced.jaxpr.outvars)
         if any(id(x) in drawn for x in used):
             raise UsageError("An agent that draws all of its actions has no deterministic policy to export.")
+
+
+def _offset(leaf: Leaf, x: Array) -> Array:
+    return jnp.broadcast_to(jnp.asarray(leaf.offset, x.dtype), x.shape)
