@@ -187,7 +187,7 @@ reduction=average
 size=3
 stride=1
 [normalization-0]
-type=batch
+type=layer
 [activation-0]
 activation=tanh
 [pooling-2]
@@ -205,7 +205,7 @@ output=1
         "Conv2D",
         "MaxPooling2D",
         "AveragePooling2D",
-        "BatchNormalization",
+        "LayerNormalization",
         "Activation",
         "GlobalAveragePooling2D",
         "Dropout",

@@ -177,16 +177,25 @@ def test_observing_without_normaliser_changes_nothing(mlp, variables):
 
 @pytest.fixture(scope="module")
 def noisy():
-    layers = [dense(16), {"type": "dropout", "rate": 0.5}, {"type": "batch_normalization"}]
+    trained = keras().layers.BatchNormalization(dtype="float32")
+    trained.build((None, 16))
+    trained.moving_mean.assign(np.full(16, 0.25))
+    layers = [dense(16), {"type": "dropout", "rate": 0.5}, trained]
     return build(layers, VECTOR, {"q": Head((2,))})
+
+
+def test_averages_of_a_trained_layer_stay(noisy):
+    name = "body.batchnormalization0/moving_mean"
+    np.testing.assert_array_equal(noisy.init(jax.random.key(3))["state"][name], np.full(16, 0.25))
+    assert build(noisy.spec, VECTOR, {"q": Head((2,))}).heads == ("q",)  # of a file, whose weights come later
 
 
 def test_training_mode(noisy):
     v = noisy.init(jax.random.key(0))
     assert set(v["state"]) == {
         "body.dropout0/seed_generator_state",
-        "body.batch_normalization0/moving_mean",
-        "body.batch_normalization0/moving_variance",
+        "body.batchnormalization0/moving_mean",
+        "body.batchnormalization0/moving_variance",
     }
     x = {"state": jnp.asarray(np.random.default_rng(0).normal(size=(8, 3)), jnp.float32)}
     first, _, state = noisy.train(v, x)
@@ -194,7 +203,7 @@ def test_training_mode(noisy):
     following, _, _ = noisy.train({**v, "state": state}, x)
     assert_equal(first, again)
     assert not np.allclose(first["q"], following["q"])
-    assert not np.allclose(state["body.batch_normalization0/moving_mean"], 0.0)
+    assert not np.allclose(state["body.batchnormalization0/moving_mean"], 0.25)
     assert_equal(noisy.apply(v, x), noisy.apply(v, x))
 
 

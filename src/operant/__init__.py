@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from operant.envs import Environment as Environment
     from operant.errors import OperantError as OperantError
     from operant.execution.runner import Runner as Runner
+    from operant.export.policy import load_policy as load_policy
     from operant.inputs import create_envs as create_envs
     from operant.nn.cfg import ModelReader as ModelReader
 
@@ -32,6 +33,7 @@ _PUBLIC = {
     "OperantError": "operant.errors",
     "Runner": "operant.execution.runner",
     "create_envs": "operant.inputs",
+    "load_policy": "operant.export.policy",
 }
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "__version__",
     "agents",
     "create_envs",
+    "load_policy",
 ]
 
 

@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from operant import checkpoint, experience, saving
+from operant import checkpoint, experience, export, saving
 from operant.agents import AGENTS, DEFAULT
 from operant.agents.making import define
 from operant.errors import CheckpointError, SpaceError, SpecError, UsageError, value_error
+from operant.export import Exported
 from operant.interactive import Interactive, Settings
+from operant.nn.drawing import mermaid
 from operant.saving import Format
 from operant.spaces import Spaces
 from operant.spec import canonical, plain
@@ -215,9 +217,9 @@ class Agent(Interactive):
         learn by a margin, deterministic actors by squared distance. Else by `experience` and `update`.
 
         Args:
-            directory: folder of trace files, as `recorder` writes them.
+            directory: folder of trace files, as `recorder` writes them; or `'minari:NAME'`: a Minari dataset on this machine.
             num_iterations: how often traces are drawn.
-            num_traces: files in each draw; None: all of them.
+            num_traces: files (episodes of a dataset) in each draw; None: all of them.
             num_updates: passes over them (imitation), or calls of `update`.
             extension: how the files' names end.
             imitate: False: by `experience` and `update`; None: as the algorithm can.
@@ -253,11 +255,22 @@ class Agent(Interactive):
 
     # Files
 
-    def get_architecture(self) -> str:
-        """Return the networks' layers, shapes and numbers of parameters, as text."""
-        return "\n".join(
-            f"{name}\n{model.summary()}" for name, model in self.learner.algorithm.models.items()
-        )
+    def get_architecture(self, format: Literal["text", "mermaid"] = "text") -> str:
+        """Return the networks.
+
+        Args:
+            format: 'text': tables of layers, shapes and numbers of parameters. 'mermaid': a flowchart in Mermaid's language, with
+                the names of registered tensors.
+
+        Raises:
+            SpecError: an unknown format.
+        """
+        models = self.learner.algorithm.models
+        if format == "text":
+            return "\n".join(f"{name}\n{model.summary()}" for name, model in models.items())
+        if format != "mermaid":
+            raise value_error("format", "'text' or 'mermaid'", format)
+        return mermaid({name: model.drawable for name, model in models.items()})
 
     def get_specification(self) -> dict[str, Any]:
         """Return the agent's definition as JSON data."""
@@ -273,7 +286,7 @@ class Agent(Interactive):
         self,
         directory: str | Path,
         filename: str = "agent",
-        format: Format = "checkpoint",
+        format: Format | Exported = "checkpoint",
         append: ROUND_TRIP | None = None,
     ) -> str:
         """Write the agent to a file.
@@ -283,21 +296,28 @@ class Agent(Interactive):
             filename: name of the file in it, without suffix.
             format: 'checkpoint': everything that it needs to go on exactly (parameters, optimizer, memory, unfinished rows,
                 keys). 'numpy', 'hdf5', 'safetensors': weights and counters, as `operant.saving` describes, and the specification
-                as JSON beside them.
+                as JSON beside them. 'stablehlo', 'onnx': the policy alone, to act without operant; see `operant.export`.
             append: add this counter's value to the name: 'timesteps', 'episodes' or 'updates'.
 
         Returns:
             The path written.
 
         Raises:
-            SpecError: an unknown format or counter.
+            SpecError: an unknown format or counter, or a layer that an exported policy cannot have.
+            UsageError: a policy's actions are drawn by chance, or what its format needs is not installed.
         """
-        saving.check_format(format)
+        export.refuse_saved_model(format)
+        saving.check_format(format, *export.FORMATS)
         if append not in (None, *saving.COUNTERS):
             raise value_error("append", "one of 'timesteps', 'episodes', 'updates', or None", append)
         name = filename if append is None else f"{filename}-{getattr(self, append)}"
         if format == "checkpoint":
             return self._save_checkpoint(directory, name, None)
+        if format in export.FORMATS:
+            from operant.export import formats
+
+            kind = self.definition.name
+            return str(formats.write(directory, name, format, self.learner, self._engine.acting, kind))
         arrays = saving.flatten(self.learner.algorithm.weights(self._engine.train.state))
         arrays |= {name: np.asarray(getattr(self, name), np.uint32) for name in saving.COUNTERS}
         return str(saving.write(directory, filename, name, format, arrays, self.get_specification()))
@@ -340,6 +360,7 @@ class Agent(Interactive):
         Raises:
             CheckpointError: there is none, or it cannot be used; the message says why.
         """
+        saving.refuse_policy(Path(directory), filename, format)
         if format is not None:
             saving.check_format(format)
         writers = Writers(recorder, saver, summarizer)

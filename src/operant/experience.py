@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from operant import traces
+from operant import datasets, traces
 from operant.actors import Actor, Actors, Row, block_of
 from operant.engine import Engine
 from operant.errors import SpaceError, UsageError
@@ -154,17 +155,33 @@ class Cloning:
 
 
 def draws(
-    folder: str | Path, extension: str, spaces: Spaces, count: int | None, times: int, seed: int
+    source: str | Path, extension: str, spaces: Spaces, count: int | None, times: int, seed: int
 ) -> Iterator[Trace]:
-    """Give, a number of times, `count` traces of a folder drawn at random (None: all of them), joined.
+    """Give, a number of times, `count` traces drawn at random (None: all of them), joined.
+
+    Args:
+        source: a folder of trace files, or `minari:` and the name of a dataset, whose episodes are traces.
+        extension: how files' names end.
+        spaces: what the traces must fit.
+        count: how many.
+        times: how often.
+        seed: of the drawing.
 
     Raises:
-        SpecError: there are no traces in the folder, or one does not fit the spaces.
+        SpecError: there are no traces, or one does not fit the spaces.
     """
-    found, order = traces.files(folder, extension), np.random.default_rng(seed)
+    order, found = np.random.default_rng(seed), _recorded(source, extension, spaces)
     for _ in range(times):
-        chosen = found if count is None else [found[i] for i in order.permutation(len(found))[:count]]
-        yield traces.join([traces.read(path, spaces) for path in chosen])
+        chosen = range(len(found)) if count is None else order.permutation(len(found))[:count]
+        yield traces.join([found[int(i)]() for i in chosen])
+
+
+def _recorded(source: str | Path, extension: str, spaces: Spaces) -> list[Callable[[], Trace]]:
+    """Return what reads each trace of a source."""
+    if isinstance(source, str) and source.startswith(datasets.PREFIX):
+        episodes = datasets.Episodes(source.removeprefix(datasets.PREFIX), spaces)
+        return [functools.partial(episodes.__getitem__, i) for i in range(len(episodes))]
+    return [functools.partial(traces.read, path, spaces) for path in traces.files(source, extension)]
 
 
 def clone(

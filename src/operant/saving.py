@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from operant import checkpoint
+from operant import checkpoint, export
 from operant.errors import CheckpointError, SpecError, value_error
 from operant.spec import Config, build, option, plain
 
@@ -27,13 +27,29 @@ FORMATS = {"numpy": ".npz", "hdf5": ".hdf5", "safetensors": ".safetensors"}
 """Formats of weights, and how their files' names end."""
 COUNTERS = ("timesteps", "episodes", "updates")
 Format = Literal["checkpoint", "numpy", "hdf5", "safetensors"]
+"""What `Agent.load` reads; `agent.save` writes policies (`operant.export`), too."""
 Unit = Literal["seconds", "timesteps", "episodes", "updates"]
 
 
-def check_format(format: Any) -> None:
-    """Refuse formats that are not known."""
-    if format not in ("checkpoint", *FORMATS):
-        raise value_error("format", f"one of 'checkpoint', {', '.join(map(repr, FORMATS))}", format)
+def check_format(format: Any, *more: str) -> None:
+    """Refuse formats that are none of an agent, nor one of `more`."""
+    known = ("checkpoint", *FORMATS, *more)
+    if format not in known:
+        raise value_error("format", f"one of {', '.join(map(repr, known))}", format)
+
+
+def refuse_policy(directory: Path, filename: str | None, format: Any) -> None:
+    """Say that an exported policy is no agent, if one is asked for.
+
+    Raises:
+        CheckpointError: the format or the file's name is that of a policy.
+    """
+    asked = {Path(filename or "").suffix, directory.suffix if directory.is_file() else ""}
+    if format in export.FORMATS or asked & set(export.FORMATS.values()):
+        raise CheckpointError(
+            f"A file of format {', '.join(map(repr, export.FORMATS))} holds a policy, which acts and cannot learn on: it is no agent. "
+            f"Load it with operant.load_policy({str(directory)!r}), or save the agent with format='checkpoint', too."
+        )
 
 
 def flatten(weights: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -211,7 +227,9 @@ def checkpoint_in(directory: Path, filename: str | None) -> Path:
     found = find_checkpoint(directory, filename)
     if found is None:
         named = "" if filename is None else f" {filename!r}"
-        raise CheckpointError(f"There is no checkpoint{named} in {str(directory)!r}.")
+        policies = [p.name for suffix in export.FORMATS.values() for p in directory.glob(f"*{suffix}")]
+        remedy = f" {policies[0]!r} there is a policy: operant.load_policy reads it." if policies else ""
+        raise CheckpointError(f"There is no checkpoint{named} in {str(directory)!r}.{remedy}")
     return found
 
 

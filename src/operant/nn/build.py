@@ -71,7 +71,7 @@ def build(
         )
     groups, normalized = _groups(towers, heads), _normalized(normalize, fed)
     k = keras()
-    carries, copied = Carries(), list[tuple[Any, Any]]()
+    carries, graphs = Carries(), list[Graph]()
     with numpy_promotion(), k.StatelessScope() as scope:
         parsed = parse(network)
         entries = {n: k.Input(leaf.shape, dtype=leaf.dtype, name=safe_name(n)) for n, leaf in fed.items()}
@@ -82,10 +82,10 @@ def build(
                 parsed = KerasModel(from_config(config(parsed.model)))
             outputs = _complete(parsed.model, entries, fed, heads, normalized)
         else:
-            outputs = _assembled(parsed, entries, fed, heads, groups, normalized, carries, copied)
+            outputs = _assembled(parsed, entries, fed, heads, groups, normalized, carries, graphs)
         sources = {safe_name(n): x for n, x in entries.items()} | carries.inputs
         built = k.Model(sources, {safe_name(n): outputs[n] for n in heads} | carries.outputs, name=name)
-        weights = collect(built, scope, copied)
+        weights = collect(built, scope, [pair for graph in graphs for pair in graph.copied])
     return Model(
         built,
         weights,
@@ -93,8 +93,18 @@ def build(
         heads={n: safe_name(n) for n in heads},
         carries=carries,
         normalized={n: _normalizer_name(n) for n in normalized},
+        registered=_registered(graphs),
         to_spec=parsed.to_spec,
     )
+
+
+def _registered(graphs: Sequence[Graph]) -> dict[str, Any]:
+    """Return registered tensors by name; of several towers, which have the same names, each with its number."""
+    return {
+        name if len(graphs) == 1 else f"{name} ({i})": x
+        for i, graph in enumerate(graphs)
+        for name, x in graph.registered.items()
+    }
 
 
 def _groups(towers: Sequence[Sequence[str]], heads: Mapping[str, Head]) -> list[tuple[str, ...]]:
@@ -154,17 +164,17 @@ def _assembled(
     groups: Sequence[Sequence[str]],
     normalized: Sequence[str],
     carries: Carries,
-    copied: list[tuple[Any, Any]],
+    graphs: list[Graph],
 ) -> dict[str, Any]:
-    """Add one network for each group of heads, and the heads."""
+    """Add one network for each group of heads, and the heads; note the graphs."""
     tensors = {n: _prepared(entries[n], n, leaf, normalized) for n, leaf in fed.items()}
     choices = {n: 2 if leaf.type == "bool" else leaf.num_values for n, leaf in fed.items()}
     counted = {n: count for n, count in choices.items() if count is not None}
     outputs = {}
     for i, group in enumerate(groups):
         graph = Graph("body" if len(groups) == 1 else f"tower{i}", tensors, counted, carries)
+        graphs.append(graph)
         features = network(graph)
-        copied += graph.copied
         outputs.update({name: _head(name, heads[name], features) for name in group})
     return outputs
 
@@ -292,4 +302,6 @@ def _called(model: Any, tensors: Mapping[str, Any], fed: Mapping[str, Leaf]) -> 
             raise SpecError(message)
         arguments.append(x)
     placed = {id(place): x for place, x in zip(declared, arguments, strict=True)}
-    return model(k.tree.map_structure(lambda place: placed[id(place)], model.input))
+    # A Sequential model has no `input` before it is called.
+    structure = declared[0] if isinstance(model, k.Sequential) else model.input
+    return model(k.tree.map_structure(lambda place: placed[id(place)], structure))

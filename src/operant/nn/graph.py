@@ -90,6 +90,8 @@ class Graph:
     ) -> None:
         self.inputs = tuple(tensors)
         self.carries = carries
+        self.registered: dict[str, Any] = {}
+        """Tensors by the name that `register` gave them."""
         self.copied: list[tuple[Any, Any]] = []
         """Layers that the user had built, and the layers that take over their weights."""
         self._prefix = prefix
@@ -113,7 +115,7 @@ class Graph:
         """Give a tensor a name, by which `retrieve` finds it."""
         if name in self._tensors:
             raise SpecError(f"There already is a tensor named {name!r}. Register it under another name.")
-        self._tensors[name] = tensor
+        self._tensors[name] = self.registered[name] = tensor
 
     def retrieve(self, name: str) -> Any:
         """Return a component of the input or a registered tensor."""

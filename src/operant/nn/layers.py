@@ -87,7 +87,7 @@ class Weighted(Layer):
     bias: bool = True
     activation: str | None = None
     dropout: float = 0.0
-    """Share of outputs that training sets to zero."""
+    """Share of outputs that `Model.train` sets to zero (no agent calls it)."""
     initialization_scale: float = 1.0
     """Factor on the initial kernel."""
     vars_trainable: bool = True
@@ -341,7 +341,7 @@ class Activation(Layer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dropout(Layer):
-    """Sets a share of its input to zero while training."""
+    """Sets a share of its input to zero in `Model.train`. Agents use `Model.apply`, where it does nothing."""
 
     type = "dropout"
     rate: float
@@ -379,6 +379,13 @@ class LayerNormalization(Layer):
     def __call__(self, graph: Graph, x: Any) -> Any:
         """Add the layer."""
         return keras().layers.LayerNormalization(name=graph.name(self.type, self.name), **FLOAT)(x)
+
+
+NO_AVERAGES = (
+    "Batch normalisation standardises by running averages, which no agent updates: it would not normalise anything. "
+    "Use layer normalisation instead (layer_normalization), and normalize_observations for inputs."
+)
+"""Old and new log-probabilities must come from one function, so agents apply networks as in use, never as in training."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -454,13 +461,11 @@ class Attention(Layer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchNormalization(Layer):
-    """Standardises over the batch while training, by running averages otherwise (Ioffe and Szegedy 2015)."""
+    """Refused, as no agent would train its running averages (Ioffe and Szegedy 2015): use `layer_normalization`."""
 
     type = "batch_normalization"
     momentum: float = 0.99
-    """Share of the running averages that a training step keeps."""
 
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        """Add the layer."""
-        name = graph.name(self.type, self.name)
-        return keras().layers.BatchNormalization(momentum=self.momentum, name=name, **FLOAT)(x)
+    def check(self) -> None:
+        """Name what to use instead."""
+        raise SpecError(NO_AVERAGES)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from operant.errors import SpaceError, SpecError
 from operant.nn.backend import keras, numpy_promotion
 from operant.nn.convolutions import as_products
+from operant.nn.drawing import Drawable
 from operant.nn.graph import Carries
 from operant.nn.weights import Weight, collect, named_variables
 from operant.ops import statistics
@@ -50,6 +51,7 @@ class Model:
         heads: Mapping[str, str],
         carries: Carries,
         normalized: Mapping[str, str],
+        registered: Mapping[str, Any],
         to_spec: Callable[[], Any],
     ) -> None:
         self.name: str = network.name
@@ -67,6 +69,7 @@ class Model:
         self.normalized = tuple(normalized)
         """Inputs that are standardised by running moments."""
         self._normalized = dict(normalized)
+        self._registered = dict(registered)
         self._to_spec = to_spec
         order = {id(v): name for name, v in named_variables(network)}
         self._params = [order[id(v)] for v in network.trainable_variables]
@@ -242,6 +245,13 @@ class Model:
         lines: list[str] = []
         self._network.summary(print_fn=lambda line, **_: lines.append(line))
         return "\n".join(lines)
+
+    @property
+    def drawable(self) -> Drawable:
+        """The network as `operant.nn.drawing.mermaid` takes it."""
+        inputs = {inner: name for name, (inner, _) in self._ports.items()}
+        outputs = {inner: name for name, inner in self._heads.items()}
+        return Drawable(self._network, inputs, outputs, self._registered)
 
     def keras_model(self, variables: Variables) -> Any:
         """Return a new Keras model that holds these variables, to save or export: inputs and heads by name.

@@ -15,7 +15,7 @@ from operant.nn.cfg import Cfg
 from operant.nn.graph import Graph, activation
 from operant.nn.layers import whole
 from operant.nn.recurrent import Lstm
-from operant.nn.structure import add_all, config, from_config, read
+from operant.nn.structure import add_all, config, from_config, read, refuse_fresh_averages
 from operant.spec import Registry, build
 
 FORMS = (
@@ -204,16 +204,15 @@ class KerasModel:
     def parse(cls, model: Any) -> KerasModel:
         """Read a model, a configuration, a function or class that returns a model, or the path of a .keras file."""
         k = keras()
-        if isinstance(model, k.Model):
-            return cls(model)
-        if isinstance(model, Mapping):
-            model = from_config(model)
-        elif isinstance(model, str | Path) and str(model).endswith(".keras"):
-            return cls(load(model))
-        elif callable(model):
+        if isinstance(model, Mapping):  # as a checkpoint holds it, whose weights come later
+            return cls(from_config(model))
+        if isinstance(model, str | Path) and str(model).endswith(".keras"):
+            model = load(model)
+        elif callable(model) and not isinstance(model, k.Model):
             model = build(model, {}, getattr(model, "__name__", "network"))
         if not isinstance(model, k.Model):
             raise SpecError(f"The network must be a Keras model, or return one. Received: {model!r}.")
+        refuse_fresh_averages(model._flatten_layers())
         return cls(model)
 
     def to_spec(self) -> Any:

@@ -1,0 +1,96 @@
+"""The policy of an agent as one pure function of named arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+
+from operant.agents.learner import Acting, Learner
+from operant.errors import UsageError
+from operant.export.interface import Interface, Port
+from operant.spaces import Leaf
+from operant.types import Action, Array, Arrays, Tree
+
+
+class PolicyFunction:
+    """Deterministic acting with an agent's parameters as they are now.
+
+    Args:
+        learner: the agent's.
+        acting: what its acting needs.
+
+    Raises:
+        UsageError: the agent draws its actions even then.
+    """
+
+    def __init__(self, learner: Learner, acting: Acting) -> None:
+        self._learner, self._acting = learner, acting
+        paths, self._carry = jax.tree_util.tree_flatten_with_path(learner.algorithm.initial_carry(1))
+        initial = {
+            jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(x[0]) for path, x in paths
+        }
+        self.interface = Interface(learner.algorithm.spaces, initial)
+        self.batch: Any = export.symbolic_shape("batch")[0]
+        self._noise = learner.algorithm.noise(jax.random.key(0), 1)
+        self._refuse_chance()
+
+    @property
+    def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Inputs by name, with a batch of any size."""
+        return {
+            port.name: jax.ShapeDtypeStruct((self.batch, *port.leaf.shape), port.leaf.storage)
+            for port in self.interface.inputs
+        }
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        """Return outputs by name."""
+        return self._outputs(self._act(inputs, self._noise))
+
+    def _act(self, inputs: Arrays, noise: Tree) -> Action:
+        observation: Arrays = {}
+        carry = []
+        for port in self.interface.inputs:
+            x = inputs[port.name]
+            if port.kind == "internals":
+                carry.append(x)
+            elif port.kind == "mask":
+                observation[f"{port.component}_mask"] = x
+            else:
+                observation[port.component] = self._stored(port, x)
+        algorithm = self._learner.at(self._acting.hyper)
+        before = jax.tree.unflatten(self._carry, carry)
+        return algorithm.act(self._acting.policy, observation, before, noise, False)
+
+    def _stored(self, port: Port, x: Array) -> Array:
+        leaf = self.interface.spaces.states.components[port.component]
+        return (x - _offset(leaf, x)).astype(leaf.storage) if leaf.has_offset else x
+
+    def _outputs(self, acted: Action) -> Arrays:
+        actions, after = self._learner.emit(acted.action), jax.tree.leaves(acted.carry)
+        flat: Arrays = {}
+        for port in self.interface.outputs:
+            if port.kind == "internals":
+                flat[port.name] = after[len(flat) - len(actions)]
+                continue
+            x = actions[port.component].astype(port.leaf.storage)
+            flat[port.name] = x + _offset(port.leaf, x) if port.leaf.has_offset else x
+        return flat
+
+    def _refuse_chance(self) -> None:
+        """Refuse a policy whose actions depend on the noise of acting although nothing is to be explored."""
+        noise = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.batch, *x.shape[1:]), x.dtype), self._noise)
+        traced = jax.make_jaxpr(lambda noise, inputs: self._outputs(self._act(inputs, noise)))(
+            noise, self.shapes
+        )
+        drawn = {id(x) for x in traced.jaxpr.invars[: len(jax.tree.leaves(noise))]}
+        used = [x for equation in traced.jaxpr.eqns for x in equation.invars] + list(traced.jaxpr.outvars)
+        if any(id(x) in drawn for x in used):
+            raise UsageError("An agent that draws all of its actions has no deterministic policy to export.")
+
+
+def _offset(leaf: Leaf, x: Array) -> Array:
+    return jnp.broadcast_to(jnp.asarray(leaf.offset, x.dtype), x.shape)

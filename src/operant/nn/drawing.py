@@ -1,0 +1,106 @@
+"""Networks as flowcharts in the language of Mermaid, which GitHub, GitLab and many editors draw.
+
+Inputs are round, layers are boxes, heads and recurrent states that come out are slanted. A tensor that `register` named bears its
+name on the arrows that lead away from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from operant.nn.backend import keras
+
+
+class Drawable(NamedTuple):
+    """One network, as a model holds it."""
+
+    network: Any
+    """A functional Keras model."""
+    inputs: Mapping[str, str]
+    """Names to show by name in the Keras model."""
+    outputs: Mapping[str, str]
+    """The same for outputs."""
+    registered: Mapping[str, Any]
+    """Keras tensors by the name that `register` gave them."""
+
+
+def mermaid(networks: Mapping[str, Drawable]) -> str:
+    """Return one flowchart of several networks, each in a frame with its name."""
+    lines = ["flowchart TD"]
+    for i, (name, drawable) in enumerate(networks.items()):
+        lines += [f"    subgraph m{i}[{_quoted(name)}]"]
+        lines += [f"        {line}" for line in _Chart(f"m{i}", drawable).lines]
+        lines += ["    end"]
+    return "\n".join(lines)
+
+
+class _Chart:
+    """The lines of one network: nodes in the order of computation, each with the arrows that lead to it."""
+
+    def __init__(self, prefix: str, drawable: Drawable) -> None:
+        self.lines: list[str] = []
+        self._prefix, self._count = prefix, 0
+        self._inputs = drawable.inputs
+        self._names = {id(x): name for name, x in drawable.registered.items()}
+        self._nodes: dict[tuple[int, int], str] = {}
+        for inner, tensor in keras_outputs(drawable.network).items():
+            label = drawable.outputs.get(inner, inner)
+            self._edge(tensor, self._node("[/", [label, _shape(tensor)], "/]"))
+
+    def _node(self, left: str, parts: list[str], right: str) -> str:
+        node = f"{self._prefix}n{self._count}"
+        self._count += 1
+        self.lines.append(f"{node}{left}{_quoted('<br/>'.join(parts))}{right}")
+        return node
+
+    def _edge(self, tensor: Any, node: str) -> None:
+        source = self._drawn(tensor)
+        name = self._names.get(id(tensor))
+        arrow = "-->" if name is None else f"-- {_quoted(name)} -->"
+        self.lines.append(f"{source} {arrow} {node}")
+
+    def _drawn(self, tensor: Any) -> str:
+        """Return the node that a tensor comes from, drawn with all that leads to it."""
+        operation, index, _ = tensor._keras_history
+        key = id(operation), index
+        if key not in self._nodes:
+            made = operation._inbound_nodes[index]
+            if made.is_input:
+                label = self._inputs.get(operation.name, operation.name)
+                parts = [label, f"{_shape(tensor)} {tensor.dtype}"]
+                self._nodes[key] = self._node("([", parts, "])")
+            else:
+                sources = [(x, self._drawn(x)) for x in made.input_tensors]
+                parts = [operation.name, _kind(operation), _shape(made.output_tensors[0])]
+                self._nodes[key] = self._node("[", parts, "]")
+                for x, _ in sources:
+                    self._edge(x, self._nodes[key])
+        return self._nodes[key]
+
+
+def keras_outputs(network: Any) -> dict[str, Any]:
+    """Return the outputs of a functional Keras model by name."""
+    output = network.output
+    return dict(output) if isinstance(output, Mapping) else {network.name: output}
+
+
+def _kind(operation: Any) -> str:
+    """Return a layer's class, with its activation if it has one."""
+    kind = type(operation).__name__
+    function = getattr(operation, "activation", None)
+    name = getattr(function, "__name__", None)
+    return (
+        kind
+        if name in (None, "linear") or not isinstance(operation, keras().layers.Layer)
+        else f"{kind}, {name}"
+    )
+
+
+def _shape(tensor: Any) -> str:
+    """Return a shape without the batch axis: `84 × 84 × 4`; `1` for a number."""
+    return " × ".join("?" if n is None else str(n) for n in tensor.shape[1:]) or "1"
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace('"', "#quot;") + '"'
