@@ -198,3 +198,35 @@ def test_environments_that_cannot_be_made_again_or_shown(tmp_path):
         agent.play()
     assert Pictures(tmp_path, 1).files == []
     agent.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["stablehlo", "onnx"])
+def test_an_exported_policy_plays_as_the_run_does(trained, tmp_path, capsys, format):
+    path = operant.Agent.load(trained / "run").save(tmp_path, format=format)
+    ours = play(PlayConfig.from_dict({"run_dir": str(trained / "run"), "episodes": 5, "seed": 3}))
+    theirs = play(PlayConfig.from_dict({"policy": path, "env": "CartPole-v1", "episodes": 5, "seed": 3}))
+    assert np.allclose(
+        ours.rewards, theirs.rewards, atol=2
+    )  # rounding may decide between actions that are as good
+    assert (
+        main(["play", path, "--env", "CartPole-v1", "--episodes", "2", "--frame-dir", str(tmp_path / "f")])
+        == 0
+    )
+    assert "2 episodes: mean reward" in capsys.readouterr().out
+    assert len([*(tmp_path / "f").glob("*.jpg")]) > 10
+    assert main(["play", path, "--env", "Pendulum-v1"]) == 2
+    assert "does not fit Pendulum-v1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"policy": "a.onnx", "run_dir": "r"}, "Give one of them"),
+        ({"policy": "a.onnx", "action_idx": 1}, "best actions only"),
+    ],
+)
+def test_what_an_exported_policy_cannot_do(options, message):
+    with pytest.raises(SpecError, match=message):
+        PlayConfig.from_dict({"env": "CartPole-v1", **options})
+    assert main(["play", "missing.onnx", "--env", "CartPole-v1"]) == 2

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from operant.errors import SpecError, suggest
+from operant.errors import SpaceError, SpecError, suggest
 from operant.spec import Config, option
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from operant.agents.learner import Learner, Train
     from operant.envs.vector import VectorEnv
+    from operant.execution.episodes import Finished
     from operant.watch import Output
 
 
@@ -21,6 +24,7 @@ class PlayConfig(Config):
 
     env: str = option("", "Environment id (default: the run's)")
     run_dir: str | None = option(None, "Folder of a run, or of a saved agent, whose policy plays")
+    policy: str | None = option(None, "File of an exported policy (.onnx, .stablehlo) that plays")
     weights: tuple[str, ...] = option((), "Path(s) to model(s) weight(s) to be loaded by agent output_models")
     episodes: int = option(1, "Episodes to play", low=1)
     max_steps: int | None = option(None, "Environment steps after which playing ends", low=1)
@@ -43,6 +47,15 @@ class PlayConfig(Config):
     frame_delay: float = option(0.0, "Delay between rendered frames", unit="seconds", low=0.0)
     frame_frequency: int = option(1, "If --frame-dir is specified, save frames every n frames.", low=1)
     quiet: bool = option(False, "If specified, nothing is printed")
+
+    def check(self) -> Iterator[str]:
+        """Refuse what contradicts itself."""
+        if self.policy is None:
+            return
+        if self.run_dir is not None or self.weights:
+            yield "policy, run_dir and weights all say what plays. Give one of them."
+        if self.action_idx == 1:
+            yield "An exported policy takes its best actions only. Received: action_idx=1. Leave it out."
 
     @property
     def watched(self) -> bool:
@@ -73,6 +86,24 @@ class Played(NamedTuple):
 def run(learner: Learner, train: Train, env: VectorEnv, config: PlayConfig) -> Played:
     """Play episodes on a vector of one environment, which is closed in the end."""
     from operant.execution.evaluate import evaluate
+
+    return _shown(
+        lambda env: evaluate(
+            learner,
+            train,
+            env,
+            config.episodes,
+            seed=config.seed,
+            explore=config.action_idx == 1,
+            max_steps=config.max_steps,
+        ),
+        env,
+        config,
+    )
+
+
+def _shown(play: Callable[[VectorEnv], list[Finished]], env: VectorEnv, config: PlayConfig) -> Played:
+    """Play on a vector whose frames go where the options say; it is closed in the end."""
     from operant.watch import Watched
 
     shown: VectorEnv = env
@@ -85,15 +116,7 @@ def run(learner: Learner, train: Train, env: VectorEnv, config: PlayConfig) -> P
         env.close()
         raise
     with shown:
-        finished = evaluate(
-            learner,
-            train,
-            shown,
-            config.episodes,
-            seed=config.seed,
-            explore=config.action_idx == 1,
-            max_steps=config.max_steps,
-        )
+        finished = play(shown)
     files = [path for output in outputs for path in output.files]
     return Played([e.reward for e in finished], [e.length for e in finished], files)
 
@@ -123,6 +146,11 @@ def play(config: PlayConfig, agent: Any = None, **options: Any) -> Played:
     Raises:
         OperantError: what is asked for is not there, or does not fit.
     """
+    if config.policy is not None:
+        if agent is not None or options:
+            raise SpecError("An exported policy plays without an agent. Leave the agent and its options out.")
+        return _exported(config, config.policy)
+
     from operant.agents.learner import Learner
     from operant.agents.making import define
 
@@ -143,6 +171,31 @@ def play(config: PlayConfig, agent: Any = None, **options: Any) -> Played:
         env.close()
         raise
     return run(learner, train, env, config)
+
+
+def _exported(config: PlayConfig, path: str) -> Played:
+    """Play with an exported policy."""
+    from operant.execution.evaluate import run_episodes
+    from operant.export.policy import load_policy
+
+    policy, env = load_policy(path), environment(config)
+    try:
+        for kind in ("states", "actions"):
+            own, given = getattr(policy.spaces, kind), getattr(env.spaces, kind)
+            if own != given:
+                raise SpaceError(
+                    f"The policy {path!r} does not fit {env.name}: its {kind} are {own.to_spec()}, the environment's {given.to_spec()}."
+                )
+    except BaseException:
+        env.close()
+        raise
+    return _shown(
+        lambda env: run_episodes(
+            policy.choose, policy.start(env.num_envs), env, config.episodes, config.seed, config.max_steps
+        ),
+        env,
+        config,
+    )
 
 
 def _saved(config: PlayConfig) -> dict[str, Any] | None:

@@ -7,8 +7,11 @@ from pathlib import Path
 from operant.agents import AGENTS, ALIASES, config_class, entry
 from operant.cli import parse, tables
 from operant.cli.training import HEADER
+from operant.export import FORMATS
 from operant.play import PlayConfig
 from operant.spec import Config, options
+
+POLICIES = tuple(FORMATS.values())
 
 
 def run(arguments: list[str]) -> int:
@@ -16,15 +19,16 @@ def run(arguments: list[str]) -> int:
     begins_with_run = (
         bool(arguments) and arguments[0] not in {*AGENTS, *ALIASES} and Path(arguments[0]).is_dir()
     )
-    directory = arguments[0] if begins_with_run else None
-    agent, flags = (None, arguments[1:]) if begins_with_run else parse.leading_agent(arguments)
-    if parse.asks_for_help(flags) and (flags or directory is None):
+    begins_with_policy = bool(arguments) and Path(arguments[0]).suffix in POLICIES
+    place = arguments[0] if begins_with_run or begins_with_policy else None
+    agent, flags = (None, arguments[1:]) if place is not None else parse.leading_agent(arguments)
+    if parse.asks_for_help(flags) and (flags or place is None):
         print(help_text(agent))
         return 0
     own = [config_class(agent)] if agent is not None else []
     given = parse.parse([PlayConfig, *own], flags, f"play {agent}" if agent else "play")
-    if directory is not None:
-        given.setdefault("run_dir", directory)
+    if place is not None:
+        given.setdefault("policy" if begins_with_policy else "run_dir", place)
     known = options(PlayConfig)
     config = PlayConfig.from_dict({name: value for name, value in given.items() if name in known})
     hyper = {name: value for name, value in given.items() if name not in known}
@@ -45,6 +49,7 @@ def help_text(agent: str | None) -> str:
     usage = [
         f"operant play {agent or '<agent>'} --env <environment> --weights <file> ... [options]",
         "operant play <run directory> [options]",
+        "operant play <exported policy> --env <environment> [options]",
     ]
     configs: list[type[Config]] = [PlayConfig, *([config_class(agent)] if agent is not None else [])]
     rows = tables.option_rows(configs, entry(agent).options if agent is not None else {})

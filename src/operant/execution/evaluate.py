@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -12,6 +13,8 @@ from operant.engine import Ahead
 from operant.envs.vector import VectorEnv
 from operant.errors import value_error
 from operant.execution.episodes import Accounts, Finished
+
+Choose: TypeAlias = Callable[[Any, Any, np.ndarray, int], tuple[Any, Any]]
 
 
 def evaluate(
@@ -24,10 +27,7 @@ def evaluate(
     explore: bool = False,
     max_steps: int | None = None,
 ) -> list[Finished]:
-    """Run episodes and return them in the order in which they ended.
-
-    Every environment runs its share of the episodes, the first ones one more where they do not divide: taking whichever ends
-    first would prefer short ones.
+    """Run episodes with an algorithm's policy and return them in the order in which they ended; see `run_episodes`.
 
     Args:
         learner: the algorithm.
@@ -42,20 +42,48 @@ def evaluate(
         SpecError: `episodes` is below 1.
         EnvironmentError: an environment failed.
     """
-    if isinstance(episodes, bool) or not isinstance(episodes, int) or episodes < 1:
-        raise value_error("episodes", "a whole number of at least 1", episodes)
     n, key = env.num_envs, jax.random.key(seed)
     act = jax.jit(learner.act, static_argnames="explore")
     noise = Ahead(lambda key, row: learner.noise(key, row, n))
     acting = jax.jit(learner.acting)(train)
-    carry: Any = learner.algorithm.initial_carry(n)
+
+    def choose(observation: Any, carry: Any, first: np.ndarray, row: int) -> tuple[Any, Any]:
+        chosen = act(acting, observation, carry, first, noise.at(key, row), explore=explore)
+        return {name: np.asarray(value) for name, value in chosen.action.items()}, chosen.carry
+
+    return run_episodes(choose, learner.algorithm.initial_carry(n), env, episodes, seed, max_steps)
+
+
+def run_episodes(
+    choose: Choose, carry: Any, env: VectorEnv, episodes: int, seed: int = 0, max_steps: int | None = None
+) -> list[Finished]:
+    """Run episodes and return them in the order in which they ended.
+
+    Every environment runs its share of the episodes, the first ones one more where they do not divide: taking whichever ends
+    first would prefer short ones.
+
+    Args:
+        choose: (flat observation, recurrent state, which environments begin an episode, row) to flat actions and the next
+            recurrent state.
+        carry: recurrent state to begin with.
+        env: environments; reset here.
+        episodes: how many.
+        seed: root of the environments' seeds.
+        max_steps: environment steps after which no more are taken; episodes that are open then do not count.
+
+    Raises:
+        SpecError: `episodes` is below 1.
+        EnvironmentError: an environment failed.
+    """
+    if isinstance(episodes, bool) or not isinstance(episodes, int) or episodes < 1:
+        raise value_error("episodes", "a whole number of at least 1", episodes)
+    n = env.num_envs
     left = np.full(n, episodes // n) + (np.arange(n) < episodes % n)
     accounts, finished = Accounts(n), list[Finished]()
     first, ended = np.ones(n, bool), np.zeros(n, bool)
     observation, row, steps = env.reset(seed), 0, 0
     while left.any():
-        chosen = act(acting, observation, carry, first, noise.at(key, row), explore=explore)
-        action = {name: np.asarray(value) for name, value in chosen.action.items()}
+        action, carry = choose(observation, carry, first, row)
         after = env.step(action)
         valid = ~ended
         first, ended = ended, after.terminated | after.truncated
@@ -68,5 +96,5 @@ def evaluate(
                 finished.append(episode)
         if max_steps is not None and steps >= max_steps:
             break
-        observation, carry, row = after.observation, chosen.carry, row + 1
+        observation, row = after.observation, row + 1
     return finished

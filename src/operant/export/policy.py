@@ -62,6 +62,25 @@ class Policy:
         emitted = self.spaces.actions.unflatten(actions)
         return emitted if internals is None else (emitted, _nested(after) if after else ())
 
+    def choose(self, observation: Flat, internals: Flat, first: np.ndarray, row: int) -> tuple[Flat, Flat]:
+        """Act in a vector of environments: on stored observations `[n, ...]`, with internals `[n, ...]` by path.
+
+        Args:
+            observation: flat, as vectors give it.
+            internals: of the row before.
+            first: `[n]`, where an episode begins, for which the internals start anew.
+            row: counts the calls; of no matter here.
+        """
+        begun = {
+            path: np.where(first.reshape(-1, *[1] * x.ndim), x[None], internals[path])
+            for path, x in self.interface.initial.items()
+        }
+        return self.interface.write(self._run(self.interface.read(observation, begun)))
+
+    def start(self, n: int) -> Flat:
+        """Return the internals of `n` actors at the start of an episode, for `choose`."""
+        return {path: np.repeat(x[None], n, axis=0) for path, x in self.interface.initial.items()}
+
     def _internals(self, internals: Any, batch: tuple[int, ...]) -> Flat:
         given = _flat(internals)
         expected = {path: (*batch, *x.shape) for path, x in self.interface.initial.items()}
