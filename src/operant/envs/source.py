@@ -11,6 +11,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 
 from operant.envs import gymnasium as adapter
+from operant.envs import pettingzoo
 from operant.envs.checked import Checked
 from operant.envs.environment import Environment, Shaping
 from operant.errors import SpecError, UsageError
@@ -70,7 +71,9 @@ class Source:
     def is_native(self) -> bool:
         """Whether it is JAX-native."""
         known = gymnasium.Env | gymnasium.vector.VectorEnv | Environment
-        return isinstance(self.target, str) or (self.is_object and not isinstance(self.target, known))
+        if isinstance(self.target, known) or pettingzoo.is_parallel(self.target):
+            return False
+        return isinstance(self.target, str) or self.is_object
 
     @property
     def is_vector(self) -> bool:
@@ -94,6 +97,8 @@ class Source:
             return made
         if isinstance(made, gymnasium.Env):
             return adapter.Gymnasium(made, self.own_limit() if not self.is_object else None)
+        if pettingzoo.is_parallel(made):
+            return pettingzoo.PettingZoo(made)
         if isinstance(made, gymnasium.vector.VectorEnv):
             raise UsageError(
                 f"{self.name!r} is a vector of environments. Pass it to operant.envs.vector.create, or pass one "
@@ -203,7 +208,9 @@ def _is_plain(value: Any) -> bool:
 
 def is_environment(value: Any) -> bool:
     """Tell whether a value is an environment, or a vector of Gymnasium's."""
-    if isinstance(value, Environment | gymnasium.Env | gymnasium.vector.VectorEnv):
+    if isinstance(value, Environment | gymnasium.Env | gymnasium.vector.VectorEnv) or pettingzoo.is_parallel(
+        value
+    ):
         return True
     return is_native(value)
 

@@ -11,6 +11,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from operant.envs import gymnasium as adapter
+from operant.envs import pettingzoo
 from operant.envs.checked import Checked
 from operant.envs.environment import Environment
 from operant.envs.source import Source, is_environment
@@ -180,6 +181,9 @@ def _named(name: str, given: dict[str, Any]) -> tuple[Any, str, str]:
     """Return what a string names: a native id, an id of Gymnasium, or an importable class."""
     if is_native(name):
         return name, name, ""
+    if name.startswith("pettingzoo:"):
+        given["id"] = name.removeprefix("pettingzoo:")
+        return pettingzoo.make_parallel, name, "operant.envs.pettingzoo:make_parallel"
     modules = given.pop("import_modules", ())
     for module in (modules,) if isinstance(modules, str) else modules:
         import_object(f"{module}:__name__", "module")

@@ -1,0 +1,153 @@
+"""PettingZoo's parallel environments as environments of several actors."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+
+from operant import Agent, Environment, Runner
+from operant.envs.pettingzoo import is_parallel
+from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError
+
+pettingzoo = pytest.importorskip("pettingzoo", reason="needs the extra 'pettingzoo'")
+
+
+class Meadow(pettingzoo.ParallelEnv):
+    """Animal `i` leaves after `stays[i]` steps; the last one is carried away. It is paid what it does."""
+
+    metadata = {"name": "meadow"}  # noqa: RUF012 - PettingZoo's way
+
+    def __init__(self, stays=(2, 4, 5), masked=False, other=None):
+        self.possible_agents = [f"animal{i}" for i in range(len(stays))]
+        self.stays, self.masked, self.other, self.told = (
+            dict(zip(self.possible_agents, stays, strict=True)),
+            masked,
+            other,
+            [],
+        )
+
+    def observation_space(self, agent):
+        space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        if not self.masked:
+            return space
+        return gymnasium.spaces.Dict(observation=space, action_mask=gymnasium.spaces.MultiBinary(3))
+
+    def action_space(self, agent):
+        return (
+            self.other
+            if self.other is not None and agent == "animal1"
+            else gymnasium.spaces.Discrete(3, start=1)
+        )
+
+    def _seen(self):
+        number = self.possible_agents.index
+        seen = {agent: np.asarray([number(agent), self.step_count], np.float32) for agent in self.agents}
+        if self.masked:
+            return {
+                a: {"observation": x, "action_mask": np.asarray([1, 0, 1], np.int8)} for a, x in seen.items()
+            }
+        return seen
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.step_count = list(self.possible_agents), 0
+        return self._seen(), {agent: {} for agent in self.agents}
+
+    def step(self, actions):
+        assert set(actions) == set(self.agents)
+        self.told.append(actions)
+        self.step_count += 1
+        seen = self._seen()
+        over = {agent: self.step_count >= self.stays[agent] for agent in self.agents}
+        carried = {agent: over[agent] and agent == self.possible_agents[-1] for agent in self.agents}
+        gone = {agent: over[agent] and not carried[agent] for agent in self.agents}
+        rewards = {agent: float(actions[agent]) for agent in self.agents}
+        infos = {agent: {} for agent in self.agents}
+        self.agents = [agent for agent in self.agents if not over[agent]]
+        return seen, rewards, gone, carried, infos
+
+    def close(self):
+        self.agents = []
+
+
+def test_agents_are_actors_until_they_leave():
+    env = Meadow()
+    assert is_parallel(env) and not is_parallel(gymnasium.make("CartPole-v1"))
+    environment = Environment.create(environment=env)
+    assert environment.num_actors() == 3
+    assert environment.states()["shape"] == [2] and environment.actions()["num_values"] == 3
+    parallel, states = environment.reset()
+    assert list(parallel) == [0, 1, 2] and states.tolist() == [[0, 0], [1, 0], [2, 0]]
+    left, ends, paid = [], [], []
+    while len(parallel):
+        parallel, states, terminal, reward = environment.execute(1 + np.arange(len(parallel)))
+        left.append(list(parallel))
+        ends.append(list(terminal))
+        paid.append(list(reward))
+    assert left == [[0, 1, 2], [1, 2], [1, 2], [2], []]
+    assert ends == [[0, 0, 0], [1, 0, 0], [0, 0], [1, 0], [2]]
+    assert paid == [[1, 2, 3], [1, 2, 3], [1, 2], [1, 2], [1]]
+    assert env.told[2] == {"animal1": 1, "animal2": 2}
+
+
+def test_masks_and_a_single_agent():
+    environment = Environment.create(environment=Meadow((3,), masked=True))
+    assert environment.num_actors() == 1
+    states = environment.reset()
+    assert states["action_mask"].tolist() == [True, False, True] and states["observation"].shape == (2,)
+    states, terminal, reward = environment.execute(3)
+    assert (terminal, reward) == (0, 3.0) and states["observation"].tolist() == [0, 1]
+    crowd = Environment.create(environment=Meadow(masked=True))
+    _, states = crowd.reset()
+    assert states["action_mask"].shape == (3, 3) and states["observation"].shape == (3, 2)
+
+
+def test_what_cannot_be_is_told():
+    with pytest.raises(SpaceError, match="must have the same action space.*animal1: Discrete\\(2\\)"):
+        Environment.create(environment=Meadow(other=gymnasium.spaces.Discrete(2)))
+    silent = Meadow()
+    silent.step = lambda actions: ({}, {}, {}, {}, {})
+    environment = Environment.create(environment=silent)
+    environment.reset()
+    with pytest.raises(EnvironmentError, match="told nothing of the agent 'animal0'"):
+        environment.execute([0, 0, 0])
+    from operant.envs import vector
+
+    with pytest.raises(UsageError, match="has 3 actors"):
+        vector.create(Meadow(), 1)
+
+
+def test_ids():
+    assert Environment.create(environment="pettingzoo:classic/rps-v2").num_actors() == 2
+    with pytest.raises(
+        SpecError, match="Unknown environment 'pettingzoo:classic/rps-v3'. Did you mean 'classic/rps-v2'"
+    ):
+        Environment.create(environment="pettingzoo:classic/rps-v3")
+    with pytest.raises(SpecError, match="cannot be made: .*cycles"):
+        Environment.create(environment="pettingzoo:classic/rps-v2", cycles=3)
+
+
+def test_a_runner_learns_from_all_of_them():
+    agent = {"agent": "ppo", "n_steps": 8, "mini_batches": 2, "model": [{"type": "dense", "size": 8}]}
+    with Runner(agent, Meadow()) as runner:
+        runner.run(num_episodes=12, use_tqdm=False)
+        assert sorted(runner.episode_timesteps) == [2] * 4 + [4] * 4 + [5] * 4
+        assert runner.agent.parallel_interactions == 3 and runner.updates > 0
+
+
+@pytest.mark.slow
+def test_a_game_of_pettingzoos_own():
+    environment = Environment.create(environment="pettingzoo:classic/rps-v2", max_cycles=20)
+    agent = Agent.create(agent="dqn", environment=environment, parallel_interactions=2, seed=0)
+    for _ in range(3):
+        parallel, states = environment.reset(seed=1)
+        steps = 0
+        while len(parallel):
+            acted = list(parallel)
+            actions = agent.act(states=states, parallel=acted)
+            parallel, states, terminal, reward = environment.execute(actions)
+            agent.observe(reward=reward, terminal=terminal, parallel=acted)
+            steps += 1
+        assert steps == 20
+    assert agent.timesteps == 120 and agent.episodes == 6
+    environment.close()
