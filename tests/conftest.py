@@ -41,7 +41,7 @@ def key():
 
 
 EVERYDAY = ("dqn", "ppo", "td3")
-"""Agents whose tests run every day: replay, rollouts, several networks. Those that all agents share are slow for the others."""
+"""Agents whose tests run every day: replay, rollouts, several networks. Those of the others, shared ones and their own, are slow."""
 SHARED = (
     "test_conformance.py",
     "test_drivers.py",
@@ -58,7 +58,13 @@ def pytest_collection_modifyitems(items):
     """Mark as slow the tests of all agents that are about one beside those of every day."""
     from operant.agents import AGENTS
 
+    own = {
+        f"test_{entry.module}.py" for name, entry in AGENTS.items() if name not in EVERYDAY and entry.learns
+    }
+    own -= {f"test_{AGENTS[name].module}.py" for name in (*EVERYDAY, "modular")}
     for item in items:
+        if item.path.name in own and not item.get_closest_marker("exhaustive"):
+            item.add_marker(pytest.mark.slow)
         given = getattr(item, "callspec", None)
         if item.path.name not in SHARED or given is None or item.get_closest_marker("exhaustive"):
             continue

@@ -195,6 +195,7 @@ def test_l2_is_a_share_of_the_parameters():
 # As what
 
 
+@pytest.mark.slow
 def test_one_step_per_block_with_a_shared_baseline_is_the_actor_critic_of_blocks():
     """The same gradient as a2c: 3 actors, 6 rows, bootstrapped returns, one shared network."""
     env = Countdown()
@@ -279,6 +280,7 @@ TUNED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_tuned_configuration_is_accepted_and_learns_in_a_program():
     definition = define("ppo", **TUNED)
     c = definition.config

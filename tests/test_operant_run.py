@@ -108,6 +108,7 @@ def test_repeats_are_written(tiny, capsys):
     assert "Wrote out/result.json" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_repeats_of_unequal_length_are_as_long_as_the_shortest(tmp_path):
     class Run:
         def __init__(self, n):
@@ -167,11 +168,13 @@ def small(monkeypatch):
     return runs
 
 
+@pytest.mark.slow
 def test_parallel_batched(small):
     runpy.run_path("examples/parallel_batched.py")
     assert small[0].num_environments == 5
 
 
+@pytest.mark.slow
 def test_parallel_processes(small):
     pytest.importorskip("operant.envs.remote", reason="environments in processes are not there yet")
     runpy.run_path("examples/parallel_processes.py")

@@ -38,6 +38,7 @@ def episodes(directory):
     return {name: history[name] for name in ("step", "episode_reward", "episode_length", "actor")}
 
 
+@pytest.mark.slow
 def test_each_seed_at_once_is_its_single_run(tmp_path):
     done = replicate(plan(tmp_path / "three"), 3)
     assert sorted(path.name for path in done.directory.iterdir()) == ["seed-5", "seed-6", "seed-7"]

@@ -29,7 +29,15 @@ from operant.play import run as run_episodes
 from operant.session import Session
 from operant.spec import options
 from operant.tracking import History, Tracker
-from operant.train import console, history_origin, make_environments, monitored
+from operant.train import (
+    console,
+    describe,
+    history_origin,
+    make_environments,
+    monitored,
+    new_directory,
+    writers,
+)
 from operant.tuning.trial import report_steps
 
 MODELS = {"model": "model", "actor_model": "actor", "critic_model": "critic"}
@@ -95,6 +103,8 @@ class Trainer:
                 "max_steps": 1,  # `fit` says how many
             }
         )
+        if self.run.run_dir is not None:
+            new_directory(self.run, self.agent)  # refuse one that holds something
         environments = make_environments(self.run, None if isinstance(envs, str) else envs, n_envs)
         if environments.vector is not None:
             self.run = self.run.replace(env=environments.vector.name, n_envs=environments.vector.num_envs)
@@ -150,14 +160,20 @@ class Trainer:
             raise UsageError("`target_reward` or `max_steps` should be specified when fit() is called.")
         changes = {"target_reward": target_reward, "max_steps": max_steps, "monitor_session": monitor_session}
         run = RunConfig.from_dict({**self.run.to_dict(), **changes})
-        directory = Path(run.run_dir) / "checkpoints" if run.run_dir else None
-        training = self.session.training(run, Tracker(), directory)
+        directory = Path(run.run_dir) if run.run_dir else None
+        checkpoints = None if directory is None else directory / "checkpoints"
+        training = self.session.training(run, Tracker(), checkpoints)
         training.score, training.monitor, training.elapsed = self._score, self._monitor, self.elapsed
         if self._origin is None:
             self._origin = history_origin(run)
             training.begin_at(self._origin)
         training.origin = self._origin
-        training.sinks = Tracker(self._sinks(run, training))
+        if directory is None:
+            training.sinks = Tracker(self._sinks(run, training))
+        else:
+            session = self.session
+            describe(directory, session.definition.to_dict(), run, session.environments, None)
+            training.sinks = writers(directory, run, training)
         try:
             outcome = training.loop() if self.trial is None else self._reported(training)
             training.sinks.message(outcome.message)
@@ -230,8 +246,7 @@ class Trainer:
     def _sinks(self, run: RunConfig, training: Training) -> list[Any]:
         sinks: list[Any] = [History(run.history_checkpoint)] if run.history_checkpoint else []
         if run.monitor_session is not None:
-            place = Path(run.run_dir or ".")
-            sinks.append(monitored(place, run, self.session.specification["agent"]))
+            sinks.append(monitored(Path("."), run, self.session.specification["agent"]))
         return [*sinks, console(run, training)]
 
     def _reported(self, training: Training) -> Outcome:
