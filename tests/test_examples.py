@@ -72,3 +72,18 @@ def test_nested_hybrid_actions_with_a_mask_are_learned_in_every_style(name, tmp_
     for line in lines:
         before, after = (float(x) for x in line.split()[-2:])
         assert after > before + 0.5, line
+
+
+@pytest.mark.slow
+def test_the_walkthrough_runs_top_to_bottom(tmp_path):
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(EXAMPLES / "walkthrough.ipynb", 4)
+    client = NotebookClient(
+        notebook, timeout=250, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()  # raises at the first cell that does
+    shown = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert sum("image/png" in output.get("data", {}) for output in shown) == 2
+    assert not any(output.get("name") == "stderr" for output in shown), shown

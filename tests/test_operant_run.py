@@ -108,7 +108,6 @@ def test_repeats_are_written(tiny, capsys):
     assert "Wrote out/result.json" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_repeats_of_unequal_length_are_as_long_as_the_shortest(tmp_path):
     class Run:
         def __init__(self, n):
