@@ -45,6 +45,7 @@ class Knob:
     """Kind of actions to which it applies."""
 
 
+NATURAL = {"gradient": "natural", "baseline_optimizer": "adam"}
 VALUES = {"objective": "action_value", "baseline_model": None}
 KNOBS: dict[str, dict[str, Knob]] = {
     "AgentConfig": {
@@ -128,6 +129,13 @@ KNOBS: dict[str, dict[str, Knob]] = {
     "StepConfig": {
         "multi_step": Knob(3),
         "subsampling_fraction": Knob(0.5, context={"subsampling_fraction": 0.9}),
+        "gradient": Knob("evolutionary"),
+        "cg_iterations": Knob(2, context=NATURAL),
+        "cg_damping": Knob(1.0, context=NATURAL),
+        "evolutionary_samples": Knob(3, context={"gradient": "evolutionary"}),
+        "evolutionary_deviation": Knob(0.5, context={"gradient": "evolutionary"}),
+        "linesearch_iterations": Knob(3, context={"lr": 1.0}),
+        "linesearch_factor": Knob(0.3, context={"lr": 1.0, "linesearch_iterations": 3}),
     },
     "ActingConfig": {
         "exploration": Knob(0.1, context={"exploration": 0.5}),

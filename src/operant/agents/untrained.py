@@ -48,6 +48,10 @@ class Untrained:
         """No update is ever made."""
         return jnp.zeros((), jnp.uint32)
 
+    def hasten(self, state: Any) -> Any:
+        """Return the state as it is."""
+        return state
+
     def acting(self, state: Any, counters: Counters) -> Tree:
         """Acting needs nothing."""
         return ()
