@@ -373,6 +373,8 @@ def test_loading_for_another_number_of_actors(tmp_path, spec):
         if name.startswith((".state", ".counters")):
             np.testing.assert_array_equal(before[name], after[name], err_msg=name)
     assert loaded.act(state(), independent=True) == agent.act(state(), independent=True)
+    loaded.act(state(), parallel=2)
+    assert loaded.observe(parallel=2) == 0  # updates before it was saved are told already
     run(loaded, 20, parallel=2)
     with pytest.raises(SpecError, match="parallel_interactions must be a whole number"):
         Agent.load(tmp_path, parallel_interactions=0)

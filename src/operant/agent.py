@@ -455,11 +455,13 @@ class Agent(Interactive):
         parts = {name: checkpoint.load_part(path, "train", getattr(fresh, name), name) for name in fields}
         self._engine.put(fresh._replace(**parts))
         self._start()
+        self._reported = self.updates
 
     def _restore(self, path: Path, interaction: dict[str, Any] | None) -> None:
         if interaction is None:  # a training run's: environments are not part of it
             self._engine.put(checkpoint.load_part(path, "train", self._engine.train))
             self._start()
+            self._reported = self.updates
             return
         like = self.actors.snapshot_like(self.learner.block_shape(1), interaction)
         tree, _ = checkpoint.load(path, {"train": self._engine.train, **like})
