@@ -53,6 +53,9 @@ class Engine:
         self.learner = learner
         self.n = n
         self.device = device
+        self._counts = isinstance(
+            learner.algorithm, Counting
+        )  # asked once: the answer takes as long as acting
         self._act = jax.jit(learner.act, static_argnames="explore")
         self._recall = jax.jit(learner.recall)
         self._absorb = jax.jit(self._absorb_step, donate_argnums=(0, 1))
@@ -174,7 +177,7 @@ class Engine:
     @property
     def updates(self) -> int:
         """Updates made; known without asking the device, unless the algorithm counts for itself."""
-        if isinstance(self.learner.algorithm, Counting):
+        if self._counts:
             return self.counter("updates")
         return self._before + self._calls
 

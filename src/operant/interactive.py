@@ -218,9 +218,13 @@ class Interactive:
 
     def _act_recorded(self, actors: list[Actor], observation: dict[str, np.ndarray], batched: bool) -> Any:
         engine = self._engine
-        noise = [jax.tree.map(lambda x, a=a: x[a.index], engine.noise(a.row)) for a in actors]
-        carry = [a.rows[-1].carry for a in actors]
-        drawn, carried = stack(noise), stack(carry)
+        if len(actors) == 1:  # without stacking, which takes as long as acting
+            index, carry = actors[0].index, actors[0].rows[-1].carry
+            drawn = jax.tree.map(lambda x: x[index : index + 1], engine.noise(actors[0].row))
+            carried = jax.tree.map(lambda x: x[None], carry) if carry else carry
+        else:
+            drawn = stack([jax.tree.map(lambda x, a=a: x[a.index], engine.noise(a.row)) for a in actors])
+            carried = stack([a.rows[-1].carry for a in actors])
         first = np.zeros(len(actors), bool)  # a row's carry is the start's where an episode begins
         action = jax.tree.map(np.asarray, engine.act(observation, carried, first, drawn))
         for i, actor in enumerate(actors):
