@@ -58,10 +58,10 @@ def pytest_collection_modifyitems(items):
     """Mark as slow the tests of all agents that are about one beside those of every day."""
     from operant.agents import AGENTS
 
+    modules = {entry.module for entry in AGENTS.values() if entry.learns}
     own = {
-        f"test_{entry.module}.py" for name, entry in AGENTS.items() if name not in EVERYDAY and entry.learns
+        f"test_{module}.py" for module in modules - {AGENTS[name].module for name in (*EVERYDAY, "modular")}
     }
-    own -= {f"test_{AGENTS[name].module}.py" for name in (*EVERYDAY, "modular")}
     for item in items:
         if item.path.name in own and not item.get_closest_marker("exhaustive"):
             item.add_marker(pytest.mark.slow)

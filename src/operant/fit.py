@@ -28,13 +28,11 @@ from operant.play import PlayConfig, Played, environment
 from operant.play import run as run_episodes
 from operant.session import Session
 from operant.spec import options
-from operant.tracking import History, Tracker
+from operant.tracking import Tracker
 from operant.train import (
-    console,
     describe,
     history_origin,
     make_environments,
-    monitored,
     new_directory,
     writers,
 )
@@ -168,12 +166,10 @@ class Trainer:
             self._origin = history_origin(run)
             training.begin_at(self._origin)
         training.origin = self._origin
-        if directory is None:
-            training.sinks = Tracker(self._sinks(run, training))
-        else:
+        if directory is not None:
             session = self.session
             describe(directory, session.definition.to_dict(), run, session.environments, None)
-            training.sinks = writers(directory, run, training)
+        training.sinks = writers(directory, run, training)
         try:
             outcome = training.loop() if self.trial is None else self._reported(training)
             training.sinks.message(outcome.message)
@@ -242,12 +238,6 @@ class Trainer:
                 f"play makes an environment like the first one, and cannot make another {first!r}."
             )
         return vector.create(made_again(first), mode="in-process")
-
-    def _sinks(self, run: RunConfig, training: Training) -> list[Any]:
-        sinks: list[Any] = [History(run.history_checkpoint)] if run.history_checkpoint else []
-        if run.monitor_session is not None:
-            sinks.append(monitored(Path("."), run, self.session.specification["agent"]))
-        return [*sinks, console(run, training)]
 
     def _reported(self, training: Training) -> Outcome:
         """Train from report to report: at steps that are the same in every trial, so that a pruner compares like with like."""

@@ -293,14 +293,16 @@ def _restore(training: Any, directory: Path) -> None:
     training.restore(newest)
 
 
-def writers(directory: Path, run: RunConfig, training: Training) -> Tracker:
-    """Return what a run writes: history, event files, console."""
-    history = Path(run.history_checkpoint) if run.history_checkpoint else directory / "history.parquet"
+def writers(directory: Path | None, run: RunConfig, training: Training) -> Tracker:
+    """Return what a run writes: history, event files, console; without a folder only what its options name."""
     resume = training.step if training.driver.step else None
-    events = TensorBoard(directory / "events", resume_at_step=resume)
-    sinks: list[Any] = [History(history, resume_at_step=resume), events, console(run, training)]
+    history = run.history_checkpoint or (None if directory is None else directory / "history.parquet")
+    sinks: list[Any] = [] if history is None else [History(history, resume_at_step=resume)]
+    if directory is not None:
+        sinks.append(TensorBoard(directory / "events", resume_at_step=resume))
+    sinks.append(console(run, training))
     if run.monitor_session is not None:
-        sinks.append(monitored(directory, run, training.specification["agent"]))
+        sinks.append(monitored(directory or Path("."), run, training.specification["agent"]))
     return Tracker(sinks)
 
 

@@ -67,12 +67,14 @@ class Score:
         """Whether as many episodes as the window holds were seen."""
         return len(self.rewards) == self.rewards.maxlen
 
-    def add(self, reward: float, length: int) -> None:
-        """Add one finished episode."""
+    def add(self, reward: float, length: int) -> float:
+        """Add one finished episode; return the mean."""
         self.rewards.append(reward)
         self.lengths.append(length)
         self.episodes += 1
-        self.best = max(self.best, self.mean)
+        mean = self.mean
+        self.best = max(self.best, mean)
+        return mean
 
     def improved(self) -> bool:
         """Tell whether the mean is better than at any earlier call: whether the policy is worth keeping."""

@@ -258,8 +258,8 @@ class Training:
     def _account(self, finished: list[Finished]) -> None:
         episodes = []
         for ended in finished:
-            self.score.add(ended.reward, ended.length)
-            step, mean, best = ended.step + self.origin.step, self.score.mean, self.score.best
+            mean = self.score.add(ended.reward, ended.length)
+            step, best = ended.step + self.origin.step, self.score.best
             episodes.append(Episode(step, self.elapsed, ended.reward, ended.length, ended.actor, mean, best))
         if episodes:
             self.sinks.episodes(episodes)
