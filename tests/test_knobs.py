@@ -64,14 +64,16 @@ KNOBS: dict[str, dict[str, Knob]] = {
         "actor_model": Knob([{"type": "dense", "size": 8}], "shapes"),
         "critic_model": Knob([{"type": "dense", "size": 8}], "shapes"),
     },
+    "PolicyConfig": {
+        "distribution": Knob("beta", "shapes", kind="float"),
+        "std": Knob("predicted", "shapes", kind="float"),
+    },
     "RolloutConfig": {
         "entropy_coef": Knob(0.5),
         "grad_norm": Knob(0.01),
         "lam": Knob(0.2),
         "n_steps": Knob(4, "shapes"),
         "value_loss_coef": Knob(2.0),
-        "distribution": Knob("beta", "shapes", kind="float"),
-        "std": Knob("predicted", "shapes", kind="float"),
     },
     "EpsilonConfig": {
         "epsilon_start": Knob(0.5),
@@ -141,8 +143,6 @@ KNOBS: dict[str, dict[str, Knob]] = {
         "exploration": Knob(0.1, context={"exploration": 0.5}),
         "variable_noise": Knob(0.1, context={"variable_noise": 0.5}),
         "temperature": Knob(0.1),
-        "distribution": Knob("beta", "shapes", kind="float"),
-        "std": Knob("predicted", "shapes", kind="float"),
     },
     "modular": {},
     "a2c": {"normalize_advantage": Knob(True), "separate": Knob(True, "shapes")},

@@ -114,7 +114,22 @@ class ActorCriticConfig(AgentConfig):
         return vocabulary.network_of_policy(given, "actor_model")
 
 
-class RolloutConfig(AgentConfig):
+class PolicyConfig(Config):
+    """Options of stochastic policies over float actions."""
+
+    distribution: Literal["clip", "squash", "beta"] = option(
+        "clip",
+        "Distribution of bounded float actions: clip (Gaussian, clipped), squash (tanh of a Gaussian), beta",
+        choices=("clip", "squash", "beta"),
+    )
+    std: Literal["global", "predicted"] = option(
+        "global",
+        "Gaussian's deviation: one learned number per action (global) or an output (predicted)",
+        choices=("global", "predicted"),
+    )
+
+
+class RolloutConfig(AgentConfig, PolicyConfig):
     """Options of actor-critic algorithms that learn from fresh blocks with a stochastic policy."""
 
     entropy_coef: Scalar = option(
@@ -143,16 +158,6 @@ class RolloutConfig(AgentConfig):
     )
     value_loss_coef: Scalar = option(
         0.5, "Value loss coefficient for value loss calculation", low=0.0, search="log_uniform", traced=True
-    )
-    distribution: Literal["clip", "squash", "beta"] = option(
-        "clip",
-        "Distribution of bounded float actions: clip (Gaussian, clipped), squash (tanh of a Gaussian), beta",
-        choices=("clip", "squash", "beta"),
-    )
-    std: Literal["global", "predicted"] = option(
-        "global",
-        "Gaussian's deviation: one learned number per action (global) or an output (predicted)",
-        choices=("global", "predicted"),
     )
 
     def batch(self, actors: int) -> int:

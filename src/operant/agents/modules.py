@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from operant.agents import vocabulary
-from operant.agents.config import ModelConfig
+from operant.agents.config import ModelConfig, PolicyConfig
 from operant.errors import SpecError
 from operant.spec import Config, Scalar, option
 
@@ -238,7 +238,7 @@ class StepConfig(Config):
     )
 
 
-class ActingConfig(Config):
+class ActingConfig(PolicyConfig):
     """What acting adds to the policy."""
 
     exploration: Scalar | None = option(
@@ -262,16 +262,6 @@ class ActingConfig(Config):
         low=0.0,
         search="log_uniform",
         traced=True,
-    )
-    distribution: Literal["clip", "squash", "beta"] = option(
-        "clip",
-        "Distribution of bounded float actions: clip (Gaussian, clipped), squash (tanh of a Gaussian), beta",
-        choices=("clip", "squash", "beta"),
-    )
-    std: Literal["global", "predicted"] = option(
-        "global",
-        "Gaussian's deviation: one learned number per action (global) or an output (predicted)",
-        choices=("global", "predicted"),
     )
 
 
