@@ -70,7 +70,7 @@ def test_letters_are_used_once():
         ("-a ppo -e CartPole-v11 -n 3", "Unknown environment|Did you mean"),
         ("-a ppo -e CartPole-v1 -n 3 --num-parallel 1", "num_parallel must be at least 2"),
         ("-a ppo -e CartPole-v1 -n 3 --num-parallel 2 --visualize-directory x", "films a single environment"),
-        ("-a ppo -e CartPole-v1 -n 3 --host here", "host is for remote='socket-client'"),
+        ("-a ppo -e CartPole-v1 -n 3 --host here", "host is for servers and clusters"),
     ],
 )
 def test_bad_input(capsys, arguments, message):

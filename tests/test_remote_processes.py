@@ -376,7 +376,7 @@ def refuse(error, match, **kwargs):
             remote="multiprocesing",
         ),
         refuse(UsageError, r"blocking is for remote environments", blocking=True),
-        refuse(UsageError, r"host and port are for remote='socket-client'", host="localhost"),
+        refuse(UsageError, r"host is for servers and clusters", host="localhost"),
         refuse(UsageError, r"Give either environment or environments", environments=["CartPole-v1"]),
         refuse(SpecError, r"num_parallel must be a whole number of at least 1", num_parallel=0),
         refuse(SpecError, r"timeout_seconds must be above 0", remote="multiprocessing", timeout_seconds=0.0),
@@ -405,9 +405,9 @@ def test_what_cannot_be_connected_to(module):
         connect(environments=["CartPole-v1", "Pendulum-v1"])
     with pytest.raises(SpecError, match=r"num_parallel must be 1, as many as environments"):
         connect(environments=["CartPole-v1"], num_parallel=2)
-    with pytest.raises(UsageError, match=r"blocking is for remote='multiprocessing'"):
+    with pytest.raises(UsageError, match=r"blocking is for remote environments"):
         Environment.create("CartPole-v1", blocking=True)
-    with pytest.raises(UsageError, match=r"host and port are for remote='socket-client'"):
+    with pytest.raises(UsageError, match=r"port is for servers and clusters"):
         Environment.create("CartPole-v1", remote="multiprocessing", port=1)
     with pytest.raises(
         SpecError, match=r"remote must be None, 'multiprocessing'.*Did you mean 'socket-client'"

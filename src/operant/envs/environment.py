@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, overload
 
 from operant.errors import value_error
 from operant.spaces import Spaces
@@ -78,6 +78,12 @@ class Environment(abc.ABC):
         """Free what the environment holds."""
         return None
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def num_actors(self) -> int:
         """Return how many actors act in it."""
         return 1
@@ -141,10 +147,12 @@ class Environment(abc.ABC):
                 reward, or reward and terminal.
             remote: None: in this process. `multiprocessing`: in a process of its own, replaced when it dies or hangs.
                 `socket-client`: at a server on another machine, which defines environment and time limit.
-                `socket-server`: be such a server, until interrupted (`operant serve`); returns nothing.
+                `ray`: in an actor of a Ray cluster. `socket-server`: be such a server, until interrupted (`operant serve`);
+                returns nothing.
             blocking: whether requests wait for their answers (they do here in any case; see `Runner`).
-            host: of the server, or the address to serve at (default: this machine only).
-            port: of the server.
+            host: of the server, or the address to serve at (default: this machine only); with `ray`, of the cluster's head
+                (default: the variable `RAY_ADDRESS`, or else a cluster on this machine).
+            port: of the server, or of the head.
             kwargs: arguments of the environment itself; for `socket-client`, of the connection
                 (`operant.envs.remote.connect`).
 

@@ -36,7 +36,7 @@ _MOST_BYTES = 1 << 24
 _ERRORS: dict[str, type[OperantError]] = {
     error.__name__: error for error in (SpecError, SpaceError, UsageError)
 }
-_SECRET = ("OPERANT_TOKEN",)
+SECRET = ("OPERANT_TOKEN",)
 """Variables that are no environment's business."""
 
 
@@ -80,7 +80,7 @@ class Worker:
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         # One thread per worker: libraries that each take all processors would only hinder one another.
         threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-        inherited = {name: value for name, value in os.environ.items() if name not in _SECRET}
+        inherited = {name: value for name, value in os.environ.items() if name not in SECRET}
         code = "import sys; from operant.envs.worker import work; work(int(sys.argv[1]), int(sys.argv[2]))"
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", code, *map(str, descriptors)],
@@ -128,7 +128,7 @@ class Worker:
             if message[:1] == OK:
                 return content
             text = f"{content['text']}\nWorker {self.index}, {content['traceback']}"
-            kind = _ERRORS.get(content["type"], EnvironmentError)
+            kind = error_named(content["type"])
         except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
             raise LostError("sent a message that is none") from None
         raise kind(text)
@@ -140,6 +140,11 @@ class Worker:
             self.process.wait()
         if self._connection is not None:
             self._connection.close()
+
+
+def error_named(name: str) -> type[OperantError]:
+    """Return the class of an error that the other side names; `EnvironmentError` for those that are not operant's."""
+    return _ERRORS.get(name, EnvironmentError)
 
 
 def end(workers: Sequence[Worker], descriptor: int) -> None:

@@ -133,12 +133,14 @@ class RunnerConfig(Config):
     sync_episodes: bool = option(False, "Environments begin their episodes together")
     remote: str | None = option(
         None,
-        "Environments in processes (multiprocessing) or on servers (socket-client); socket-server: be such a server",
-        choices=("multiprocessing", "socket-client", "socket-server"),
+        "Environments in processes (multiprocessing), on servers (socket-client) or on a Ray cluster (ray); "
+        "socket-server: be such a server",
+        choices=("multiprocessing", "socket-client", "ray", "socket-server"),
     )
     blocking: bool = option(False, "Each call of a remote environment waits for its answer")
     host: str | None = option(
-        None, "Hosts of the servers, separated by commas; of a server: the address to listen on"
+        None,
+        "Hosts of the servers, separated by commas; of a Ray cluster: its head; of a server: the address to listen on",
     )
     port: str | None = option(
         None, "Ports of the servers, separated by commas, or the first of an increasing sequence"

@@ -9,10 +9,10 @@ from typing import Any
 from operant.envs.checked import Checked
 from operant.envs.connection import Answer, Connection, Local
 from operant.envs.environment import Environment
+from operant.envs.remote import check
+from operant.envs.remote import connect as elsewhere
 from operant.envs.table import resolve
-from operant.errors import SpecError, UsageError, suggest, value_error
-
-REMOTE = ("multiprocessing", "socket-client")
+from operant.errors import UsageError, value_error
 
 
 class Vectorized(Local):
@@ -61,10 +61,8 @@ def connect(
             "Give its id, its class or a dict."
         )
     if remote is not None:
-        from operant.envs import remote as elsewhere
-
         mode: Any = remote  # one of REMOTE, as was checked
-        made: list[Connection] = elsewhere.connect(
+        made: list[Connection] = elsewhere(
             environment, num_parallel=num_parallel, remote=mode, blocking=blocking, host=host, port=port,
             max_episode_timesteps=max_episode_timesteps, environments=environments,
         )  # fmt: skip
@@ -98,17 +96,7 @@ def _check_remote(remote: Any, blocking: Any, host: Any, port: Any) -> None:
             "A Runner does not serve environments. Use Environment.create(..., remote='socket-server'), or "
             "`operant run --remote socket-server`, and remote='socket-client' here."
         )
-    if remote is not None and remote not in REMOTE:
-        raise SpecError(f"Unknown remote mode {remote!r}.{suggest(remote, REMOTE)}")
-    if not isinstance(blocking, bool):
-        raise value_error("blocking", "True or False", blocking)
-    if blocking and remote is None:
-        raise UsageError("blocking is for remote environments. Give remote, or leave blocking out.")
-    for name, value in (("host", host), ("port", port)):
-        if remote == "socket-client" and value is None:
-            raise UsageError(f"remote='socket-client' needs {name}: where the environment's server listens.")
-        if remote != "socket-client" and value is not None:
-            raise UsageError(f"{name} is for remote='socket-client'. Received: {name}={value!r}.")
+    check(remote, blocking, host, port)
 
 
 def _check_which(environment: Any, environments: Any, remote: str | None, limit: Any) -> None:

@@ -41,9 +41,11 @@ class Runner:
         evaluation: whether the last of several environments evaluates: the agent takes its best action there, and
             neither records nor learns.
         remote: None: in this process; ``'multiprocessing'``: each environment in a process of its own;
-            ``'socket-client'``: on servers started by ``Environment.create(..., remote='socket-server')``.
+            ``'socket-client'``: on servers started by ``Environment.create(..., remote='socket-server')``;
+            ``'ray'``: each in an actor of a Ray cluster.
         blocking: whether each call of a remote environment waits for its answer.
-        host: where the servers are, for ``'socket-client'``: one host, or one for each environment.
+        host: where the servers are, for ``'socket-client'``: one host, or one for each environment; for ``'ray'`` the
+            cluster's head (default: `RAY_ADDRESS`, or else a cluster on this machine).
         port: their ports: one for each environment, or the first of an increasing sequence on a single host.
 
     Raises:

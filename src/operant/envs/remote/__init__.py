@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from operant.envs.connection import Connection, Local
 from operant.envs.remote.processes import ProcessConnection
-from operant.envs.remote.replaceable import Limits
+from operant.envs.remote.replaceable import Limits, Replaceable
+from operant.envs.source import Source
 from operant.envs.table import resolve
 from operant.errors import UsageError, suggest, value_error
 from operant.spec import build
@@ -18,11 +19,13 @@ from operant.spec import build
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-Remote = Literal["multiprocessing", "socket-client"]
+Remote = Literal["multiprocessing", "socket-client", "ray"]
+REMOTE: tuple[str, ...] = get_args(Remote)
+"""The places where an environment can be."""
 
 _REACH_SECONDS = 30.0
 
-__all__ = ["Limits", "connect", "credentials", "read_ports"]
+__all__ = ["REMOTE", "Limits", "check", "connect", "credentials", "read_ports", "start"]
 
 
 def connect(
@@ -48,12 +51,16 @@ def connect(
         num_parallel: how many (default: one, or as many as `environments`, hosts or ports).
         max_episode_timesteps: steps after which an episode is cut.
         remote: None: in this process. `multiprocessing`: each in a process of its own, which imports neither JAX nor
-            Keras. `socket-client`: at servers (`operant serve`), which define environment and time limit.
+            Keras. `socket-client`: at servers (`operant serve`), which define environment and time limit. `ray`: each in
+            an actor of a Ray cluster.
         blocking: whether requests wait for their answers; only with `remote`.
-        host: name or address of the server, or one for each environment.
-        port: of the server, or one for each environment; a single host and port stand for an increasing sequence of ports.
+        host: name or address of the server, or one for each environment; with `ray`, of the cluster's head (default: the
+            variable `RAY_ADDRESS`, or else a cluster on this machine).
+        port: of the server, or one for each environment; a single host and port stand for an increasing sequence of
+            ports. With `ray`, of the head.
         timeout_seconds: how long an answer may take before the environment counts as lost.
-        start_seconds: how long a process may take to start (default: 120), or a server to be reached (default: 30).
+        start_seconds: how long a process or an actor may take to start (default: 120), or a server to be reached
+            (default: 30).
         max_restarts: how often each may be replaced, or reached again.
         kwargs: arguments of the environment; for `socket-client`, `token`, `token_file` and `certificate` (see
             `credentials`).
@@ -63,14 +70,10 @@ def connect(
         UsageError: arguments exclude one another, or the environments' spaces differ.
         EnvironmentError: an environment cannot be made, or a server not be reached.
     """
-    if remote not in (None, "multiprocessing", "socket-client"):
-        hint = suggest(str(remote), ("multiprocessing", "socket-client")).strip()
-        raise value_error("remote", "None, 'multiprocessing' or 'socket-client'", remote, hint)
+    check(remote, blocking, host, port)
     whole = isinstance(num_parallel, int) and not isinstance(num_parallel, bool)
     if num_parallel is not None and not (whole and num_parallel >= 1):
         raise value_error("num_parallel", "a whole number of at least 1, or None", num_parallel)
-    if blocking and remote is None:
-        raise UsageError("blocking is for remote environments. Received: blocking=True without remote.")
     if start_seconds is None:
         start_seconds = _REACH_SECONDS if remote == "socket-client" else 120.0
     limits = Limits(timeout_seconds, start_seconds, max_restarts)
@@ -81,32 +84,67 @@ def connect(
                 "max_episode_timesteps out here, and give them to the server."
             )
         return _reach(_addresses(host, port, num_parallel), limits, blocking, **kwargs)
-    if host is not None or port is not None:
+    sources = [
+        resolve(given, max_episode_timesteps=max_episode_timesteps, arguments=kwargs)
+        for given in _each(environment, environments, num_parallel)
+    ]
+    if remote is None:
+        if sources[0].is_object and environments is None and num_parallel not in (None, 1):
+            raise UsageError(
+                f"The environment {sources[0].name!r} exists already, and there is only one of it. "
+                f"Received: num_parallel={num_parallel}. Give its id or its class."
+            )
+        return _met(Local(source.create(), own=not source.is_object) for source in sources)
+    return start(sources, remote, limits, blocking, host, port)
+
+
+def start(
+    sources: Sequence[Source],
+    remote: str,
+    limits: Limits = Limits(),  # noqa: B008  (immutable)
+    blocking: bool = False,
+    host: Any = None,
+    port: Any = None,
+) -> list[Connection]:
+    """Start environments in processes or on a cluster; the arguments are those of `connect`."""
+    if remote == "multiprocessing":
+        return _met(ProcessConnection(source, i, limits, blocking) for i, source in enumerate(sources))
+    from operant.envs.remote import cluster
+
+    for source in sources:
+        source.literal()  # what cannot be sent is refused before a cluster is started for it
+    cluster.join(host, port)
+    cpus = cluster.share(len(sources))
+    return _met(cluster.RayConnection(source, i, limits, blocking, cpus) for i, source in enumerate(sources))
+
+
+def check(remote: Any, blocking: Any, host: Any, port: Any, modes: Sequence[str] = REMOTE) -> None:
+    """Check where an environment is to be, wherever that is asked; `modes` are the places to choose from.
+
+    Raises:
+        SpecError: a value is none of those.
+        UsageError: arguments exclude one another, or one is missing.
+    """
+    if remote is not None and remote not in modes:
+        hint = suggest(remote, modes).strip() if isinstance(remote, str) else ""
+        raise value_error("remote", f"None, {', '.join(map(repr, modes))}", remote, hint)
+    if not isinstance(blocking, bool):
+        raise value_error("blocking", "True or False", blocking)
+    if blocking and remote not in REMOTE:
         raise UsageError(
-            f"host and port are for remote='socket-client'. Received: host={host!r}, port={port!r} with remote={remote!r}."
+            f"blocking is for remote environments ({', '.join(REMOTE)}). Received: blocking=True with remote={remote!r}."
         )
-    connections: list[Connection] = []
-    try:
-        for given in _each(environment, environments, num_parallel):
-            source = resolve(given, max_episode_timesteps=max_episode_timesteps, arguments=kwargs)
-            if remote is None:
-                if source.is_object and environments is None and num_parallel not in (None, 1):
-                    raise UsageError(
-                        f"The environment {source.name!r} exists already, and there is only one of it. "
-                        f"Received: num_parallel={num_parallel}. Give its id or its class."
-                    )
-                connections.append(Local(source.create(), own=not source.is_object))
-            else:
-                connections.append(ProcessConnection(source, len(connections), limits, blocking))
-        for connection in connections:
-            if isinstance(connection, ProcessConnection):
-                connection.meet()
-        _check_alike(connections)
-    except BaseException:
-        for connection in connections:
-            connection.close()
-        raise
-    return connections
+    for name, value in (("host", host), ("port", port)):
+        if value is not None and remote in (None, "multiprocessing"):
+            raise UsageError(
+                f"{name} is for servers and clusters. Received: {name}={value!r} with remote={remote!r}."
+            )
+        if value is None and remote == "socket-client":
+            raise UsageError(
+                f"remote='socket-client' needs {name}: where the server listens. Received: host={host!r}, port={port!r}."
+            )
+    if remote == "ray" and host is None and port is not None:
+        raise UsageError(f"port is that of the cluster's head. Give host too. Received: port={port!r}.")
 
 
 def _reach(
@@ -115,19 +153,26 @@ def _reach(
     from operant.envs.remote.client import SocketConnection
 
     token, context = build(credentials, kwargs, "remote='socket-client'")
-    connections: list[SocketConnection] = []
+    return _met(
+        SocketConnection(host, port, i, limits, blocking, token, context)
+        for i, (host, port) in enumerate(addresses)
+    )
+
+
+def _met(making: Iterable[Connection]) -> list[Connection]:
+    """Return connections when all of their environments are there; they start side by side. None is left if one fails."""
+    connections: list[Connection] = []
     try:
-        for host, port in addresses:
-            connection = SocketConnection(host, port, len(connections), limits, blocking, token, context)
-            connections.append(connection)
+        connections.extend(making)
         for connection in connections:
-            connection.meet()
+            if isinstance(connection, Replaceable):
+                connection.meet()
         _check_alike(connections)
     except BaseException:
         for connection in connections:
             connection.close()
         raise
-    return list(connections)
+    return connections
 
 
 def credentials(
@@ -167,10 +212,6 @@ def read_ports(port: Any) -> list[int]:
 
 def _addresses(host: Any, port: Any, num_parallel: int | None) -> list[tuple[str, int]]:
     """Return host and port for each environment."""
-    if host is None or port is None:
-        raise UsageError(
-            f"remote='socket-client' needs host and port of the server. Received: host={host!r}, port={port!r}."
-        )
     hosts = [part.strip() for part in host.split(",")] if isinstance(host, str) else list(host)
     ports = read_ports(port)
     if not hosts or not all(isinstance(one, str) and one for one in hosts):

@@ -10,14 +10,12 @@ from typing import Any
 from operant.envs.checked import Checked
 from operant.envs.connection import Answer, Connection
 from operant.envs.environment import Environment, Shaping, nest
-from operant.envs.remote import connect, read_ports
-from operant.envs.remote.processes import ProcessConnection
-from operant.envs.remote.replaceable import Limits
+from operant.envs.remote import REMOTE, Limits, check, connect, read_ports, start
 from operant.envs.source import Source
-from operant.errors import UsageError, suggest, value_error
+from operant.errors import UsageError
 
 _log = logging.getLogger("operant")
-MODES = ("multiprocessing", "socket-client", "socket-server")
+MODES = (*REMOTE, "socket-server")
 
 
 class Elsewhere(Environment):
@@ -101,19 +99,7 @@ def create(
         host: of sockets.
         port: of sockets.
     """
-    if remote is not None and remote not in MODES:
-        hint = suggest(remote, MODES).strip() if isinstance(remote, str) else ""
-        raise value_error("remote", f"None, {', '.join(map(repr, MODES))}", remote, hint)
-    if blocking and remote not in ("multiprocessing", "socket-client"):
-        raise UsageError(
-            f"blocking is for remote='multiprocessing' and 'socket-client'. Received: blocking={blocking!r} with "
-            f"remote={remote!r}."
-        )
-    if (host is not None or port is not None) and remote not in ("socket-client", "socket-server"):
-        raise UsageError(
-            f"host and port are for remote='socket-client' and 'socket-server'. Received: host={host!r}, port={port!r} "
-            f"with remote={remote!r}."
-        )
+    check(remote, blocking, host, port, MODES)
     if remote == "socket-client":
         if source is not None:
             raise UsageError(
@@ -130,6 +116,6 @@ def create(
             )
         serve(source, host, port)
         return None
-    process = ProcessConnection(source, 0, Limits(), blocking)
-    process.meet()
-    return Checked(Elsewhere(process), None, reward_shaping, process.name)
+    assert remote is not None
+    (connection,) = start([source], remote, Limits(), blocking, host, port)
+    return Checked(Elsewhere(connection), None, reward_shaping, connection.name)

@@ -79,6 +79,15 @@ class Replaceable(abc.ABC):
         self._last: Any = None
         self._return: float | None = None
 
+    @abc.abstractmethod
+    def meet(self) -> None:
+        """Wait for the other side, and learn the spaces of its environment.
+
+        Raises:
+            EnvironmentError: it cannot be reached, or is not there in time.
+            SpecError: the environment cannot be made.
+        """
+
     @property
     def where(self) -> str:
         """Say which one it is, for messages."""

@@ -10,7 +10,6 @@ import socket
 import ssl
 import threading
 import time
-import traceback
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,11 +18,12 @@ from operant.envs.remote import wire
 from operant.envs.remote.auth import check_reach, is_loopback, welcome
 from operant.envs.remote.channel import Channel
 from operant.envs.remote.processes import ProcessConnection
-from operant.envs.remote.replaceable import Description, Limits
+from operant.envs.remote.replaceable import Limits
+from operant.envs.remote.service import Service, describe, fault
 from operant.envs.remote.wire import Schema, WireError
 from operant.envs.source import Source
 from operant.envs.spawn import LostError
-from operant.errors import EnvironmentError, OperantError, SpecError
+from operant.errors import EnvironmentError, SpecError
 
 PORT = 65432
 """Where a server listens unless told otherwise."""
@@ -136,11 +136,8 @@ class Server:
                 environment.meet()
             self._free.put(environment)
         first = self._environments[0]
-        self._description = Description(
-            first.name, first.spaces, first.max_episode_timesteps, first.num_actors
-        )
         self._schema = Schema(first.spaces, first.num_actors)
-        self._described = wire.pack_description(self._description)
+        self._described = describe(first)
         if len(self._described) > wire.DESCRIPTION_BYTES - 64:
             raise SpecError(
                 f"The description of {first.name!r} takes {len(self._described)} bytes. Name fewer states."
@@ -157,9 +154,7 @@ class Server:
         return bool(self._token)
 
     def __str__(self) -> str:
-        return (
-            f"{len(self._environments)} x {self._description.name} on port {', '.join(map(str, self.ports))}"
-        )
+        return f"{len(self._environments)} x {self._environments[0].name} on port {', '.join(map(str, self.ports))}"
 
     def wait(self) -> None:
         """Serve until `close`, or until `sessions` clients took their leave."""
@@ -272,7 +267,8 @@ class Server:
             environment.restarts = 0
         sound = False
         try:
-            left = _Session(channel, environment, self._schema, self._described, self._patience).run()
+            service = Service(environment, self._schema)
+            left = _Session(channel, service, self._described, self._patience).run()
             sound = True
             return left
         except (WireError, LostError):
@@ -300,12 +296,9 @@ class Server:
 class _Session:
     """One client's use of one environment."""
 
-    def __init__(
-        self, channel: Channel, environment: Connection, schema: Schema, described: bytes, patience: Patience
-    ) -> None:
-        self._channel, self._environment, self._schema = channel, environment, schema
+    def __init__(self, channel: Channel, service: Service, described: bytes, patience: Patience) -> None:
+        self._channel, self._service = channel, service
         self._described, self._patience = described, patience
-        self._running = 0
 
     def run(self) -> bool:
         """Obey until the client takes its leave.
@@ -317,46 +310,19 @@ class _Session:
         channel = self._channel
         while True:
             kind, content = channel.receive(self._patience.idle_seconds)
-            if kind == wire.STEP:
-                self._step(content)
-            elif kind == wire.RESET:
-                self._environment.send_reset(wire.unpack_seed(content))
-                self._answer(acted=0)
-            elif kind == wire.DESCRIBE and not content:
+            if kind == wire.DESCRIBE and not content:
                 channel.send(wire.DESCRIPTION, self._described, seconds=_SEND_SECONDS)
             elif kind == wire.CLOSE and not content:
                 channel.send(wire.CLOSED, seconds=_SEND_SECONDS)
                 return True
             else:
-                raise WireError(f"a request of kind {kind} with {len(content)} bytes")
-
-    def _step(self, content: memoryview) -> None:
-        if not self._running:
-            raise WireError("a step before an episode was begun")
-        try:
-            actions = self._schema.unpack_actions(content, self._running)
-        except OperantError as error:
-            raise WireError(str(error)) from None
-        self._environment.send_execute(actions)
-        self._answer(acted=self._running)
-
-    def _answer(self, acted: int) -> None:
-        answer = self._environment.receive()
-        if self._schema.num_actors == 1:
-            self._running = int(answer.terminal == 0)
-        else:
-            self._running = len(answer.parallel)
-        own = self._environment.episode_return()
-        content = self._schema.pack_answer(answer, own, acted=acted > 0)
-        self._channel.send(wire.ANSWER, content, seconds=_SEND_SECONDS)
+                channel.send(wire.ANSWER, self._service.obey(kind, content), seconds=_SEND_SECONDS)
 
 
 def _tell(channel: Channel, error: Exception) -> None:
     """Send an error to the client, as far as it still listens."""
-    text = str(error) if isinstance(error, OperantError) else f"{type(error).__name__}: {error}"
-    lines = "" if isinstance(error, OperantError) else "".join(traceback.format_exception(error)).strip()
     with contextlib.suppress(LostError):
-        channel.send(wire.FAULT, wire.pack_fault(type(error).__name__, text, lines), seconds=_SEND_SECONDS)
+        channel.send(wire.FAULT, fault(error), seconds=_SEND_SECONDS)
 
 
 def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:

@@ -1,0 +1,256 @@
+"""An environment in an actor of a Ray cluster, wherever Ray places it.
+
+What crosses the cluster are the contents of the frames of `wire`, as bytes. Ray brings its own transport, and its own idea
+of who may use it: see docs/cluster.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from operant.envs.connection import Answer, Local
+from operant.envs.remote import wire
+from operant.envs.remote.replaceable import Limits, Replaceable
+from operant.envs.remote.service import Service, describe, fault
+from operant.envs.remote.wire import Schema, WireError
+from operant.envs.source import Source
+from operant.envs.spawn import SECRET, LostError, error_named
+from operant.envs.vector import Flat
+from operant.errors import EnvironmentError, SpecError, UsageError
+
+PORT = 6379
+"""Where the head of a Ray cluster listens unless it was told otherwise."""
+_REACH_SECONDS = 10.0
+_LEAVE_SECONDS = 5.0
+
+
+class Hosted:
+    """The cluster's side: one environment in an actor. It imports neither JAX nor Keras.
+
+    Every method returns kind and content of what would be a frame; errors too, so that Ray need not send exceptions.
+    """
+
+    def make(self, literal: str) -> tuple[int, bytes]:
+        """Make the environment of `Source.literal`, and describe it."""
+        try:
+            self._environment = Local(Source.from_literal(literal).create())
+            self._service = Service(self._environment)
+            return wire.DESCRIPTION, describe(self._environment)
+        except Exception as error:
+            return wire.FAULT, fault(error)
+
+    def obey(self, kind: int, content: bytes) -> tuple[int, bytes]:
+        """Begin an episode or take a step."""
+        try:
+            return wire.ANSWER, self._service.obey(kind, memoryview(content))
+        except Exception as error:
+            return wire.FAULT, fault(error)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._environment.close()
+
+
+class RayConnection(Replaceable):
+    """An environment in an actor of a Ray cluster. An actor that is lost, perhaps with its machine, is replaced by another.
+
+    It starts at once; `meet` waits for it.
+
+    Args:
+        source: the environment.
+        index: its number, for messages.
+        limits: how long to wait, and how often to replace the actor.
+        blocking: whether requests wait for their answers.
+        cpus: how many processors, or what share of one, the actor reserves.
+
+    Raises:
+        SpecError: the environment cannot be sent.
+    """
+
+    def __init__(
+        self, source: Source, index: int, limits: Limits, blocking: bool = False, cpus: float = 1.0
+    ) -> None:
+        self._literal = source.literal()
+        if "__main__:" in self._literal:
+            raise SpecError(
+                f"Environment {source.name!r} is defined in the program itself, which other machines do not have. "
+                "Define it in a module that they can import."
+            )
+        super().__init__(index, limits, blocking)
+        self.name = source.name
+        self._cpus = cpus
+        self._described: bytes | None = None
+        self._schema: Schema
+        self._actor: Any = None
+        self._called = "Ray actor"
+        self._made: Any = None
+        self._reply: Any = None
+        self._acted = 0
+        self._open()
+
+    def meet(self) -> None:
+        """Learn the spaces of the environment.
+
+        Raises:
+            SpecError: it cannot be made.
+            EnvironmentError: the actor is not there in time, or ends.
+        """
+        seconds = max(self._limits.timeout_seconds, self._limits.start_seconds)
+        try:
+            reply = self._wait(self._made, seconds)
+            if reply is None:
+                raise LostError(f"was not there within {seconds:g} s. Has the cluster processors to spare?")
+            kind, content = reply
+            if kind == wire.FAULT:
+                name, text, traceback = wire.unpack_fault(memoryview(content))
+                raise error_named(name)(f"{text}\n{traceback}".rstrip())
+            description = wire.unpack_description(memoryview(content))
+            self._described, self._made = content, None
+            self.name, self.spaces, self.max_episode_timesteps, self.num_actors = description
+            self._schema = Schema(self.spaces, self.num_actors)
+        except LostError as lost:
+            self.close()
+            raise EnvironmentError(f"{self.where} {lost}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _place(self) -> str:
+        return self._called
+
+    def _open(self) -> None:
+        import ray
+
+        # After a machine is lost the others may have no processor to spare. A replacement reserves none, so that it can be
+        # placed: slower is better than never.
+        cpus = 0.0 if self.restarts else self._cpus
+        options = {"num_cpus": cpus, "scheduling_strategy": "SPREAD", "max_restarts": 0}
+        self._actor = ray.remote(Hosted).options(**options).remote()
+        self._called = f"Ray actor {self._actor._actor_id.hex()[:8]}"
+        self._made = self._actor.make.remote(self._literal)
+
+    def _drop(self) -> None:
+        import ray
+
+        if self._actor is not None:
+            with contextlib.suppress(Exception):  # gone already, or Ray is
+                ray.kill(self._actor)
+        self._actor = self._made = self._reply = None
+
+    def _ask(self, request: int | Flat | None) -> None:
+        if isinstance(request, dict):
+            self._acted = 1 if self.num_actors == 1 else len(self._actors)
+            kind, content = wire.STEP, self._schema.pack_actions(request)
+        else:
+            self._acted = 0
+            kind, content = wire.RESET, wire.pack_seed(request)
+        # An actor serves one call after another, so this may be sent before the environment is made.
+        self._reply = self._actor.obey.remote(kind, content)
+
+    def _read(self, seconds: float) -> tuple[Answer, float | None] | None:
+        until = time.monotonic() + seconds
+        try:
+            if self._made is not None:
+                reply = self._wait(self._made, seconds)
+                if reply is None:
+                    return None
+                if reply[0] == wire.DESCRIPTION and reply[1] != self._described:
+                    raise LostError("came back as another environment", final=True)
+                self._made = None
+            else:
+                reply = None
+            if reply is None or reply[0] != wire.FAULT:
+                reply = self._wait(self._reply, max(0.0, until - time.monotonic()))
+                if reply is None:
+                    return None
+            kind, content = reply
+            if kind == wire.FAULT:
+                _, text, traceback = wire.unpack_fault(memoryview(content))
+                raise LostError(f"failed: {text}\n{traceback}".rstrip())
+            return self._schema.unpack_answer(memoryview(content), self._acted)
+        except WireError as error:
+            raise LostError(f"sent {error}") from None
+
+    @staticmethod
+    def _wait(reply: Any, seconds: float) -> tuple[int, bytes] | None:
+        """Return what a call of the actor returned, or None if it is not there within `seconds`."""
+        import ray
+
+        try:
+            ready, _ = ray.wait([reply], timeout=seconds)
+            return ray.get(reply) if ready else None
+        except ray.exceptions.RayError as error:
+            raise LostError(f"was lost: {' '.join(str(error).split())}") from None
+
+    def _finish(self) -> None:
+        import ray
+
+        if self._actor is not None and self._described is not None:
+            with contextlib.suppress(Exception):  # a last courtesy
+                ray.get(self._actor.close.remote(), timeout=_LEAVE_SECONDS)
+        self._drop()
+
+
+def join(host: Any = None, port: Any = None) -> None:
+    """Join a Ray cluster, if this process has not: that of the address, or of the variable `RAY_ADDRESS`, or a new one here.
+
+    Ray stays with the process until that ends, or calls ``ray.shutdown()``.
+
+    Args:
+        host: name or address of the cluster's head.
+        port: of the head (default: `PORT`).
+
+    Raises:
+        UsageError: Ray is not installed, or cannot be joined.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise UsageError(
+            f"remote='ray' needs Ray. Install it: pip install 'operant[cluster]'. ({error})"
+        ) from None
+    if ray.is_initialized():
+        return
+    address = os.environ.get("RAY_ADDRESS")
+    with _undisturbed():
+        try:
+            if host is not None:
+                port = PORT if port is None else port
+                address = f"{host}:{port}"
+                socket.create_connection((host, port), _REACH_SECONDS).close()  # Ray would try for minutes
+            if address:
+                ray.init(address=address, logging_level="WARNING")
+            else:  # the dashboard is a server that nobody here needs
+                ray.init(address="local", include_dashboard=False, logging_level="WARNING")
+        except (OSError, RuntimeError, ValueError) as error:
+            raise UsageError(
+                f"The Ray cluster {'at ' + address if address else 'here'} cannot be joined: {error}"
+            ) from None
+
+
+def share(count: int) -> float:
+    """Return how many processors each of so many environments may reserve: one, or its part of what the cluster has."""
+    import ray
+
+    return min(1.0, int(ray.cluster_resources().get("CPU", 0.0) / count * 1000) / 1000)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keep Ray from taking over the handling of SIGTERM, and from passing secrets to its processes."""
+    hidden = {name: os.environ.pop(name) for name in SECRET if name in os.environ}
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM) if main else None
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+        if main:
+            signal.signal(signal.SIGTERM, handler)

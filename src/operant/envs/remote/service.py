@@ -1,0 +1,69 @@
+"""An environment that obeys requests in the form of the wire, whoever carries them."""
+
+from __future__ import annotations
+
+import traceback
+
+from operant.envs.connection import Connection
+from operant.envs.remote import wire
+from operant.envs.remote.replaceable import Description
+from operant.envs.remote.wire import Schema, WireError
+from operant.errors import OperantError
+
+
+class Service:
+    """The served side of one environment: contents of requests in, contents of answers out.
+
+    Args:
+        environment: which obeys.
+        schema: of its frames, where others share it.
+    """
+
+    def __init__(self, environment: Connection, schema: Schema | None = None) -> None:
+        self._environment = environment
+        self._schema = schema or Schema(environment.spaces, environment.num_actors)
+        self._running = 0
+
+    def obey(self, kind: int, content: memoryview) -> bytes:
+        """Begin an episode (RESET) or take a step (STEP), and return the content of ANSWER.
+
+        Raises:
+            WireError: the request is none, or may not come now.
+            EnvironmentError: the environment failed.
+        """
+        acted = 0
+        if kind == wire.RESET:
+            self._environment.send_reset(wire.unpack_seed(content))
+        elif kind != wire.STEP:
+            raise WireError(f"a request of kind {kind} with {len(content)} bytes")
+        elif not self._running:
+            raise WireError("a step before an episode was begun")
+        else:
+            acted = self._running
+            try:
+                actions = self._schema.unpack_actions(content, acted)
+            except OperantError as error:
+                raise WireError(str(error)) from None
+            self._environment.send_execute(actions)
+        answer = self._environment.receive()
+        single = self._schema.num_actors == 1
+        self._running = int(answer.terminal == 0) if single else len(answer.parallel)
+        own = self._environment.episode_return()
+        return self._schema.pack_answer(answer, own, acted=acted > 0)
+
+
+def describe(environment: Connection) -> bytes:
+    """Return the content of DESCRIPTION."""
+    return wire.pack_description(
+        Description(
+            environment.name, environment.spaces, environment.max_episode_timesteps, environment.num_actors
+        )
+    )
+
+
+def fault(error: Exception) -> bytes:
+    """Return the content of FAULT."""
+    known = isinstance(error, OperantError)
+    text = str(error) if known else f"{type(error).__name__}: {error}"
+    lines = "" if known else "".join(traceback.format_exception(error)).strip()
+    return wire.pack_fault(type(error).__name__, text, lines)
