@@ -5,6 +5,8 @@
 A seed's score is the mean return of its last 100 training episodes or, where the gate says so, of 100 episodes of the final policy
 without exploration. A gate is passed if the lower end of the 95% bootstrap interval of
 the mean over seeds is above it. Results go to benchmarks/results/learning.json and .md; curves to docs/images/.
+
+With `--runs DIR` the runs stay there, and the seeds that are there already are not trained again: long work can be done in pieces.
 """
 
 from __future__ import annotations
@@ -65,9 +67,16 @@ GATES = {
 def train_seed(
     agent: str, settings: dict[str, Any], seed: int, directory: Path, greedy: bool
 ) -> dict[str, Any]:
-    known = options(RunConfig)
-    run = {k: v for k, v in settings.items() if k in known}
-    own = {k: v for k, v in settings.items() if k not in known}
+    done = directory / "score.json"
+    if done.is_file():
+        known: dict[str, Any] = json.loads(done.read_text())
+        if known.pop("settings") != settings:
+            raise SystemExit(f"{directory} was trained with other settings. Give another --runs.")
+        return known
+    shutil.rmtree(directory, ignore_errors=True)  # a seed that was not finished
+    names = options(RunConfig)
+    run = {k: v for k, v in settings.items() if k in names}
+    own = {k: v for k, v in settings.items() if k not in names}
     config = RunConfig.from_dict({**run, "seed": seed, "quiet": True, "run_dir": str(directory)})
     began = time.perf_counter()
     outcome = train(Plan(agent, own, config), command="").outcome
@@ -75,7 +84,7 @@ def train_seed(
     history = read_history(directory / "history.parquet")
     rewards = play(directory) if greedy else history["episode_reward"][-LAST_EPISODES:]
     score = float(np.mean(rewards))
-    return {
+    result = {
         "seed": seed,
         "score": score,
         "steps": outcome.step,
@@ -83,6 +92,8 @@ def train_seed(
         "training_seconds": round(outcome.seconds, 1),
         "whole_seconds": round(seconds, 1),
     }
+    done.write_text(json.dumps({**result, "settings": settings}))
+    return result
 
 
 def play(directory: Path) -> list[float]:
@@ -160,8 +171,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--max-steps", type=int)
     parser.add_argument("--plot", help="name of a picture in docs/images/ with all curves of this call")
+    parser.add_argument("--runs", type=Path, help="folder of the runs, which stay (default: a temporary one)")
     arguments = parser.parse_args()
-    runs = Path(tempfile.mkdtemp(prefix="learning-"))
+    runs = arguments.runs or Path(tempfile.mkdtemp(prefix="learning-"))
     rows = [run_preset(name, arguments.seeds, arguments.max_steps, runs) for name in arguments.presets]
     command = "python benchmarks/learning/run.py " + " ".join(
         [*arguments.presets, "--seeds", str(arguments.seeds)]
@@ -180,7 +192,8 @@ def main() -> None:
         learning_curve({name: histories}, images / f"{name.replace(':', '-')}.png", title=name)
     if arguments.plot:
         learning_curve(curves, images / arguments.plot, title="")
-    shutil.rmtree(runs)
+    if arguments.runs is None:
+        shutil.rmtree(runs)
     failed = [row["preset"] for row in rows if row.get("passed") is False]
     raise SystemExit(f"below the gate: {', '.join(failed)}" if failed else 0)
 
