@@ -558,7 +558,7 @@ def test_hosts_and_ports(host, port, num_parallel, want):
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        (dict(host=HOST), r"needs host and port"),
+        (dict(host=HOST), r"needs port"),
         (
             dict(host=HOST, port="x"),
             r"port must be a whole number of at most 65535, or several. Received: port='x'",

@@ -582,7 +582,7 @@ def test_a_worker_killed_at_a_reset_row_still_resets(module):
 
 
 def test_a_worker_that_exits_or_hangs_is_replaced_a_bounded_number_of_times(module):
-    with create(module.Count, 2, "processes", num_workers=2, timeout_seconds=0.5, max_restarts=2) as env:
+    with create(module.Count, 2, "processes", num_workers=2, timeout_seconds=0.5, max_restarts=1) as env:
         env.reset(0)
         env.step(act(0, 0))
         assert env.step(act(3, 0)).truncated.tolist() == [True, False]
@@ -592,9 +592,21 @@ def test_a_worker_that_exits_or_hangs_is_replaced_a_bounded_number_of_times(modu
         assert time.monotonic() - begun < 30
         assert env.restarts == 2
         with pytest.raises(
-            EnvironmentError, match=r"ended with exit code 5, and 2 workers were replaced already"
+            EnvironmentError, match=r"ended with exit code 5, and it was replaced once already"
         ):
             env.step(act(3, 0))
+
+
+def test_a_worker_whose_episodes_come_to_their_end_may_be_lost_again(module):
+    with create(
+        {"environment": module.Count, "length": 2}, 2, "processes", num_workers=2, max_restarts=1
+    ) as env:
+        env.reset(0)
+        for lost in range(1, 4):
+            assert env.step(act(3, 0)).truncated[0] and env.restarts == lost
+            while not env.step(act(0, 0)).terminated[0]:
+                pass
+            env.step(act(0, 0))  # the next episode begins
 
 
 def test_close_leaves_no_process(module):

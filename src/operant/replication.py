@@ -19,13 +19,13 @@ from operant.execution.records import Record
 from operant.execution.training import LOG_SECONDS, Outcome, Training
 from operant.session import Session, build
 from operant.tracking import Console, Tracker, interval
-from operant.train import Plan, Result, describe, make_environments, new_directory, train, writers
+from operant.train import TOGETHER, Plan, Result, describe, make_environments, new_directory, train, writers
 
 if TYPE_CHECKING:
     from operant.execution.population import Population
 
-SINGLE = ("resume", "checkpoints", "history_checkpoint", "monitor_session")
-"""Options that name what belongs to one run."""
+SINGLE = ("resume", "checkpoints", "history_checkpoint", "monitor_session", *TOGETHER)
+"""Options that name what belongs to one run, or share one out."""
 
 
 class Replicated(NamedTuple):

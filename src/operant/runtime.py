@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from operant.errors import SpecError
+from operant.errors import SpecError, UsageError
 
 LIBRARY_FLAG = "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE"
 """Lets XLA compute matrix products, and convolutions as such, by a library on CPU."""
@@ -64,6 +64,36 @@ def _start_with(variables: dict[str, str]) -> None:
     finally:
         for name in own:  # they are meant for this process only
             del os.environ[name]
+
+
+def join(coordinator: str, n_processes: int | None, process_id: int | None) -> bool:
+    """Join the processes that train together, on one machine or several, before anything is computed.
+
+    Args:
+        coordinator: ``HOST:PORT`` at which the first process is reached; 'auto': what Slurm, Open MPI, Kubernetes or a cloud's
+            TPU machines tell about themselves (`jax.distributed.initialize`).
+        n_processes: how many.
+        process_id: which one this is, from 0.
+
+    Returns:
+        Whether this process is the first: the one that writes and speaks.
+
+    Raises:
+        UsageError: they cannot be joined.
+    """
+    import jax
+
+    told: dict[str, Any] = {}
+    if coordinator != "auto":
+        told = {"coordinator_address": coordinator, "num_processes": n_processes, "process_id": process_id}
+    try:
+        if not jax.distributed.is_initialized():
+            jax.distributed.initialize(**told)
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"The processes that train together cannot be joined at {coordinator!r}: {error}"
+        ) from None
+    return (jax.process_index() if process_id is None else process_id) == 0
 
 
 def device(name: str) -> Any:

@@ -10,10 +10,10 @@ from operant import runtime
 from operant.agents.learner import Learner, Train
 from operant.agents.making import Definition
 from operant.agents.protocol import Algorithm
-from operant.errors import SpecError
+from operant.errors import SpecError, value_error
 from operant.execution.config import RunConfig
 from operant.execution.records import Sink
-from operant.execution.training import Driver, Training
+from operant.execution.training import Driver, Training, alone
 
 
 class Environments(NamedTuple):
@@ -102,6 +102,7 @@ class Session:
             sinks,
             directory,
             self.weights.save,
+            getattr(self.driver, "agree", alone),
         )
 
 
@@ -118,12 +119,22 @@ def _driver(learner: Learner, environments: Environments, run: RunConfig) -> Any
 
     from operant.engine import Engine
     from operant.execution.device import DeviceDriver
+    from operant.execution.devices import Devices
     from operant.execution.host import HostDriver
 
     key = jax.random.key(run.seed or 0)
-    if environments.native is not None:
-        return DeviceDriver(learner, environments.native, run.n_envs, key)
-    return HostDriver(Engine(learner, key, run.n_envs), environments.vector, run.seed or 0)
+    if environments.native is None:
+        if run.n_devices is not None or run.coordinator is not None:
+            name, value = ("n_devices", run.n_devices) if run.n_devices else ("coordinator", run.coordinator)
+            raise value_error(
+                name,
+                "left out where environments are not JAX-native",
+                value,
+                "Ids of JAX-native ones begin with jax:, gymnax: or brax:.",
+            )
+        return HostDriver(Engine(learner, key, run.n_envs), environments.vector, run.seed or 0)
+    together = jax.device_count() if jax.process_count() > 1 else 1
+    return DeviceDriver(learner, environments.native, run.n_envs, key, Devices(run.n_devices or together))
 
 
 class Weights:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from operant import provenance
+from operant import provenance, runtime
 from operant.agents.making import define
 from operant.envs.source import is_native
 from operant.envs.vector import VectorEnv
@@ -22,8 +22,19 @@ from operant.spec import plain, read_json
 from operant.tracking import Console, History, TensorBoard, Tracker, WandB
 from operant.tracking.history import end_of
 
+TOGETHER = ("n_devices", "coordinator", "n_processes", "process_id")
+"""Options of a run that say who computes it."""
 RESUMABLE = frozenset(
-    {"max_steps", "target_reward", "quiet", "log_frequency", "display_precision", "save_seconds", "resume"}
+    {
+        "max_steps",
+        "target_reward",
+        "quiet",
+        "log_frequency",
+        "display_precision",
+        "save_seconds",
+        "resume",
+        *TOGETHER,
+    }
 )
 """Options of a run that may change when it is resumed; the others are what the run is."""
 
@@ -85,19 +96,26 @@ def train(plan: Plan, command: str | None = None) -> Result:
     if run.seed is None:
         run = run.replace(seed=secrets.randbelow(2**31))
     definition = define(plan.agent, **plan.options)
-    directory = plan.resume or new_directory(run, definition.name)
+    # Of several processes that train together one writes, and makes the folder.
+    first = run.coordinator is None or runtime.join(run.coordinator, run.n_processes, run.process_id)
+    directory = plan.resume or (new_directory(run, definition.name) if first else Path(run.run_dir or "runs"))
     origin = history_origin(run) if plan.resume is None else Origin()
     environment = make_environments(run)
     try:
         session = Session(definition, environment, run)
-        training = session.training(run, Tracker(), directory / "checkpoints")
+        training = session.training(run, Tracker(), directory / "checkpoints" if first else None)
         if plan.resume is not None:
             _restore(training, directory)
-            describe_resume(directory, training, run, command)
         else:
             training.begin_at(origin)
             if run.weights:
                 session.weights.load(session.driver)
+        if not first:
+            session.weights.paths = ()
+            return Result(training.loop(), directory)
+        if plan.resume is not None:
+            describe_resume(directory, training, run, command)
+        else:
             describe(directory, definition.to_dict(), run, environment, command)
         sinks = writers(directory, run, training)
         training.sinks = sinks

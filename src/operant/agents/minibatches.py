@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from operant.errors import value_error
 from operant.ops import random
+from operant.ops.spread import spread
 from operant.types import Array, Key, Metrics, Tree
 
 L = TypeVar("L")
@@ -71,6 +72,7 @@ def passes(
         order = random.permutation(own, units)[: size * parts].reshape(-1, size)
         shares = jax.tree.map(lambda x: jnp.moveaxis(jnp.take(x, order, axis=axis), axis, 0), batch)
         starts = jax.tree.map(lambda x: jnp.take(x, order, axis=0), carry)
+        shares, starts = spread(shares, 1 + axis), spread(starts, 1)
         return jax.lax.scan(step, learned, (shares, starts))
 
     # As plain numbers: under `vmap`, JAX's check of key reuse takes the keys of a scan for used.

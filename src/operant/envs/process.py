@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from operant.envs.source import Source
-from operant.envs.spawn import START_SECONDS, LostError, Worker, end, main_file, memory_file
+from operant.envs.spawn import START_SECONDS, LostError, Worker, end, main_file, memory_file, times
 from operant.envs.vector import Check, Flat, Step, VectorEnv, processors, seed_of
 from operant.envs.worker import RESET, RESTART, STEP, VECTOR_FIELDS, Memory
 from operant.errors import EnvironmentError, OperantError, UsageError
@@ -30,6 +30,8 @@ class _Share(Worker):
     def __init__(self, index: int, rows: slice, begin: Mapping[str, Any], descriptor: int) -> None:
         super().__init__(index, begin, descriptor)
         self.rows = rows
+        self.replaced = 0
+        """How often, since one of its episodes came to its end."""
 
 
 class Processes(VectorEnv):
@@ -43,7 +45,7 @@ class Processes(VectorEnv):
         check: see `vector.create`.
         num_workers: processes; None: one per processor.
         timeout_seconds: how long a step of a worker's environments may take.
-        max_restarts: how many workers may be replaced.
+        max_restarts: how often a worker may be replaced without an episode that came to its end in between.
 
     Raises:
         SpecError: an environment cannot be sent, or not be made.
@@ -137,7 +139,8 @@ class Processes(VectorEnv):
         memory = self._memory
         for name, array in memory.action.items():
             array[...] = actions[name]
-        for worker, reason in self._call(STEP, self._workers):
+        lost = self._call(STEP, self._workers)
+        for worker, reason in lost:
             self._replace(worker, reason)
             self._restart(worker, np.flatnonzero(self._ended[worker.rows]).tolist())
             cut = ~self._ended[worker.rows]
@@ -151,6 +154,9 @@ class Processes(VectorEnv):
             observation, fields["reward"].copy(), fields["terminated"].copy(), fields["truncated"].copy()
         )
         self._ended, self._last = step.terminated | step.truncated, observation
+        for worker in self._workers:
+            if worker.replaced and not lost and self._ended[worker.rows].any():
+                worker.replaced = 0
         return step._replace(observation=dict(observation))
 
     def _call(self, message: bytes, workers: Iterable[_Share]) -> list[tuple[_Share, str]]:
@@ -184,11 +190,13 @@ class Processes(VectorEnv):
             if rows.stop - rows.start == 1
             else f"environments {rows.start} to {rows.stop - 1}"
         )
-        if self.restarts >= self._max_restarts:
+        if worker.replaced >= self._max_restarts:
+            already = f", and it was replaced {times(worker.replaced)} already" if worker.replaced else ""
             raise EnvironmentError(
-                f"Worker {worker.index} of {self.name!r} ({which}) {reason}, and {self.restarts} workers were replaced "
-                f"already. Mend the environment, or raise timeout_seconds or max_restarts."
+                f"Worker {worker.index} of {self.name!r} ({which}) {reason}{already}. "
+                f"Mend the environment, or raise timeout_seconds or max_restarts."
             )
+        worker.replaced += 1
         self.restarts += 1
         _log.warning("Worker %d of %r (%s) %s; it is replaced.", worker.index, self.name, which, reason)
         worker.kill()

@@ -147,6 +147,11 @@ def error_named(name: str) -> type[OperantError]:
     return _ERRORS.get(name, EnvironmentError)
 
 
+def times(n: int) -> str:
+    """Return how often, in words of a message."""
+    return "once" if n == 1 else f"{n} times"
+
+
 def end(workers: Sequence[Worker], descriptor: int) -> None:
     """Close the environments of workers, end the processes, and give their memory back."""
     for worker in workers:

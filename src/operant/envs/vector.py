@@ -157,7 +157,7 @@ def create(
             with shapes and ranges), `always`, or `never`. Rewards are always looked at.
         num_workers: worker processes (default: one per processor, at most one per environment).
         timeout_seconds: how long a worker may take for one step of its environments before it is replaced.
-        max_restarts: how many workers may be replaced in all.
+        max_restarts: how often a worker may be replaced without an episode that came to its end in between.
         kwargs: arguments of the environment itself.
 
     Raises:

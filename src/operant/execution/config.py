@@ -44,6 +44,18 @@ class RunConfig(Config):
         "Threads of XLA on CPU (default: 1; all of them where observations are images, or networks and batches large)",
         low=1,
     )
+    n_devices: int | None = option(
+        None,
+        "Devices that share out the environments (JAX-native ones) and the learning\n"
+        "(default: 1; all of them where several processes train together)",
+        low=1,
+    )
+    coordinator: str | None = option(
+        None,
+        "HOST:PORT where the first of several processes that train together is reached; auto: ask the cluster",
+    )
+    n_processes: int | None = option(None, "How many processes train together", low=2)
+    process_id: int | None = option(None, "Which of them this is; 0, the first, writes the run", low=0)
     seed: int | None = option(None, "Random seed (default: one is drawn and printed)", low=0, high=2**32 - 1)
     max_steps: int | None = option(
         None,
@@ -99,6 +111,14 @@ class RunConfig(Config):
             yield "env must be given: an environment id such as CartPole-v1. See `operant list` for ids."
         if self.max_steps is None and self.target_reward is None:
             yield "train requires --target-reward or --max-steps (max_steps or target_reward)."
+        if self.coordinator is None:
+            for name in ("n_processes", "process_id"):
+                if getattr(self, name) is not None:
+                    yield f"{name} is for processes that train together. Give --coordinator too."
+        elif self.coordinator != "auto" and None in (self.n_processes, self.process_id):
+            yield "coordinator needs --n-processes and --process-id, or is auto."
+        elif self.seed is None and self.resume is None:
+            yield "Processes that train together need the same --seed."
         if self.max_frame and not self.preprocess:
             yield (
                 "max_frame is a part of preprocessing. Received: max_frame=True, preprocess=False. "

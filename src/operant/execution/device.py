@@ -14,6 +14,7 @@ from operant.agents.learner import ENV, Learner, Train, reset_carry
 from operant.agents.protocol import fold
 from operant.envs import native
 from operant.envs.native import NativeEnv
+from operant.execution.devices import Devices
 from operant.execution.episodes import Finished
 from operant.types import Array, Block, Key, Tree
 
@@ -134,17 +135,26 @@ class DeviceDriver:
         env: the environment.
         n: actors.
         key: root of the run's randomness.
+        devices: over which the actors and the work on their experience are spread.
+
+    Raises:
+        SpecError: the actors cannot be shared out evenly.
     """
 
-    def __init__(self, learner: Learner, env: NativeEnv, n: int, key: Key) -> None:
+    def __init__(
+        self, learner: Learner, env: NativeEnv, n: int, key: Key, devices: Devices | None = None
+    ) -> None:
         self.learner = learner
+        self.devices = Devices() if devices is None else devices
+        self.devices.divide(n, "n_envs")
         self.loop = DeviceRun(learner, env, n)
         self.block_steps = learner.rows * n
         self.blocks = max(1, CHECK_STEPS // self.block_steps)
-        self.train: Train = jax.jit(learner.init)(key, learner.hyper())
-        self.world: World = jax.jit(self.loop.begin)(key)
+        self.train: Train = self.devices.everywhere(jax.jit(learner.init)(key, learner.hyper()))
+        self.world: World = self.devices.shared(jax.jit(self.loop.begin)(key), n)
         self.step = 0
-        self._meter = learner.meter()
+        self._meter = self.devices.everywhere(learner.meter())
+        self.agree = self.devices.agree
         self._compiled: Any = None
 
     def compile(self) -> Any:
@@ -152,7 +162,7 @@ class DeviceDriver:
         if self._compiled is None:
             loop = functools.partial(self.loop.iterate, limit=self.blocks)
             arguments = (self.train, self.world, self._meter, np.int32(0))
-            self._compiled = jax.jit(loop, donate_argnums=(0, 1, 2)).lower(*arguments).compile()
+            self._compiled = self.devices.compile(loop, arguments, donate=(0, 1, 2))
         return self._compiled
 
     def advance(self, blocks: int) -> list[Finished]:
@@ -168,12 +178,12 @@ class DeviceDriver:
     def metrics(self) -> dict[str, float]:
         """Return the averages of the metrics since the last call."""
         meter = np.asarray(self._meter)
-        self._meter = jnp.zeros_like(self._meter)
+        self._meter = self.devices.everywhere(self.learner.meter())
         return self.learner.read(meter)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the environments' side of what continuing needs."""
-        return {"world": self.world}
+        return {"world": self.devices.gathered(self.world)}
 
     def snapshot_like(self) -> dict[str, Any]:
         """Return the shapes of a snapshot."""
@@ -181,11 +191,12 @@ class DeviceDriver:
 
     def put(self, train: Train) -> None:
         """Replace the learning side, before the run begins."""
-        self.train = train
+        self.train = self.devices.everywhere(train)
 
     def restore(self, train: Train, snapshot: dict[str, Any]) -> None:
         """Continue exactly where `train` and the snapshot were taken."""
-        self.train, self.world = train, snapshot["world"]
+        self.train = self.devices.everywhere(train)
+        self.world = self.devices.shared(snapshot["world"], self.loop.n)
         self.step = int(train.counters.timesteps)
 
     def scale_lr(self, factor: float) -> tuple[float, float]:

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from operant import checkpoint, interruption
 from operant.agents.learner import Train
@@ -68,6 +68,15 @@ class Driver(Protocol):
         ...
 
 
+Agree: TypeAlias = Callable[[float, bool], tuple[float, bool]]
+"""Turns seconds and a flag of this process into those that hold for all processes of a run."""
+
+
+def alone(seconds: float, flag: bool) -> tuple[float, bool]:
+    """Agree with nobody."""
+    return seconds, flag
+
+
 class Outcome(NamedTuple):
     """How a training run ended."""
 
@@ -92,6 +101,7 @@ class Training:
         sinks: where records go.
         directory: folder of the run's checkpoints; None: none are written.
         on_best: called with the `Train` when the rolling mean is better than ever, at a log point.
+        agree: turns seconds and a flag of this process into those that hold for all processes of the run.
     """
 
     def __init__(
@@ -103,6 +113,7 @@ class Training:
         sinks: Sink,
         directory: Path | None = None,
         on_best: Callable[[Train], None] | None = None,
+        agree: Agree = alone,
     ) -> None:
         self.definition = definition
         self.driver = driver
@@ -111,6 +122,7 @@ class Training:
         self.sinks = sinks
         self.directory = directory
         self.on_best = on_best
+        self._agree = agree
         self.score = Score(run.reward_buffer_size)
         self.monitor = Monitor(run)
         self.elapsed = 0.0
@@ -163,6 +175,7 @@ class Training:
         What the sinks hold goes to the disk first. A process that dies in between leaves records beyond the last
         checkpoint, which the resumed run drops and writes again; the other way round their episodes would be lost.
         """
+        tree = {"train": self.driver.train, "driver": self.driver.snapshot()}
         if self.directory is None:
             return None
         header = {
@@ -176,7 +189,6 @@ class Training:
                 "ended": self.ended,
             },
         }
-        tree = {"train": self.driver.train, "driver": self.driver.snapshot()}
         self.sinks.flush()
         name = f"step-{self.driver.step:012d}"
         return checkpoint.save(self.directory, tree, header, keep=3, name=name)
@@ -206,10 +218,9 @@ class Training:
 
     def begin(self) -> str | None:
         """Start the clock; return why there is nothing to do, if so."""
-        now = time.perf_counter()
-        self._begun = now - self.elapsed
-        self._saved = now
-        self._logged = now, self.driver.step, self.score.episodes
+        self._begun = time.perf_counter() - self.elapsed
+        self._saved = self.elapsed
+        self._logged = self.elapsed, self.driver.step, self.score.episodes
         self.ended = None
         return self._stop()
 
@@ -226,8 +237,8 @@ class Training:
 
     def take(self, finished: list[Finished]) -> str | None:
         """Take the episodes that ended in those blocks in; log and save when it is time; return why the run ends, if it does."""
-        now = time.perf_counter()
-        self.elapsed = now - self._begun
+        self.elapsed, self._interrupted = self._agree(time.perf_counter() - self._begun, self._interrupted)
+        now = self.elapsed
         self._account(finished)
         verdict = self._watch()  # also at the last look: a run that is continued has looked then
         reason = self._stop() or verdict
@@ -242,7 +253,7 @@ class Training:
             self._logged = now, self.driver.step, self.score.episodes
         if now - self._saved >= self.run.save_seconds and reason is None:
             self.save()
-            self._saved = time.perf_counter()
+            self._saved = now
         return reason
 
     def end(self, reason: str) -> Outcome:

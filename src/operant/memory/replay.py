@@ -39,6 +39,7 @@ from operant.memory.ring import (
     pick,
     take,
 )
+from operant.ops.spread import spread
 from operant.types import Array, Arrays, Block, Key, Transition, Tree
 
 __all__ = ["Replay", "Row"]
@@ -267,7 +268,7 @@ class Replay:
         powers = jnp.power(gamma, steps.astype(jnp.float32))
         rewards = jnp.where(taken, take(state.rows["reward"], path), 0.0)
         index = path[:, 0]
-        return Transition(
+        drawn = Transition(
             observation=self._observation(state, column, row),
             action=jax.tree.map(lambda x: take(x, index), state.rows["action"]),
             reward=(rewards * powers).sum(axis=1),
@@ -277,6 +278,7 @@ class Replay:
             index=jnp.stack([row, column], axis=1),
             weight=weight,
         )
+        return spread(drawn, 0)
 
     def sample_sequences(self, state: ReplayState, key: Key, batch_size: int, length: int) -> Block:
         """Draw `B` runs of `length` rows of one column that are held and followed, uniformly over where they start.
@@ -294,10 +296,12 @@ class Replay:
         index = column[None] * self.length + row[:-1]
         fields = {name: state.rows[name] for name in ("action", "reward", "extras", "mark")}
         part = jax.tree.map(lambda x: take(x, index), fields)
+        observation = self._observation(state, jnp.broadcast_to(column[None], row.shape), row)
+        observation, part = spread((observation, part), 1)
         extras = part["extras"]
         has_carry = isinstance(extras, Mapping) and "carry" in extras
         return Block(
-            observation=self._observation(state, jnp.broadcast_to(column[None], row.shape), row),
+            observation=observation,
             action=part["action"],
             reward=part["reward"],
             terminated=flag(part["mark"], TERMINATED),

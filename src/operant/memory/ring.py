@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Int
 
@@ -80,6 +79,18 @@ def flag(mark: Int[Array, "*S"], bits: int) -> Array:
     return (mark & bits) > 0
 
 
+def _high(a: Array, b: Array) -> Array:
+    """Return the upper 32 bits of products of 32-bit numbers, by halves.
+
+    `jax.lax.mulhi` is not compiled for several devices (XLA of JAX 0.10).
+    """
+    half = jnp.uint32(16)
+    low = jnp.uint32(0xFFFF)
+    first = (a >> half) * (b & low) + (((a & low) * (b & low)) >> half)
+    second = (a & low) * (b >> half) + (first & low)
+    return (a >> half) * (b >> half) + (first >> half) + (second >> half)
+
+
 def pick(key: Key, count: int, sizes: Int[Array, " N"]) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
     """Draw a column in proportion to its size, and a place below that size, uniformly (0 if all are empty).
 
@@ -87,7 +98,7 @@ def pick(key: Key, count: int, sizes: Int[Array, " N"]) -> tuple[Int[Array, " B"
     """
     ends = jnp.cumsum(sizes, dtype=jnp.int32)
     bits = random.bits(key, (count,))
-    point = jax.lax.mulhi(bits, jnp.broadcast_to(ends[-1].astype(jnp.uint32), (count,))).astype(jnp.int32)
+    point = _high(bits, ends[-1].astype(jnp.uint32)).astype(jnp.int32)
     column = jnp.searchsorted(ends, point, side="right", method="compare_all").astype(jnp.int32)
     column = jnp.minimum(column, len(sizes) - 1)
     return column, point - (ends - sizes)[column]

@@ -17,6 +17,7 @@ _OWN = frozenset(
     {
         "seed", "max_steps", "target_reward", "checkpoints", "weights", "history_checkpoint", "monitor_session",
         "run_dir", "resume", "save_seconds", "log_frequency", "display_precision", "quiet", "env", "vector", "threads",
+        "n_devices", "coordinator", "n_processes", "process_id",
     }
 )  # fmt: skip
 """Options of a run that do not make it another experiment."""

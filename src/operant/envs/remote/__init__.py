@@ -61,7 +61,7 @@ def connect(
         timeout_seconds: how long an answer may take before the environment counts as lost.
         start_seconds: how long a process or an actor may take to start (default: 120), or a server to be reached
             (default: 30).
-        max_restarts: how often each may be replaced, or reached again.
+        max_restarts: how often each may be replaced, or reached again, without an episode that came to its end in between.
         kwargs: arguments of the environment; for `socket-client`, `token`, `token_file` and `certificate` (see
             `credentials`).
 

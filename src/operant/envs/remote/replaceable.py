@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from operant.envs.connection import Answer
-from operant.envs.spawn import LostError
+from operant.envs.spawn import LostError, times
 from operant.envs.vector import Flat, seed_of
 from operant.errors import EnvironmentError, UsageError, value_error
 from operant.spaces import Spaces
@@ -27,7 +27,7 @@ class Limits(NamedTuple):
     start_seconds: float = 120.0
     """How long the other side may take to be there, with its environment made."""
     max_restarts: int = 3
-    """How often it may be replaced."""
+    """How often it may be replaced without an episode that came to its end in between."""
 
 
 class Description(NamedTuple):
@@ -65,6 +65,7 @@ class Replaceable(abc.ABC):
             raise value_error("max_restarts", "a whole number of at least 0", limits.max_restarts)
         self.index = index
         self.restarts = 0
+        self._in_a_row = 0  # those since an episode came to its end
         self._limits, self._blocking = limits, blocking
         self._is_open = True
         self._fresh = False  # a replacement that was not asked anything yet
@@ -182,18 +183,19 @@ class Replaceable(abc.ABC):
         which = self.where
         while True:
             text = str(lost)
-            if lost.final or self.restarts >= self._limits.max_restarts:
+            if lost.final or self._in_a_row >= self._limits.max_restarts:
                 again = (
                     "" if lost.final else "Mend the environment, or raise timeout_seconds or max_restarts."
                 )
                 more = (
-                    f", and it was replaced {_times(self.restarts)} already. {again}"
-                    if self.restarts
+                    f", and it was replaced {times(self._in_a_row)} already. {again}"
+                    if self._in_a_row
                     else f". {again}"
                 )
                 self._error = EnvironmentError(f"{which} {_with(text, more.rstrip())}")
                 return
             self.restarts += 1
+            self._in_a_row += 1
             _log.warning("%s %s", which, _with(text, "; it is replaced."))
             if isinstance(self._request, dict):
                 self._answer = self._cut(f"{which} {text}")
@@ -259,6 +261,8 @@ class Replaceable(abc.ABC):
         else:
             self._actors = (0,) if answer.terminal == 0 else None
         self._last = answer.states
+        if self._actors is None and not answer.lost:
+            self._in_a_row = 0
         return answer
 
     def episode_return(self) -> float | None:
@@ -280,7 +284,3 @@ def _with(text: str, more: str) -> str:
     """Put a sentence's end behind the first line of a text, before its traceback."""
     first, line, rest = text.partition("\n")
     return f"{first.rstrip('.')}{more}{line}{rest}"
-
-
-def _times(n: int) -> str:
-    return "once" if n == 1 else f"{n} times"
