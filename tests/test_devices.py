@@ -77,22 +77,21 @@ def compared(kind, env, options, blocks):
 
 
 SMALL = {"buffer_max_size": 400, "buffer_initial_size": 64}
-SIX_STEPS = {**SMALL, "gradient_steps": 2}
 
 
 @pytest.mark.parametrize(
     ("kind", "env", "options", "blocks"),
     [
         ("ppo", "jax:CartPole-v1", {"n_steps": 16, "mini_batches": 2}, 5),
-        pytest.param("dqn", "jax:CartPole-v1", SMALL, 60, marks=pytest.mark.slow),
+        pytest.param("dqn", "jax:CartPole-v1", SMALL, 60, marks=pytest.mark.exhaustive),
         pytest.param("dqn", "jax:CartPole-v1", {**SMALL, "prioritized": True}, 60, marks=pytest.mark.slow),
         pytest.param("ppo", "jax:Pendulum-v1", {"model": [{"type": "dense", "size": 8}, {"type": "lstm", "size": 8}]}, 2, marks=pytest.mark.slow),
-        pytest.param("a2c", "jax:CartPole-v1", {}, 20, marks=pytest.mark.slow),
+        pytest.param("a2c", "jax:CartPole-v1", {}, 20, marks=pytest.mark.exhaustive),
         pytest.param("acer", "jax:CartPole-v1", SMALL, 20, marks=pytest.mark.slow),
-        pytest.param("trpo", "jax:CartPole-v1", {}, 2, marks=pytest.mark.slow),
-        pytest.param("pqn", "jax:CartPole-v1", {}, 5, marks=pytest.mark.slow),
+        pytest.param("trpo", "jax:CartPole-v1", {}, 2, marks=pytest.mark.exhaustive),
+        pytest.param("pqn", "jax:CartPole-v1", {}, 5, marks=pytest.mark.exhaustive),
         pytest.param("td3", "jax:Pendulum-v1", SMALL, 60, marks=pytest.mark.slow),
-        pytest.param("sac", "jax:Pendulum-v1", SMALL, 60, marks=pytest.mark.slow),
+        pytest.param("sac", "jax:Pendulum-v1", SMALL, 60, marks=pytest.mark.exhaustive),
         pytest.param("modular", "jax:CartPole-v1", {}, 5, marks=pytest.mark.slow),
     ],
 )  # fmt: skip

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from operant import provenance, runtime
+from operant import checkpoint, provenance, runtime
 from operant.agents.making import define
 from operant.envs.source import is_native
 from operant.envs.vector import VectorEnv
@@ -104,9 +104,7 @@ def train(plan: Plan, command: str | None = None) -> Result:
     try:
         session = Session(definition, environment, run)
         training = session.training(run, Tracker(), directory / "checkpoints" if first else None)
-        if plan.resume is not None:
-            _restore(training, directory)
-        else:
+        if plan.resume is None or not _restored(training, directory):
             training.begin_at(origin)
             if run.weights:
                 session.weights.load(session.driver)
@@ -117,7 +115,7 @@ def train(plan: Plan, command: str | None = None) -> Result:
             describe_resume(directory, training, run, command)
         else:
             describe(directory, definition.to_dict(), run, environment, command)
-        sinks = writers(directory, run, training)
+        sinks = writers(directory, run, training, plan.resume is not None)
         training.sinks = sinks
         try:
             sinks.message(_greeting(definition.name, run, environment, directory))
@@ -147,7 +145,8 @@ def opened(directory: str | Path) -> tuple[Session, RunConfig]:
     environment = make_environments(plan.run)
     try:
         session = Session(define(plan.agent), environment, plan.run)
-        _restore(session.training(plan.run, Tracker()), directory)
+        if not _restored(session.training(plan.run, Tracker()), directory):
+            raise SpecError(f"There is no checkpoint yet in {str(directory / 'checkpoints')!r}.")
     except BaseException:
         environment.close()
         raise
@@ -302,18 +301,28 @@ def _write(directory: Path, data: dict[str, Any]) -> None:
     temporary.replace(directory / "run.json")
 
 
-def _restore(training: Any, directory: Path) -> None:
-    from operant import checkpoint
+def _restored(training: Training, directory: Path) -> bool:
+    """Continue from the newest checkpoint of a run; return False where it was stopped before the first one was written.
 
+    Raises:
+        SpecError: that cannot be made up for, since the run went on with a history of others.
+    """
     newest = checkpoint.latest(directory / "checkpoints")
-    if newest is None:
-        raise SpecError(f"There is no checkpoint to resume from in {str(directory / 'checkpoints')!r}.")
-    training.restore(newest)
+    if newest is not None:
+        training.restore(newest)
+    elif training.run.history_checkpoint is not None:
+        raise SpecError(
+            f"There is no checkpoint to resume from in {str(directory / 'checkpoints')!r}. Train anew, in another folder."
+        )
+    return newest is not None
 
 
-def writers(directory: Path | None, run: RunConfig, training: Training) -> Tracker:
-    """Return what a run writes: history, event files, console; without a folder only what its options name."""
-    resume = training.step if training.driver.step else None
+def writers(directory: Path | None, run: RunConfig, training: Training, again: bool = False) -> Tracker:
+    """Return what a run writes: history, event files, console; without a folder only what its options name.
+
+    Where a run goes on (`again`), what it wrote beyond the step where it stands is dropped.
+    """
+    resume = training.step if again or training.driver.step else None
     history = run.history_checkpoint or (None if directory is None else directory / "history.parquet")
     sinks: list[Any] = [] if history is None else [History(history, resume_at_step=resume)]
     if directory is not None:

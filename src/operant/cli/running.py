@@ -108,7 +108,7 @@ def _filmed(config: RunnerConfig) -> Iterator[Any]:
 
 
 def _serve(config: RunnerConfig) -> None:
-    """Serve one environment until its client closes it."""
+    """Serve one environment until interrupted."""
     from operant.envs import Environment
 
     port: Any = config.port

@@ -12,6 +12,11 @@ from operant.envs.remote.wire import GREETING_BYTES, Frames, Seal, frame
 from operant.envs.spawn import LostError
 
 
+_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""Seconds of silence, seconds between questions, and how many go unanswered until the other machine counts as gone. The
+system's own two hours would keep an environment from others for as long."""
+
+
 class Channel:
     """One connection, of which each side uses one end. No call takes longer than it is told.
 
@@ -28,6 +33,9 @@ class Channel:
         if sock.family != getattr(socket, "AF_UNIX", None):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEPALIVE.items():
+                if hasattr(socket, name):
+                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
 

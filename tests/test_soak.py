@@ -1,0 +1,204 @@
+"""Long runs under attack: killed at random moments, their workers killed, a million episodes, memory that must not grow.
+
+The slow tests are short forms; the exhaustive ones take as long as the names say.
+"""
+
+import os
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from operant import Runner, checkpoint
+from operant.execution.records import Episode
+from operant.tracking import History, read_history
+
+
+def short_and_long(short, long):
+    return [pytest.param(short, marks=pytest.mark.slow), pytest.param(long, marks=pytest.mark.exhaustive)]
+
+
+def operant(*arguments, **options):
+    return subprocess.Popen([sys.executable, "-m", "operant", *map(str, arguments)], **options)
+
+
+def leaves(directory):
+    tree, _ = checkpoint.load_latest(directory / "checkpoints")
+    return {
+        name: np.asarray(
+            jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        )
+        for name, leaf in tree.items()
+    }
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kills", short_and_long(6, 50))
+def test_a_run_killed_at_random_moments_always_resumes_and_ends_the_same(tmp_path, kills):
+    """While it starts, trains, saves and writes its history, which it does all the time."""
+    generator = random.Random(kills)
+    train = [
+        "train",
+        "ppo",
+        "--env",
+        "jax:CartPole-v1",
+        "--n-envs",
+        4,
+        "--n-steps",
+        32,
+        "--seed",
+        3,
+        "--quiet",
+    ]
+    train += ["--model", '[{"type": "dense", "size": 8}]', "--save-seconds", 0]
+    train += ["--max-steps", 40_000 + 8_192 * kills]
+    assert operant(*train, "--run-dir", tmp_path / "whole").wait() == 0
+    killed = 0
+    while killed < kills:
+        fresh = not (tmp_path / "killed" / "run.json").exists()
+        arguments = [*train, "--run-dir"] if fresh else ["train", "--quiet", "--resume"]
+        process = operant(*arguments, tmp_path / "killed")
+        before = len(checkpoint.list_checkpoints(tmp_path / "killed" / "checkpoints"))
+        deadline = time.monotonic() + generator.uniform(0.0, 12.0)
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+            newest = checkpoint.latest(tmp_path / "killed" / "checkpoints")
+            if newest is not None and newest.name != before:  # under way: some moment soon
+                deadline = min(deadline, time.monotonic() + generator.uniform(0.0, 0.05))
+                before = newest.name
+        assert process.poll() is None, "it ended before it was killed"
+        process.kill()
+        process.wait()
+        killed += 1
+    assert operant("train", "--quiet", "--resume", tmp_path / "killed").wait() == 0
+    whole, parts = leaves(tmp_path / "whole"), leaves(tmp_path / "killed")
+    assert whole.keys() == parts.keys()
+    for name in whole:
+        np.testing.assert_array_equal(whole[name], parts[name], err_msg=name)
+    a, b = (read_history(tmp_path / run / "history.parquet") for run in ("whole", "killed"))
+    assert len(a["step"]) > 100
+    for column in ("episode_reward", "mean_reward", "best_reward", "step", "episode_length", "actor"):
+        np.testing.assert_array_equal(a[column], b[column], err_msg=column)
+
+
+def children(pid):
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout
+    return [int(line) for line in found.split()]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seconds", short_and_long(25, 120))
+def test_workers_killed_every_few_seconds_cost_episodes_but_not_the_run(tmp_path, seconds):
+    generator = random.Random(0)
+    process = operant(
+        "train", "ppo", "--env", "CartPole-v1", "--preset", "cartpole", "--vector", "processes", "--n-envs", 8,
+        "--max-steps", 10**9, "--target-reward", 10**6, "--seed", 1, "--run-dir", tmp_path / "run",
+        stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    history, deadline = tmp_path / "run" / "history.parquet", time.monotonic() + 120
+    while not list(history.glob("*.parquet")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    kills, workers = 0, set()
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(generator.uniform(1.0, 4.0))
+        assert process.poll() is None
+        now = children(process.pid)
+        workers |= set(now)
+        os.kill(generator.choice(now), signal.SIGKILL)
+        kills += 1
+    time.sleep(2.0)
+    workers |= set(children(process.pid))
+    process.send_signal(signal.SIGINT)
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, text
+    assert len(re.findall("it is replaced", text)) == kills > seconds / 5
+    assert max(read_history(history)["best_reward"]) >= (475 if seconds >= 60 else 100)
+    assert not [worker for worker in workers if Path(f"/proc/{worker}").exists()]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seconds", short_and_long(20, 120))
+def test_a_runner_outlives_its_workers(seconds):
+    generator = random.Random(0)
+    with Runner("ppo", "CartPole-v1", num_parallel=4, remote="multiprocessing") as runner:
+        began = last = time.monotonic()
+        kills, workers = 0, set()
+
+        def kill(runner, parallel):
+            nonlocal last, kills
+            now = time.monotonic()
+            if now - last > 2.0:
+                last = now
+                pids = [connection._worker.process.pid for connection in runner.environments]
+                workers.update(pids)
+                os.kill(generator.choice(pids), signal.SIGKILL)
+                kills += 1
+            return now - began < seconds
+
+        runner.run(callback=kill, use_tqdm=False)
+        assert kills - 1 <= runner.restarts <= kills and kills > seconds / 4
+        returns = runner.episode_returns
+    assert np.mean(returns[-20:]) > 2 * np.mean(returns[:20])
+    assert not [worker for worker in workers if Path(f"/proc/{worker}").exists()]
+
+
+@pytest.mark.slow
+def test_a_million_episodes_are_written_in_a_moment_and_stay_readable(tmp_path):
+    """Beside a run: a million episodes take one of 200,000 steps a second, 20 steps each, 100 s."""
+    path, count, at_once = tmp_path / "history.parquet", 1_000_000, 100
+    history = History(path)
+    began, spent = time.process_time(), 0.0
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for first in range(0, count, at_once):
+        episodes = [
+            Episode(20 * i, i * 1e-4, float(i), 20, i % 4, float(i), float(i))
+            for i in range(first, first + at_once)
+        ]
+        own = time.process_time()
+        history.episodes(episodes)
+        spent += time.process_time() - own
+    history.close()
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    print(f"{spent:.2f} s of {time.process_time() - began:.2f} s, {grown // 1024} MiB")
+    assert spent < 0.1 * 100 and grown < 200 * 1024
+    assert len(list(path.glob("*.parquet"))) == 20
+    began = time.process_time()
+    rows = read_history(path)
+    assert time.process_time() - began < 5.0
+    np.testing.assert_array_equal(rows["episode_reward"], np.arange(count))
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seconds", short_and_long(30, 600))
+def test_memory_does_not_grow(tmp_path, seconds):
+    """The resident memory of a run in its last third is that of its second."""
+    process = operant(
+        "train", "ppo", "--env", "CartPole-v1", "--n-envs", 8, "--max-steps", 10**9, "--quiet", "--save-seconds", 1,
+        "--seed", 1, "--run-dir", tmp_path / "run",
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints"):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    sizes = []
+    for _ in range(30):
+        time.sleep(seconds / 30)
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        sizes.append(int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]))
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    second, third = np.median(sizes[10:20]), np.median(sizes[20:])
+    print([size // 1024 for size in sizes])
+    assert third - second < 8 * 1024
