@@ -4,6 +4,8 @@ import io
 import json
 from typing import ClassVar
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -519,3 +521,102 @@ def test_every_limit_has_its_bar(runner, capsys, limit, text):
     names = ["return=", "ts/ep=5", "sec/ep=", "ms/ts=", "agent="]
     assert [name for name in names if name in line] == (names if runner.episodes else [])
     assert "comm=" not in line  # nothing is remote
+
+
+# JAX-native environments: the compiled shortcut
+
+
+def quick(**options):
+    small = {"n_steps": 8, "mini_batches": 2, "ppo_epochs": 1, "model": [{"type": "dense", "size": 8}]}
+    return Runner({"agent": "ppo", **small, **options}, "jax:CartPole-v1", num_parallel=2)
+
+
+def test_a_run_of_updates_on_a_native_environment_is_one_program_and_exact():
+    with quick(seed=3) as runner:
+        runner.run(num_updates=20, use_tqdm=False)
+        assert runner.is_compiled and runner.updates == runner.agent.updates == 20
+        assert runner.timesteps == runner.agent.timesteps <= 20 * 8 * 2
+        assert runner.episodes == len(runner.episode_returns) == runner.agent.episodes > 3
+        assert runner.episode_returns == [float(n) for n in runner.episode_timesteps]
+        first, seconds = list(runner.episode_returns), runner.episode_seconds
+        assert all(x > 0 for x in seconds) and runner.episode_agent_seconds == seconds
+        runner.run(num_updates=5, use_tqdm=False)  # goes on from there, with other episodes
+        assert runner.is_compiled and (runner.updates, runner.agent.updates) == (5, 25)
+        assert runner.episode_returns != first[: runner.episodes]
+    with quick(seed=3) as again:
+        again.run(num_updates=20, use_tqdm=False)
+        assert again.episode_returns == first
+
+
+def test_it_is_the_run_of_the_device_driver():
+    from operant.execution.device import DeviceDriver
+
+    with quick(seed=5) as runner:
+        driver = DeviceDriver(runner.agent.learner, runner._shortcut._env, 2, jax.random.key(5))
+        driver.restore(jax.tree.map(jnp.copy, runner.agent.lend()[0]), driver.snapshot())
+        finished = driver.advance(10)
+        runner.run(num_updates=10, use_tqdm=False)
+        assert [episode.reward for episode in finished] == runner.episode_returns
+        for a, b in zip(
+            jax.tree.leaves(driver.train.state), jax.tree.leaves(runner.agent.engine.train.state), strict=True
+        ):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_timesteps_that_make_no_whole_block_are_taken_one_by_one():
+    with quick() as runner:
+        for total in (7, 101, 64):
+            before = runner.agent.timesteps
+            runner.run(num_timesteps=total, use_tqdm=False)
+            assert not runner.is_compiled  # 7 makes no block, and leaves rows that wait for others
+            assert runner.timesteps == total == runner.agent.timesteps - before
+    with quick() as runner:
+        for total in (101, 64):
+            before = runner.agent.timesteps
+            runner.run(num_timesteps=total, use_tqdm=False)
+            assert runner.is_compiled == (total == 101)
+            assert runner.timesteps == total == runner.agent.timesteps - before
+            assert sum(runner.episode_timesteps) <= total
+
+
+def test_replayed_rows_are_those_of_the_run():
+    """Nothing is learnt across the cut between the compiled part and the steps after it."""
+    agent = {
+        "agent": "dqn",
+        "buffer_max_size": 512,
+        "buffer_initial_size": 32,
+        "model": [{"type": "dense", "size": 8}],
+    }
+    with Runner(agent, "jax:CartPole-v1", num_parallel=2) as runner:
+        runner.run(num_timesteps=100, use_tqdm=False)
+        runner.run(num_timesteps=100, use_tqdm=False)
+        assert runner.is_compiled and runner.agent.timesteps == 200
+        replay, memory = runner.agent.learner.algorithm.memory, runner.agent.engine.train.memory
+        transitions = replay.sample(memory, jax.random.key(0), 2000, 1.0)
+        moved = np.abs(transitions.next_observation["state"] - transitions.observation["state"])
+        assert (
+            moved.max() < 1.0
+        )  # a step moves the cart and its speeds by less; a new episode would begin near 0
+        assert np.unique(np.asarray(transitions.index), axis=0).shape[0] > 150
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"num_episodes": 3}, {"num_updates": 2, "callback": lambda runner, parallel: True},
+        {"num_updates": 2, "evaluation_callback": 2}, {"num_timesteps": 40, "num_episodes": 9},
+    ],
+)  # fmt: skip
+def test_what_needs_single_steps_gets_them(arguments, tmp_path):
+    if "evaluation_callback" in arguments:
+        arguments = {**arguments, "save_best_agent": tmp_path}
+    with quick() as runner:
+        runner.run(**arguments, use_tqdm=False)
+        assert not runner.is_compiled
+
+
+def test_an_agent_that_writes_takes_single_steps(tmp_path):
+    agent = {"agent": "ppo", "n_steps": 8, "mini_batches": 2, "model": [{"type": "dense", "size": 8}]}
+    with Runner({**agent, "recorder": str(tmp_path)}, "jax:CartPole-v1", num_parallel=2) as runner:
+        runner.run(num_updates=2, use_tqdm=False)
+        assert not runner.is_compiled and runner.updates == 2

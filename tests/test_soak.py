@@ -26,8 +26,12 @@ def short_and_long(short, long):
     return [pytest.param(short, marks=pytest.mark.slow), pytest.param(long, marks=pytest.mark.exhaustive)]
 
 
+# Tests that were started in the background would hand down that interrupts are ignored.
+MAIN = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from operant.cli import main; sys.exit(main())"
+
+
 def operant(*arguments, **options):
-    return subprocess.Popen([sys.executable, "-m", "operant", *map(str, arguments)], **options)
+    return subprocess.Popen([sys.executable, "-c", MAIN, *map(str, arguments)], **options)
 
 
 def leaves(directory):
@@ -102,7 +106,6 @@ def test_workers_killed_every_few_seconds_cost_episodes_but_not_the_run(tmp_path
         "train", "ppo", "--env", "CartPole-v1", "--preset", "cartpole", "--vector", "processes", "--n-envs", 8,
         "--max-steps", 10**9, "--target-reward", 10**6, "--seed", 1, "--run-dir", tmp_path / "run",
         stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     history, deadline = tmp_path / "run" / "history.parquet", time.monotonic() + 120
     while not list(history.glob("*.parquet")):
@@ -186,7 +189,6 @@ def test_memory_does_not_grow(tmp_path, seconds):
     process = operant(
         "train", "ppo", "--env", "CartPole-v1", "--n-envs", 8, "--max-steps", 10**9, "--quiet", "--save-seconds", 1,
         "--seed", 1, "--run-dir", tmp_path / "run",
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     deadline = time.monotonic() + 120
     while not checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints"):

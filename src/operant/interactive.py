@@ -11,7 +11,7 @@ import numpy as np
 
 from operant import runtime
 from operant.actors import Actor, Actors, stack
-from operant.agents.learner import Learner
+from operant.agents.learner import Learner, Train
 from operant.agents.making import Definition
 from operant.engine import Engine
 from operant.errors import NumericalError, SpaceError, UsageError, value_error
@@ -416,6 +416,38 @@ class Interactive:
             yield
         finally:
             self._limit = before
+
+    # Another driver
+
+    def is_lendable(self, n: int) -> bool:
+        """Tell whether `lend` leaves nothing behind: `n` actors, none with experience that waits, and nobody to write of it."""
+        waits = any(actor.acted for actor in self.actors) or any(row.valid for row in self.actors.waiting)
+        idle = all(len(actor.rows) == len(self.actors[0].rows) <= 1 for actor in self.actors)
+        bound = self._debug or self._device is not None or self._writers.any
+        return n == self.parallel_interactions and idle and not (waits or bound)
+
+    def lend(self) -> tuple[Train, Any]:
+        """Return what learning changes, and the last observations of all actors' episodes; for a driver that goes on with it.
+
+        Until `take_back` the agent must not be used.
+        """
+        observation = stack([actor.rows[0].observation for actor in self.actors if actor.rows] or [{}])
+        return self._engine.train, observation or None
+
+    def take_back(self, train: Train, observation: Any) -> None:
+        """Go on with what a driver made of what it was lent: its episodes are cut, at these last observations `[N, ...]`."""
+        self._engine.put(train)
+        self._start()
+        self._reported = self.updates
+        self._last_block = None
+        if observation is None:
+            return
+        shape = self.learner.block_shape(1)
+        action, extras = jax.tree.map(lambda x: np.zeros(x.shape[2:], x.dtype), (shape.action, shape.extras))
+        for i, actor in enumerate(self.actors):
+            actor.begin_row({name: np.array(x[i]) for name, x in observation.items()})
+            actor.fill_row(action=action, extras=extras, valid=False)
+            actor.row += 1
 
     def close(self) -> None:
         """Write what is still to be written, and release the compiled functions and arrays; further calls are errors."""

@@ -59,6 +59,11 @@ class Writers:
         self._saver: Saver | None = None
         self._summarizer: Summarizer | None = None
 
+    @property
+    def any(self) -> bool:
+        """Whether anything is written."""
+        return (self.recording, self.saving, self.summarizing) != (None, None, None)
+
     def begin(self, agent: Written, save: Callable[[str, str, int | None], Any]) -> None:
         """Begin to write, where the agent stands.
 

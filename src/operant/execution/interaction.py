@@ -41,7 +41,7 @@ class Interaction:
         agent: acts and learns.
         seats: the environments.
         plan: limits and manner.
-        ledger: keeps the counts.
+        ledger: keeps the counts, and has those of a part of the run that was made in another way.
         seed: root of the seeds with which the environments begin.
     """
 
@@ -55,16 +55,17 @@ class Interaction:
         self._called_off = False
         """Whether a callback stopped the run."""
         self._begun = 0
-        self._granted = 0
+        self._granted = ledger.timesteps
         self._seeds: list[int | None] = [seed_of(seed, i) for i in range(len(seats))]
         start = agent.initial_internals()
         self._start_internals = start if jax.tree.leaves(start) else None
-        self._updates_before = agent.updates
+        self._updates_before = agent.updates - ledger.updates
 
     def run(self) -> None:
         """Go until a limit is reached or a callback says no."""
         limit = self.plan.num_updates
-        with contextlib.nullcontext() if limit is None else self.agent.hold(limit):
+        made = self.ledger.updates
+        with contextlib.nullcontext() if limit is None else self.agent.hold(limit - made):
             self._run()
 
     def _run(self) -> None:

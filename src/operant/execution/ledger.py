@@ -118,6 +118,12 @@ class Order(NamedTuple):
         calls = Calls.read(callback, every_episodes, every_timesteps)
         return cls(calls, Scoring.read(evaluation_callback, horizon, directory), horizon, comm)
 
+    @property
+    def tells(self) -> bool:
+        """Whether anybody is told of single episodes or timesteps, or their score is taken."""
+        scoring = self.scoring
+        return bool(self.calls.callbacks) or (scoring.function, scoring.directory) != (None, None)
+
 
 class Ledger:
     """The record of one run.
@@ -136,6 +142,8 @@ class Ledger:
         self.training = Episodes()
         self.evaluations = Episodes() if evaluation else self.training
         self.bar: Bar | None = None
+        self.compiled = False
+        """Whether the run, or a part of it, is one compiled program."""
         self._runner = runner
         self._order = order
 
@@ -194,6 +202,8 @@ class Ledger:
                 "ms/ts": figure(1000 * seconds / steps, 2),
                 "agent": figure(share * agent, 1) + "%",
             }
+            if self.compiled:
+                figures["driver"] = "device"
             if self._order.comm:
                 figures["comm"] = figure(share * max(0.0, seconds - agent - env), 1) + "%"
         if self.evaluations is not self.training and self.evaluations.returns:

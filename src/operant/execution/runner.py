@@ -13,6 +13,7 @@ from operant.envs.environment import nest
 from operant.envs.vector import seed_of
 from operant.errors import SpaceError, SpecError, UsageError, value_error
 from operant.execution import connections
+from operant.execution.compiled import Shortcut, native_of
 from operant.execution.interaction import Interaction, Plan
 from operant.execution.ledger import Ledger, Order, flags, whole
 from operant.execution.progress import Bar
@@ -89,6 +90,10 @@ class Runner:
             self._seats.append(Seat(connection, first, trains, counts=trains))
             first += connection.num_actors
         self._actors = first
+        self._shortcut: Shortcut | None = None
+        if environments is None and remote is None and not evaluation:
+            env = native_of(environment, max_episode_timesteps)
+            self._shortcut = None if env is None else Shortcut(env, first)
         self._runs = 0
         self._closed = False
         self._ledger = Ledger(self, Order.read(None, None, None, 1, None, None, False), first, evaluation)
@@ -104,6 +109,11 @@ class Runner:
     def restarts(self) -> int:
         """How many environments were lost and replaced since the Runner was made."""
         return sum(connection.restarts for connection in self.environments)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether this run was one compiled program of agent and environment, as far as its limits allow."""
+        return self._ledger.compiled
 
     @property
     def timesteps(self) -> int:
@@ -210,6 +220,10 @@ class Runner:
         Limits are sums over all environments and actors, and exact. At the end, open episodes are cut: the agent
         learns that they were (terminal 2), and they are not recorded.
 
+        With one JAX-native environment (``'jax:CartPole-v1'``), `num_updates` or `num_timesteps`, and neither callbacks nor
+        scores, agent and environment run as one compiled program (`is_compiled`; the bar says ``driver=device``); single steps
+        go on from there to an exact number of timesteps. What an episode took is then its share of the whole.
+
         Args:
             num_episodes: episodes to run. No more are begun than that, so none is cut and short ones are not preferred.
             num_timesteps: timesteps to run.
@@ -276,6 +290,9 @@ class Runner:
         self._runs += 1
         seed = seed_of(self.agent.seed, self.agent.timesteps + self._runs)
         try:
+            shortcut = self._shortcut
+            if shortcut is not None and not (order.tells or evaluation) and shortcut.fits(self.agent, plan):
+                shortcut.run(self.agent, plan, self._ledger)
             Interaction(self.agent, self._seats, plan, self._ledger, seed).run()
         finally:
             if self._ledger.bar is not None:

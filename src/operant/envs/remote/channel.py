@@ -11,7 +11,6 @@ import time
 from operant.envs.remote.wire import GREETING_BYTES, Frames, Seal, frame
 from operant.envs.spawn import LostError
 
-
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """Seconds of silence, seconds between questions, and how many go unanswered until the other machine counts as gone. The
 system's own two hours would keep an environment from others for as long."""
