@@ -1,4 +1,5 @@
-"""Time of one step of one environment, wherever it runs, beside Gymnasium's `AsyncVectorEnv`. On one machine, over loopback.
+"""Time of one step of one environment, wherever it runs, beside Gymnasium's `AsyncVectorEnv` and a plain Ray actor. On one machine,
+over loopback.
 
     python benchmarks/remote.py --output benchmarks/results/remote.md
 
@@ -27,7 +28,7 @@ import numpy as np
 from gymnasium import spaces
 
 from operant.envs import vector
-from operant.envs.remote import connect
+from operant.envs.remote import cluster, connect
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 RUNS = 5
@@ -73,6 +74,32 @@ def asynchronous(name: str) -> Iterator[Step]:
         yield lambda: env.step(action)
     finally:
         env.close()
+
+
+class Plain:
+    """What anybody would write first: a Ray actor that steps an environment, observations as Ray sends them."""
+
+    def __init__(self, name: str) -> None:
+        self.env = made(name)
+        self.env.reset(seed=0)
+
+    def step(self, action: int) -> tuple:
+        answer = self.env.step(action)
+        if answer[2] or answer[3]:
+            self.env.reset()
+        return answer
+
+
+@contextlib.contextmanager
+def plain_actor(name: str) -> Iterator[Step]:
+    import ray
+
+    cluster.join()
+    actor = ray.remote(Plain).remote(name)
+    try:
+        yield lambda: ray.get(actor.step.remote(0))
+    finally:
+        ray.kill(actor)
 
 
 @contextlib.contextmanager
@@ -138,6 +165,8 @@ WAYS: dict[str, Callable[[str], contextlib.AbstractContextManager[Step]]] = {
     "remote='socket-client', environment in the server's process": lambda name: served(name, processes=False),
     "remote='socket-client' (as `operant serve`: environments in processes)": served,
     "the same with TLS": lambda name: served(name, tls=True),
+    "a plain Ray actor": plain_actor,
+    "remote='ray'": lambda name: connected(name, remote="ray"),
 }
 
 

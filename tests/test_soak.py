@@ -45,7 +45,7 @@ def leaves(directory):
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kills", short_and_long(6, 50))
+@pytest.mark.parametrize("kills", short_and_long(4, 50))
 def test_a_run_killed_at_random_moments_always_resumes_and_ends_the_same(tmp_path, kills):
     """While it starts, trains, saves and writes its history, which it does all the time."""
     generator = random.Random(kills)
@@ -63,25 +63,26 @@ def test_a_run_killed_at_random_moments_always_resumes_and_ends_the_same(tmp_pat
         "--quiet",
     ]
     train += ["--model", '[{"type": "dense", "size": 8}]', "--save-seconds", 0]
-    train += ["--max-steps", 40_000 + 8_192 * kills]
+    train += ["--max-steps", 100_000 + 50_000 * kills]
     assert operant(*train, "--run-dir", tmp_path / "whole").wait() == 0
-    killed = 0
-    while killed < kills:
+    checkpoints, reached = tmp_path / "killed" / "checkpoints", set()
+    for _ in range(kills):
         fresh = not (tmp_path / "killed" / "run.json").exists()
         arguments = [*train, "--run-dir"] if fresh else ["train", "--quiet", "--resume"]
+        before = checkpoint.latest(checkpoints)
         process = operant(*arguments, tmp_path / "killed")
-        before = len(checkpoint.list_checkpoints(tmp_path / "killed" / "checkpoints"))
-        deadline = time.monotonic() + generator.uniform(0.0, 12.0)
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.002)
-            newest = checkpoint.latest(tmp_path / "killed" / "checkpoints")
-            if newest is not None and newest.name != before:  # under way: some moment soon
-                deadline = min(deadline, time.monotonic() + generator.uniform(0.0, 0.05))
-                before = newest.name
+        if generator.random() < 0.2:  # while it starts, or soon after
+            time.sleep(generator.uniform(0.0, 6.0))
+        else:  # under way
+            while checkpoint.latest(checkpoints) == before:
+                assert process.poll() is None
+                time.sleep(0.002)
+            time.sleep(generator.uniform(0.0, 0.05))
         assert process.poll() is None, "it ended before it was killed"
         process.kill()
         process.wait()
-        killed += 1
+        reached.add(checkpoint.latest(checkpoints))
+    assert len(reached) > kills / 2
     assert operant("train", "--quiet", "--resume", tmp_path / "killed").wait() == 0
     whole, parts = leaves(tmp_path / "whole"), leaves(tmp_path / "killed")
     assert whole.keys() == parts.keys()
@@ -183,7 +184,7 @@ def test_a_million_episodes_are_written_in_a_moment_and_stay_readable(tmp_path):
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("seconds", short_and_long(30, 600))
+@pytest.mark.parametrize("seconds", short_and_long(30, 300))
 def test_memory_does_not_grow(tmp_path, seconds):
     """The resident memory of a run in its last third is that of its second."""
     process = operant(

@@ -157,10 +157,7 @@ class Checked(Environment):
             EnvironmentError: the answer breaks the contract.
         """
         if not self._running:
-            raise UsageError(
-                f"execute was called on {self._name!r} before an episode was begun. Call reset first, and after every "
-                f"terminal."
-            )
+            raise self._unready()
         answer = self._environment.execute(actions)
         size = 4 if self._batched else 3
         if not isinstance(answer, tuple) or len(answer) != size:
@@ -175,6 +172,32 @@ class Checked(Environment):
         if "execute" in self._checks:
             self._check_states(states, "execute", self.spaces)
             self._checks.remove("execute")
+        return self._finish(actions, states, terminal, reward)
+
+    def _unready(self) -> UsageError:
+        return UsageError(
+            f"execute was called on {self._name!r} before an episode was begun. Call reset first, and after every "
+            f"terminal."
+        )
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether `execute_flat` is there: nothing between it and the environment needs the user's structure."""
+        return (
+            self._shaping is None and not self._batched and hasattr(type(self._environment), "execute_flat")
+        )
+
+    def execute_flat(self, actions: Any) -> tuple[Any, int, float]:
+        """As `execute`, of stored components and with them; the caller checks them."""
+        if not self._running:
+            raise self._unready()
+        environment: Any = self._environment
+        answer = environment.execute_flat(actions)
+        self._steps += 1
+        return self._finish(actions, *answer)
+
+    def _finish(self, actions: Any, states: Any, terminal: Any, reward: Any) -> tuple[Any, int, float]:
+        """Check what came of a step of one actor, and shape and limit it."""
         terminal, reward = self._checked_terminal(terminal), self._checked_reward(reward)
         if self._shaping is not None:
             shaped = self._shaping(self._states, actions, terminal, reward, states)

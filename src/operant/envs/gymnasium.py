@@ -16,6 +16,7 @@ from gymnasium.envs.registration import EnvSpec, find_highest_version, load_env_
 from operant.envs.environment import Environment, nest
 from operant.errors import EnvironmentError, OperantError, SpecError, suggest
 from operant.spaces import from_gymnasium
+from operant.spaces.space import Flat
 
 ATARI = "ale_py.env:AtariEnv"
 _ATARI_ID = re.compile(r"^ALE/|(NoFrameskip|Deterministic)-v[04]$")
@@ -236,26 +237,30 @@ class Gymnasium(Environment):
     def reset(self, seed: int | None = None) -> Any:
         """Begin an episode."""
         observation, _ = self.gymnasium.reset(seed=seed)
-        return self._states(observation)
+        return self._nested(self.codec.encode(observation, False))
 
     def execute(self, actions: Any) -> tuple[Any, int, float]:
         """Take actions; a truncation is terminal 2."""
-        flat = self.spaces.actions.flatten(actions)
-        answer = self.gymnasium.step(self.codec.decode(flat, False))
+        flat, terminal, reward = self.execute_flat(self.spaces.actions.flatten(actions))
+        return self._nested(flat), terminal, reward
+
+    def execute_flat(self, actions: Flat) -> tuple[Flat, int, float]:
+        """As `execute`, of stored components and with them, masks among them: for processes, which pass them on."""
+        answer = self.gymnasium.step(self.codec.decode(actions, False))
         if not isinstance(answer, tuple) or len(answer) != 5:
             raise EnvironmentError(
                 f"step of {self.gymnasium} must return (observation, reward, terminated, truncated, info). "
                 f"Received: {answer!r}."
             )
         observation, reward, terminated, truncated, _ = answer
-        return self._states(observation), 1 if terminated else 2 if truncated else 0, reward
+        flat = self.codec.encode(observation, False)
+        return flat, 1 if terminated else 2 if truncated else 0, reward
 
     def close(self) -> None:
         """Close the environment."""
         self.gymnasium.close()
 
-    def _states(self, observation: Any) -> Any:
-        flat = self.codec.encode(observation, False)
+    def _nested(self, flat: Flat) -> Any:
         masks = {name: flat.pop(f"{name}_mask") for name in self.spaces.masks}
         return nest(self.spaces, self.spaces.states.unflatten(flat), lambda name: masks[name])
 

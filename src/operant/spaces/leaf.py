@@ -232,6 +232,10 @@ class Leaf:
         Raises:
             SpaceError: the value does not fit.
         """
+        if type(value) is int and self._range is not None and batch_shape in (None, ()):
+            low, high = self._range
+            if low <= value <= high:  # the usual action, without a dozen calls of NumPy for one number
+                return np.array(value - int(self.offset) if self.has_offset else value, self.storage)
         array = value if type(value) is np.ndarray else _as_array(value, label)
         lead = array.ndim - len(self.shape)
         if array.dtype is not self.storage and array.dtype.kind not in self._kinds:
@@ -277,6 +281,14 @@ class Leaf:
             if self.num_values is not None:
                 must = f"one of its {self.num_values} values, {must}"
         raise SpaceError(f"The {label} must be {must}. Received: {value}{place}.")
+
+    @functools.cached_property
+    def _range(self) -> tuple[int, int] | None:
+        """Least and greatest value of a single integer, where both are known."""
+        low, high = self._limits
+        if self.type != "int" or self.shape or low is None or high is None:
+            return None
+        return int(low), int(high)
 
     @functools.cached_property
     def _kinds(self) -> str:

@@ -36,6 +36,7 @@ class HostTask:
         self._spaces, self._actors = self._env.spaces, self._env.num_actors()
         self._running = 0
         self.close = self._env.close
+        self._is_flat = self._env.is_flat
 
     def describe(self) -> Any:
         """Return spaces, time limit and number of actors."""
@@ -47,6 +48,9 @@ class HostTask:
 
     def obey(self, message: bytes) -> None:
         """Begin an episode or take a step, and write what came of it."""
+        if message == STEP and self._is_flat:
+            self._step_flat()
+            return
         fields = self._memory.fields
         acted: int = self._running if message == STEP else 0
         parallel: Any = ()
@@ -70,6 +74,27 @@ class HostTask:
         fields["parallel"][: len(parallel)] = parallel
         self._running = len(parallel)
 
+    def _step_flat(self) -> None:
+        """Take a step of an environment that takes and gives components as they are stored: the usual case, in half the time."""
+        memory, fields = self._memory, self._memory.fields
+        actions = {name: array[0] for name, array in memory.action.items()}
+        began = time.perf_counter()
+        states, terminal, reward = self._env.execute_flat(actions)
+        fields["seconds"][0] = time.perf_counter() - began
+        fields["terminal"][0], fields["reward"][0] = terminal, reward
+        try:
+            for name, leaf in self._spaces.observation_components.items():
+                memory.observation[name][0] = leaf.accept(states[name], f"states component {name!r}", ())
+        except SpaceError as error:
+            raise self._misfit(error) from None
+        own = self._env.episode_return()
+        fields["return"][0] = math.nan if own is None else own
+        fields["acted"][0], self._running = 1, int(terminal == 0)
+        fields["running"][0], fields["parallel"][0] = self._running, 0
+
+    def _misfit(self, error: SpaceError) -> EnvironmentError:
+        return EnvironmentError(f"{self._env.name!r} returned states that do not fit: {error}")
+
     def _actions(self) -> Any:
         if self._actors == 1:
             flat = {name: array[0].copy() for name, array in self._memory.action.items()}
@@ -84,7 +109,7 @@ class HostTask:
         try:
             flat = self._spaces.observe(states, (n,) if self._actors > 1 else ())
         except SpaceError as error:
-            raise EnvironmentError(f"{self._env.name!r} returned states that do not fit: {error}") from None
+            raise self._misfit(error) from None
         for name, array in memory.observation.items():
             if self._actors > 1:
                 array[:n] = flat[name]
