@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 from operant import Agent, Environment
@@ -210,3 +212,21 @@ def test_parallel_machines():
     )
     assert result.returncode == 0, result.stderr
     assert "episodes 10/10" in result.stderr
+
+
+def test_recordings_are_traces_to_learn_from(tiny, tmp_path):
+    assert main([*tiny, "--episodes", "3", "--recordings", "traces"]) == 0
+    traces = sorted((tmp_path / "traces").glob("*.npz"))
+    assert len(traces) == 3
+    agent = Agent.create(**TINY, environment=Environment.create("CartPole-v1"))
+    before = jax.device_get(jax.tree.leaves(agent.engine.train.state))
+    agent.pretrain("traces", num_iterations=1)
+    after = jax.device_get(jax.tree.leaves(agent.engine.train.state))
+    assert any(np.any(a != b) for a, b in zip(before, after, strict=True))
+
+
+def test_a_run_on_a_native_environment_is_compiled(tiny, capsys):
+    arguments = ["run", "--agent", "tiny.json", "--environment", "jax:CartPole-v1", "--num-parallel", "4"]
+    assert main([*arguments, "--timesteps", "3001"]) == 0
+    text = capsys.readouterr().err
+    assert "timesteps 3001/3001" in text and "driver=device" in text

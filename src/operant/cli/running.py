@@ -78,7 +78,7 @@ def _once(config: RunnerConfig, number: int, repeats: Repeats) -> None:
                 batch_agent_calls=config.batch_agent_calls,
                 sync_timesteps=config.sync_timesteps,
                 sync_episodes=config.sync_episodes,
-                callback=following,
+                callback=following if config.checkpoints or config.summaries else None,
                 use_tqdm=not config.quiet,
                 mean_horizon=config.mean_horizon,
                 evaluation=config.evaluation and single,
@@ -124,17 +124,18 @@ def _serve(config: RunnerConfig) -> None:
 def _agent(config: RunnerConfig, number: int) -> Any:
     """Return what the Runner takes as its agent."""
     agent: Any = config.agent
+    recorder = {} if config.recordings is None else {"recorder": {"directory": config.recordings}}
     if agent is not None and Path(agent).is_dir():
         if config.seed is not None:
             raise SpecError("A saved agent brings its own seed. Leave --seed out.")
-        return {"directory": agent}
-    if config.seed is None and number == 0:
+        return {"directory": agent, **recorder}
+    if config.seed is None and number == 0 and not recorder:
         return agent
     from operant.spec import read_json
 
     given = read_json(agent, "agent") if str(agent).endswith(".json") else {"agent": agent}
     first = config.seed if config.seed is not None else given.get("seed", 0)
-    return {**given, "seed": first + number}
+    return {**given, **recorder, "seed": first + number}
 
 
 def _environment(config: RunnerConfig) -> Any:

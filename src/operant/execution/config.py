@@ -174,6 +174,9 @@ class RunnerConfig(Config):
         None, "DIRECTORY[,NAME] where the agent is saved, every five minutes and at the end"
     )
     summaries: str | None = option(None, "Directory for TensorBoard's event files")
+    recordings: str | None = option(
+        None, "Directory for traces of the agent's episodes, which another can be pretrained on"
+    )
     repeat: int = option(1, "How often to run, each time with a fresh agent and the next seed", low=1)
     path: str | None = option(
         None, "Write returns, lengths and times to PATH.json and a plot to PATH.png; needs --episodes"
