@@ -149,3 +149,7 @@ def test_two_processes_train_together(tmp_path):
     np.testing.assert_array_equal(alone["step"], both["step"])
     described = json.loads((tmp_path / "together" / "run.json").read_text())
     assert described["run"]["n_processes"] == 2 and described["run"]["process_id"] == 0
+    for name in ("alone", "together"):  # by itself, without waiting for anybody
+        done(start(["train", "--resume", str(tmp_path / name), "--max-steps", "18000"]))
+    alone, both = (read_history(tmp_path / name / "history.parquet") for name in ("alone", "together"))
+    np.testing.assert_array_equal(alone["episode_reward"], both["episode_reward"])

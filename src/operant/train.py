@@ -22,20 +22,15 @@ from operant.spec import plain, read_json
 from operant.tracking import Console, History, TensorBoard, Tracker, WandB
 from operant.tracking.history import end_of
 
-TOGETHER = ("n_devices", "coordinator", "n_processes", "process_id")
-"""Options of a run that say who computes it."""
+PROCESSES = ("coordinator", "n_processes", "process_id")
+"""Options that say which processes train together this time."""
+TOGETHER = ("n_devices", *PROCESSES)
+"""Options that say who computes a run."""
 RESUMABLE = frozenset(
     {
-        "max_steps",
-        "target_reward",
-        "quiet",
-        "log_frequency",
-        "display_precision",
-        "save_seconds",
-        "resume",
-        *TOGETHER,
+        "max_steps", "target_reward", "quiet", "log_frequency", "display_precision", "save_seconds", "resume", *TOGETHER,
     }
-)
+)  # fmt: skip
 """Options of a run that may change when it is resumed; the others are what the run is."""
 
 
@@ -76,7 +71,8 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
             raise SpecError(
                 f"{name} cannot change when a run is resumed. May change: {', '.join(sorted(RESUMABLE - {'resume'}))}."
             )
-    run = RunConfig.from_dict({**saved["run"], **changes, "run_dir": str(directory)})
+    alone = dict.fromkeys(PROCESSES)
+    run = RunConfig.from_dict({**saved["run"], **alone, **changes, "run_dir": str(directory)})
     return Plan(saved["agent"], {}, run, directory)
 
 
