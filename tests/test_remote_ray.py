@@ -58,6 +58,24 @@ def count(module):
     connection.close()
 
 
+@pytest.mark.parametrize(
+    ("cpus", "count", "share"),
+    [
+        ([4.0], 2, 1.0),
+        ([2.0], 16, 0.125),
+        ([8.0, 8.0, 8.0], 40, 0.5714),
+        ([4.0, 2.0], 7, 0.8),
+        ([0.0], 3, 0.0),
+    ],
+)
+def test_shares_fit_on_the_machines(cpus, count, share):
+    from operant.envs.remote.cluster import equal_share
+
+    found = equal_share(cpus, count)
+    assert found == pytest.approx(share, abs=1e-4)
+    assert not found or sum(int(each / found) for each in cpus) >= count
+
+
 @pytest.mark.parametrize("name", ["Masked", "Team", "CartPole-v1"])
 def test_answers_are_those_of_an_environment_here(module, name):
     given = getattr(module, name, name)

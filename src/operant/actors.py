@@ -139,8 +139,6 @@ class Actors:
             if actor.first and not actor.acted:
                 actor.fill(self._rows)
                 self.collect(actor)
-                if not any(row.valid for row in actor.rows):
-                    actor.rows = []
         while len(self._columns) % len(self):
             index, rows = self._columns[-1]
             self._columns.append((index, [_idle(row) for row in rows]))

@@ -423,7 +423,7 @@ class Interactive:
         """Tell whether `lend` leaves nothing behind: `n` actors, none with experience that waits, and nobody to write of it."""
         waits = any(actor.acted for actor in self.actors) or any(row.valid for row in self.actors.waiting)
         idle = all(len(actor.rows) == len(self.actors[0].rows) <= 1 for actor in self.actors)
-        bound = self._debug or self._device is not None or self._writers.any
+        bound = self._debug or self._device is not None or self._limit is not None or self._writers.any
         return n == self.parallel_interactions and idle and not (waits or bound)
 
     def lend(self) -> tuple[Train, Any]:

@@ -171,9 +171,10 @@ def _repeat(record: Record, place: Path, config: ReplayConfig) -> int:
     from operant.agents.making import define
     from operant.session import Session
     from operant.tracking import History, Tracker
-    from operant.train import console, make_environments
+    from operant.train import PROCESSES, console, make_environments
 
     run = record.run.replace(
+        **dict.fromkeys(PROCESSES),
         checkpoints=(),
         history_checkpoint=None,
         monitor_session=None,

@@ -138,6 +138,7 @@ def opened(directory: str | Path) -> tuple[Session, RunConfig]:
     """
     directory = Path(directory)
     plan = resumed(directory, {})
+    plan = plan._replace(run=plan.run.replace(n_devices=None))  # whoever trained it, it is looked at here
     environment = make_environments(plan.run)
     try:
         session = Session(define(plan.agent), environment, plan.run)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from operant.agent import Agent
+from operant.agents.learner import Learner
 from operant.envs.native import NativeEnv, TimeLimit
 from operant.envs.table import native, resolve
 from operant.execution.device import DeviceDriver, World
@@ -43,7 +44,6 @@ class Shortcut:
     def __init__(self, env: NativeEnv, n: int) -> None:
         self._env, self._n = env, n
         self._driver: DeviceDriver | None = None
-        self._learner: Any = None
 
     def fits(self, agent: Agent, plan: Plan) -> bool:
         """Tell whether the run can be taken, or a part of it."""
@@ -52,17 +52,19 @@ class Shortcut:
 
     def run(self, agent: Agent, plan: Plan, ledger: Ledger) -> None:
         """Go as far as whole blocks do not pass a limit."""
-        train, observation = agent.lend()
-        if self._driver is None or self._learner is not agent.learner:
-            self._driver = DeviceDriver(agent.learner, self._env, self._n, train.key)
-            self._learner = agent.learner
-        driver, updates = self._driver, agent.updates
+        learner = agent.learner
+        if not self._blocks(learner, plan, ledger):
+            return
+        before, (train, observation) = agent.updates, agent.lend()
+        if self._driver is None or self._driver.learner is not learner:
+            self._driver = DeviceDriver(learner, self._env, self._n, train.key, train=train)
+        driver = self._driver
         world = jax.jit(self._begin)(train.key, train.counters.rows, observation)
         driver.restore(train, {"world": world})
+        ledger.compiled = True
         try:
-            while blocks := self._blocks(plan, ledger):
+            while blocks := min(driver.blocks, self._blocks(learner, plan, ledger)):
                 began, step = time.perf_counter(), driver.step
-                ledger.compiled = True
                 finished = driver.advance(blocks)
                 seconds = (time.perf_counter() - began) / max(driver.step - step, 1)
                 for episode in finished:
@@ -74,10 +76,11 @@ class Shortcut:
                     into.env_seconds.append(0.0)
                 ledger.timesteps += driver.step - step
                 ledger.episodes += len(finished)
-                ledger.updates = int(driver.train.counters.updates) - updates
+                ledger.updates = int(driver.train.counters.updates) - before
                 ledger.show(episode=True)
         finally:
-            agent.take_back(driver.train, driver.world.actors.observation if ledger.compiled else observation)
+            agent.take_back(driver.train, driver.world.actors.observation)
+            driver.forget()
 
     def _begin(self, key: Key, rows: Array, observation: Any) -> World:
         """Begin episodes; where there are last observations of others, after the row that ends those."""
@@ -89,12 +92,11 @@ class Shortcut:
         actors = world.actors._replace(observation=observation, ended=ended, row=rows + jnp.uint32(1))
         return world._replace(actors=actors)
 
-    def _blocks(self, plan: Plan, ledger: Ledger) -> int:
-        """Return how many blocks may be run before the next look: none of them passes a limit."""
-        assert self._driver is not None
-        blocks = self._driver.blocks
+    def _blocks(self, learner: Learner, plan: Plan, ledger: Ledger) -> int:
+        """Return how many blocks may be run before a limit is passed."""
+        left = []
         if plan.num_updates is not None:
-            blocks = min(blocks, plan.num_updates - ledger.updates)
+            left.append(plan.num_updates - ledger.updates)
         if plan.num_timesteps is not None:
-            blocks = min(blocks, (plan.num_timesteps - ledger.timesteps) // self._driver.block_steps)
-        return blocks
+            left.append((plan.num_timesteps - ledger.timesteps) // (learner.rows * self._n))
+        return min(left)

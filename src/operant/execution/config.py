@@ -115,8 +115,10 @@ class RunConfig(Config):
             for name in ("n_processes", "process_id"):
                 if getattr(self, name) is not None:
                     yield f"{name} is for processes that train together. Give --coordinator too."
-        elif self.coordinator != "auto" and None in (self.n_processes, self.process_id):
-            yield "coordinator needs --n-processes and --process-id, or is auto."
+        elif (self.coordinator == "auto") != (self.n_processes is None and self.process_id is None) or (
+            self.coordinator != "auto" and None in (self.n_processes, self.process_id)
+        ):
+            yield "coordinator needs --n-processes and --process-id, or is auto, without them."
         elif self.seed is None and self.resume is None:
             yield "Processes that train together need the same --seed."
         if self.max_frame and not self.preprocess:

@@ -16,6 +16,7 @@ from operant.envs import native
 from operant.envs.native import NativeEnv
 from operant.execution.devices import Devices
 from operant.execution.episodes import Finished
+from operant.execution.training import Agree, alone
 from operant.types import Array, Block, Key, Tree
 
 CHECK_STEPS = 8192
@@ -136,13 +137,20 @@ class DeviceDriver:
         n: actors.
         key: root of the run's randomness.
         devices: over which the actors and the work on their experience are spread.
+        train: what learning changes, where it is there already.
 
     Raises:
         SpecError: the actors cannot be shared out evenly.
     """
 
     def __init__(
-        self, learner: Learner, env: NativeEnv, n: int, key: Key, devices: Devices | None = None
+        self,
+        learner: Learner,
+        env: NativeEnv,
+        n: int,
+        key: Key,
+        devices: Devices | None = None,
+        train: Train | None = None,
     ) -> None:
         self.learner = learner
         self.devices = Devices() if devices is None else devices
@@ -150,11 +158,12 @@ class DeviceDriver:
         self.loop = DeviceRun(learner, env, n)
         self.block_steps = learner.rows * n
         self.blocks = max(1, CHECK_STEPS // self.block_steps)
-        self.train: Train = self.devices.everywhere(jax.jit(learner.init)(key, learner.hyper()))
+        train = jax.jit(learner.init)(key, learner.hyper()) if train is None else train
+        self.train: Train = self.devices.everywhere(train)
         self.world: World = self.devices.shared(jax.jit(self.loop.begin)(key), n)
         self.step = 0
         self._meter = self.devices.everywhere(learner.meter())
-        self.agree = self.devices.agree
+        self.agree: Agree = self.devices.agree if self.devices.processes > 1 else alone
         self._compiled: Any = None
 
     def compile(self) -> Any:
@@ -198,6 +207,10 @@ class DeviceDriver:
         self.train = self.devices.everywhere(train)
         self.world = self.devices.shared(snapshot["world"], self.loop.n)
         self.step = int(train.counters.timesteps)
+
+    def forget(self) -> None:
+        """Let go of all state; only `restore` brings another."""
+        del self.train, self.world
 
     def scale_lr(self, factor: float) -> tuple[float, float]:
         """Multiply the learning rate; compiles nothing."""

@@ -78,9 +78,9 @@ class Devices:
             return seconds, flag
         from jax.experimental import multihost_utils
 
-        words = np.asarray([int(seconds * 1000.0), flag], np.int32)
-        said = multihost_utils.broadcast_one_to_all(words)
-        return float(said[0]) / 1000.0, bool(said[1])
+        words = np.asarray([int(seconds), int(seconds % 1.0 * 1e6), flag], np.int32)
+        whole, millionths, said = multihost_utils.broadcast_one_to_all(words)
+        return float(whole) + float(millionths) / 1e6, bool(said)
 
     def compile(self, function: Callable[..., Any], arguments: tuple[Any, ...], donate: Sequence[int]) -> Any:
         """Compile a function whose first results replace the first arguments, which are donated, and lie where these do."""

@@ -222,7 +222,8 @@ class Runner:
 
         With one JAX-native environment (``'jax:CartPole-v1'``), `num_updates` or `num_timesteps`, and neither callbacks nor
         scores, agent and environment run as one compiled program (`is_compiled`; the bar says ``driver=device``); single steps
-        go on from there to an exact number of timesteps. What an episode took is then its share of the whole.
+        go on from there to an exact number of timesteps. What an episode took is then its share of the whole. docs/runner.md
+        says what else asks for single steps.
 
         Args:
             num_episodes: episodes to run. No more are begun than that, so none is cut and short ones are not preferred.
@@ -304,6 +305,7 @@ class Runner:
         if self._closed:
             return
         self._closed = True
+        self._shortcut = None
         if not self.is_agent_external:
             self.agent.close()
         connections.close(self.environments)

@@ -131,7 +131,8 @@ class Training:
         """Blocks after which the run ends, whatever its options say: for repeating one up to where it ended."""
         self.ended: str | None = None
         """How the run ended; None while it goes on."""
-        self._interrupted = False
+        self._interrupted = False  # here
+        self._ending = False  # everywhere
         self._begun = self._saved = 0.0
         self._logged = 0.0, 0, 0
         self._collected = 0  # blocks that `blocks` has asked for
@@ -175,7 +176,12 @@ class Training:
         What the sinks hold goes to the disk first. A process that dies in between leaves records beyond the last
         checkpoint, which the resumed run drops and writes again; the other way round their episodes would be lost.
         """
-        tree = {"train": self.driver.train, "driver": self.driver.snapshot()}
+        if self.directory is None and self._agree is alone:
+            return None
+        tree = {
+            "train": self.driver.train,
+            "driver": self.driver.snapshot(),
+        }  # for which all processes are needed
         if self.directory is None:
             return None
         header = {
@@ -205,8 +211,9 @@ class Training:
             return self._loop()
         except OperantError:
             self.ended = "failed"
-            with contextlib.suppress(Exception):  # the first error is the one to tell
-                self.save()
+            if self._agree is alone:  # of several processes the others do something else by now
+                with contextlib.suppress(Exception):  # the first error is the one to tell
+                    self.save()
             raise
 
     def _loop(self) -> Outcome:
@@ -237,7 +244,7 @@ class Training:
 
     def take(self, finished: list[Finished]) -> str | None:
         """Take the episodes that ended in those blocks in; log and save when it is time; return why the run ends, if it does."""
-        self.elapsed, self._interrupted = self._agree(time.perf_counter() - self._begun, self._interrupted)
+        self.elapsed, self._ending = self._agree(time.perf_counter() - self._begun, self._interrupted)
         now = self.elapsed
         self._account(finished)
         verdict = self._watch()  # also at the last look: a run that is continued has looked then
@@ -253,7 +260,7 @@ class Training:
             self._logged = now, self.driver.step, self.score.episodes
         if now - self._saved >= self.run.save_seconds and reason is None:
             self.save()
-            self._saved = now
+            self._saved, _ = self._agree(time.perf_counter() - self._begun, False)
         return reason
 
     def end(self, reason: str) -> Outcome:
@@ -296,7 +303,7 @@ class Training:
 
     def _stop(self) -> str | None:
         run, score = self.run, self.score
-        if self._interrupted:
+        if self._ending:
             return "interrupted"
         if run.target_reward is not None and score.full and score.mean >= run.target_reward:
             return "target"

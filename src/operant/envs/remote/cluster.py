@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from operant.envs.connection import Answer, Local
@@ -184,8 +184,12 @@ class RayConnection(Replaceable):
         import ray
 
         try:
-            ready, _ = ray.wait([reply], timeout=seconds)
-            return ray.get(reply) if ready else None
+            if seconds <= 0.0 and not ray.wait([reply], timeout=0)[0]:
+                return None
+            answer: tuple[int, bytes] = ray.get(reply, timeout=seconds or None)  # one call where it may wait
+            return answer
+        except ray.exceptions.GetTimeoutError:
+            return None
         except ray.exceptions.RayError as error:
             raise LostError(f"was lost: {' '.join(str(error).split())}") from None
 
@@ -236,10 +240,19 @@ def join(host: Any = None, port: Any = None) -> None:
 
 
 def share(count: int) -> float:
-    """Return how many processors each of so many environments may reserve: one, or its part of what the cluster has."""
+    """Return how many processors each of so many environments may reserve: one, or the most that lets all have as much."""
     import ray
 
-    return min(1.0, int(ray.cluster_resources().get("CPU", 0.0) / count * 1000) / 1000)
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    return equal_share([node["Resources"].get("CPU", 0.0) for node in nodes], count)
+
+
+def equal_share(cpus: Sequence[float], count: int) -> float:
+    """Return the largest share, at most one, of which so many fit on machines with these processors, each on one of them."""
+    shares = {
+        min(1.0, int(each / k * 1e4) / 1e4) for each in cpus for k in range(1, count + 1)
+    }  # Ray counts in 1e-4
+    return max((x for x in shares if x and sum(int(each / x) for each in cpus) >= count), default=0.0)
 
 
 @contextlib.contextmanager

@@ -36,7 +36,9 @@ class HostTask:
         self._spaces, self._actors = self._env.spaces, self._env.num_actors()
         self._running = 0
         self.close = self._env.close
-        self._is_flat = self._env.is_flat
+        # Numbers that are stored without their offset cannot be checked as a user's.
+        moved = any(leaf.has_offset for leaf in self._spaces.observation_components.values())
+        self._is_flat = self._env.is_flat and not moved
 
     def describe(self) -> Any:
         """Return spaces, time limit and number of actors."""

@@ -89,6 +89,10 @@ class Replaceable(abc.ABC):
             SpecError: the environment cannot be made.
         """
 
+    def forgive(self) -> None:
+        """Count restarts anew: for whoever uses it next."""
+        self.restarts = self._in_a_row = 0
+
     @property
     def where(self) -> str:
         """Say which one it is, for messages."""

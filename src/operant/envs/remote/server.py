@@ -264,7 +264,7 @@ class Server:
             self._reject("beyond the last", text)
             return False
         if isinstance(environment, ProcessConnection):
-            environment.restarts = 0
+            environment.forgive()
         sound = False
         try:
             service = Service(environment, self._schema)
