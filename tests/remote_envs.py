@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 
+import gymnasium
 import numpy as np
 
 from operant.envs import Environment
@@ -134,3 +135,26 @@ class Pixels(Environment):
 
     def execute(self, actions):
         return self.reset()[::-1], False, 1.0
+
+
+class Started(gymnasium.Env):
+    """Observes numbers that begin at 1, stored without that."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "one": gymnasium.spaces.Discrete(5, start=1),
+            "many": gymnasium.spaces.MultiDiscrete([3, 4], start=[2, 7]),
+        }
+    )
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def observe(self):
+        return {"one": np.int64(1 + self.t % 5), "many": np.array([2 + self.t % 3, 7 + self.t % 4])}
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self.observe(), float(action), False, False, {}

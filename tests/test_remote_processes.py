@@ -61,7 +61,7 @@ def plain(answer):
     return answer._replace(seconds=0.0)
 
 
-@pytest.mark.parametrize("name", ["Masked", "Team", "CartPole-v1", slow("Pendulum-v1")])
+@pytest.mark.parametrize("name", ["Masked", "Team", "Started", "CartPole-v1", slow("Pendulum-v1")])
 def test_answers_are_those_of_an_environment_here(module, name):
     given = getattr(module, name, name)
     (here,) = connect(given, max_episode_timesteps=20)

@@ -157,26 +157,23 @@ class RayConnection(Replaceable):
     def _read(self, seconds: float) -> tuple[Answer, float | None] | None:
         until = time.monotonic() + seconds
         try:
-            if self._made is not None:
-                reply = self._wait(self._made, seconds)
-                if reply is None:
-                    return None
-                if reply[0] == wire.DESCRIPTION and reply[1] != self._described:
-                    raise LostError("came back as another environment", final=True)
-                self._made = None
-            else:
-                reply = None
-            if reply is None or reply[0] != wire.FAULT:
-                reply = self._wait(self._reply, max(0.0, until - time.monotonic()))
-                if reply is None:
-                    return None
-            kind, content = reply
-            if kind == wire.FAULT:
-                _, text, traceback = wire.unpack_fault(memoryview(content))
-                raise LostError(f"failed: {text}\n{traceback}".rstrip())
-            return self._schema.unpack_answer(memoryview(content), self._acted)
+            if not self._is_made(seconds):
+                return None
+            reply = self._wait(self._reply, max(0.0, until - time.monotonic()))
+            return None if reply is None else self._schema.unpack_answer(_content(reply), self._acted)
         except WireError as error:
             raise LostError(f"sent {error}") from None
+
+    def _is_made(self, seconds: float) -> bool:
+        """Tell whether a replacement is there, after waiting for at most `seconds`."""
+        if self._made is not None:
+            reply = self._wait(self._made, seconds)
+            if reply is None:
+                return False
+            if bytes(_content(reply)) != self._described:
+                raise LostError("came back as another environment", final=True)
+            self._made = None
+        return True
 
     @staticmethod
     def _wait(reply: Any, seconds: float) -> tuple[int, bytes] | None:
@@ -200,6 +197,14 @@ class RayConnection(Replaceable):
             with contextlib.suppress(Exception):  # a last courtesy
                 ray.get(self._actor.close.remote(), timeout=_LEAVE_SECONDS)
         self._drop()
+
+
+def _content(reply: tuple[int, bytes]) -> memoryview:
+    kind, content = reply[0], memoryview(reply[1])
+    if kind == wire.FAULT:
+        _, text, traceback = wire.unpack_fault(content)
+        raise LostError(f"failed: {text}\n{traceback}".rstrip())
+    return content
 
 
 def join(host: Any = None, port: Any = None) -> None:
