@@ -136,7 +136,7 @@ def test_the_page_for_newcomers_names_every_method_and_argument(cls):
             "num_environments",
             "restarts",
             "best_evaluation_score",
-            "is_compiled",
+            "driver",
             "is_lendable",
             "lend",
             "take_back",

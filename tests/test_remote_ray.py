@@ -148,6 +148,15 @@ def test_an_environment_that_cannot_be_made_says_why(module):
         connect(module.Count, remote="ray", lenght=3)
 
 
+@pytest.mark.parametrize("size", [1, 65537, 1 << 24])
+def test_states_of_all_sizes(module, size):
+    (connection,) = connect(module.Pixels, remote="ray", size=size)
+    want = np.resize(np.arange(251, dtype=np.uint8), size)
+    np.testing.assert_array_equal(ask(connection).states, want)
+    np.testing.assert_array_equal(ask(connection, 0).states, want[::-1])
+    connection.close()
+
+
 def test_environment_create(module):
     with Environment.create("CartPole-v1", remote="ray") as env, Environment.create("CartPole-v1") as here:
         np.testing.assert_array_equal(env.reset(seed=4), here.reset(seed=4))

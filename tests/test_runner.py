@@ -534,14 +534,14 @@ def quick(**options):
 def test_a_run_of_updates_on_a_native_environment_is_one_program_and_exact():
     with quick(seed=3) as runner:
         runner.run(num_updates=20, use_tqdm=False)
-        assert runner.is_compiled and runner.updates == runner.agent.updates == 20
+        assert runner.driver == "device" and runner.updates == runner.agent.updates == 20
         assert runner.timesteps == runner.agent.timesteps <= 20 * 8 * 2
         assert runner.episodes == len(runner.episode_returns) == runner.agent.episodes > 3
         assert runner.episode_returns == [float(n) for n in runner.episode_timesteps]
         first, seconds = list(runner.episode_returns), runner.episode_seconds
         assert all(x > 0 for x in seconds) and runner.episode_agent_seconds == seconds
         runner.run(num_updates=5, use_tqdm=False)  # goes on from there, with other episodes
-        assert runner.is_compiled and (runner.updates, runner.agent.updates) == (5, 25)
+        assert runner.driver == "device" and (runner.updates, runner.agent.updates) == (5, 25)
         assert runner.episode_returns != first[: runner.episodes]
     with quick(seed=3) as again:
         again.run(num_updates=20, use_tqdm=False)
@@ -568,13 +568,13 @@ def test_timesteps_that_make_no_whole_block_are_taken_one_by_one():
         for total in (7, 101, 64):
             before = runner.agent.timesteps
             runner.run(num_timesteps=total, use_tqdm=False)
-            assert not runner.is_compiled  # 7 makes no block, and leaves rows that wait for others
+            assert runner.driver == "interactive"  # 7 makes no block, and leaves rows that wait for others
             assert runner.timesteps == total == runner.agent.timesteps - before
     with quick() as runner:
         for total in (101, 64):
             before = runner.agent.timesteps
             runner.run(num_timesteps=total, use_tqdm=False)
-            assert runner.is_compiled == (total == 101)
+            assert (runner.driver == "device") == (total == 101)
             assert runner.timesteps == total == runner.agent.timesteps - before
             assert sum(runner.episode_timesteps) <= total
 
@@ -590,7 +590,7 @@ def test_replayed_rows_are_those_of_the_run():
     with Runner(agent, "jax:CartPole-v1", num_parallel=2) as runner:
         runner.run(num_timesteps=100, use_tqdm=False)
         runner.run(num_timesteps=100, use_tqdm=False)
-        assert runner.is_compiled and runner.agent.timesteps == 200
+        assert runner.driver == "device" and runner.agent.timesteps == 200
         replay, memory = runner.agent.learner.algorithm.memory, runner.agent.engine.train.memory
         transitions = replay.sample(memory, jax.random.key(0), 2000, 1.0)
         moved = np.abs(transitions.next_observation["state"] - transitions.observation["state"])
@@ -612,11 +612,35 @@ def test_what_needs_single_steps_gets_them(arguments, tmp_path):
         arguments = {**arguments, "save_best_agent": tmp_path}
     with quick() as runner:
         runner.run(**arguments, use_tqdm=False)
-        assert not runner.is_compiled
+        assert runner.driver == "interactive"
 
 
 def test_an_agent_that_writes_takes_single_steps(tmp_path):
     agent = {"agent": "ppo", "n_steps": 8, "mini_batches": 2, "model": [{"type": "dense", "size": 8}]}
     with Runner({**agent, "recorder": str(tmp_path)}, "jax:CartPole-v1", num_parallel=2) as runner:
         runner.run(num_updates=2, use_tqdm=False)
-        assert not runner.is_compiled and runner.updates == 2
+        assert runner.driver == "interactive" and runner.updates == 2
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"model": [{"type": "dense", "size": 8}, {"type": "lstm", "size": 8}]}]
+)
+def test_environments_of_gymnasium_in_step_are_driven_in_blocks(options):
+    small = {
+        "agent": "ppo",
+        "n_steps": 8,
+        "mini_batches": 2,
+        "ppo_epochs": 1,
+        "model": [{"type": "dense", "size": 8}],
+    }
+    with Runner({**small, **options}, "CartPole-v1", num_parallel=2) as runner:
+        for updates in (20, 5):
+            before = runner.agent.updates
+            runner.run(num_updates=updates, batch_agent_calls=True, use_tqdm=False)
+            assert runner.driver == "host" and runner.updates == updates == runner.agent.updates - before
+            assert runner.episode_returns == [float(n) for n in runner.episode_timesteps]
+        before = runner.agent.timesteps
+        runner.run(num_timesteps=101, batch_agent_calls=True, use_tqdm=False)
+        assert runner.driver == "host" and runner.timesteps == 101 == runner.agent.timesteps - before
+        runner.run(num_timesteps=101, use_tqdm=False)
+        assert runner.driver == "interactive"  # each at its own pace

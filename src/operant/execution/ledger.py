@@ -142,8 +142,8 @@ class Ledger:
         self.training = Episodes()
         self.evaluations = Episodes() if evaluation else self.training
         self.bar: Bar | None = None
-        self.compiled = False
-        """Whether the run, or a part of it, is one compiled program."""
+        self.driver = "interactive"
+        """What drives the run, or the greater part of it."""
         self._runner = runner
         self._order = order
 
@@ -202,8 +202,8 @@ class Ledger:
                 "ms/ts": figure(1000 * seconds / steps, 2),
                 "agent": figure(share * agent, 1) + "%",
             }
-            if self.compiled:
-                figures["driver"] = "device"
+            if self.driver != "interactive":
+                figures["driver"] = self.driver
             if self._order.comm:
                 figures["comm"] = figure(share * max(0.0, seconds - agent - env), 1) + "%"
         if self.evaluations is not self.training and self.evaluations.returns:

@@ -13,11 +13,11 @@ from operant.envs.environment import nest
 from operant.envs.vector import seed_of
 from operant.errors import SpaceError, SpecError, UsageError, value_error
 from operant.execution import connections
-from operant.execution.compiled import Shortcut, native_of
 from operant.execution.interaction import Interaction, Plan
 from operant.execution.ledger import Ledger, Order, flags, whole
 from operant.execution.progress import Bar
 from operant.execution.seats import Seat
+from operant.execution.shortcut import Shortcut
 from operant.spec import read_json
 
 
@@ -92,8 +92,7 @@ class Runner:
         self._actors = first
         self._shortcut: Shortcut | None = None
         if environments is None and remote is None and not evaluation:
-            env = native_of(environment, max_episode_timesteps)
-            self._shortcut = None if env is None else Shortcut(env, first)
+            self._shortcut = Shortcut(environment, max_episode_timesteps, first)
         self._runs = 0
         self._closed = False
         self._ledger = Ledger(self, Order.read(None, None, None, 1, None, None, False), first, evaluation)
@@ -111,9 +110,9 @@ class Runner:
         return sum(connection.restarts for connection in self.environments)
 
     @property
-    def is_compiled(self) -> bool:
-        """Whether this run was one compiled program of agent and environment, as far as its limits allow."""
-        return self._ledger.compiled
+    def driver(self) -> str:
+        """What drove this run, as far as its limits allowed: ``'device'``, ``'host'``, or ``'interactive'``, single steps."""
+        return self._ledger.driver
 
     @property
     def timesteps(self) -> int:
@@ -220,10 +219,11 @@ class Runner:
         Limits are sums over all environments and actors, and exact. At the end, open episodes are cut: the agent
         learns that they were (terminal 2), and they are not recorded.
 
-        With one JAX-native environment (``'jax:CartPole-v1'``), `num_updates` or `num_timesteps`, and neither callbacks nor
-        scores, agent and environment run as one compiled program (`is_compiled`; the bar says ``driver=device``); single steps
-        go on from there to an exact number of timesteps. What an episode took is then its share of the whole. docs/runner.md
-        says what else asks for single steps.
+        With `num_updates` or `num_timesteps`, and neither callbacks nor scores, a driver of training runs takes what makes
+        whole blocks: of JAX-native environments (``'jax:CartPole-v1'``), compiled with the agent into one program, and of
+        Gymnasium's in this process, with `batch_agent_calls` or a single one. `driver` and the bar say so; single steps go
+        on from there to an exact number of timesteps. What an episode took is then its share of the whole. docs/runner.md says
+        what else asks for single steps.
 
         Args:
             num_episodes: episodes to run. No more are begun than that, so none is cut and short ones are not preferred.
@@ -293,7 +293,7 @@ class Runner:
         try:
             shortcut = self._shortcut
             if shortcut is not None and not (order.tells or evaluation) and shortcut.fits(self.agent, plan):
-                shortcut.run(self.agent, plan, self._ledger)
+                shortcut.run(self.agent, plan, self._ledger, seed)
             Interaction(self.agent, self._seats, plan, self._ledger, seed).run()
         finally:
             if self._ledger.bar is not None:
@@ -305,7 +305,8 @@ class Runner:
         if self._closed:
             return
         self._closed = True
-        self._shortcut = None
+        if self._shortcut is not None:
+            self._shortcut.close()
         if not self.is_agent_external:
             self.agent.close()
         connections.close(self.environments)
