@@ -26,7 +26,6 @@ from operant.execution.interaction import Plan
 from operant.execution.ledger import Ledger
 from operant.types import Array, Key
 
-
 _SHOWN = {"visualize", "render_mode"}
 """Arguments of an environment that is watched: there must be no second one."""
 
