@@ -29,6 +29,22 @@ pytestmark = [
 ]
 
 
+def why_not():
+    """Tell why Ray does not start here, if it does not; in a process that can be given up."""
+    code = "import ray; ray.init('local', include_dashboard=False, logging_level='ERROR'); ray.get(ray.remote(int).remote())"
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    except subprocess.TimeoutExpired:
+        return "Ray does not start here within 120 s"
+    return "" if done.returncode == 0 else f"Ray does not start here: {done.stderr[-500:]}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_that_starts():
+    if reason := why_not():
+        pytest.skip(reason)
+
+
 @pytest.fixture(scope="module")
 def module():
     """The environments' module, importable here and in Ray's processes."""

@@ -74,6 +74,17 @@ class Idle(Count):
         return super().step(0)
 
 
+class Fragile(Count):
+    """Its process ends the second time that one is made."""
+
+    def __init__(self, folder):
+        super().__init__()
+        made = len(os.listdir(folder))
+        open(os.path.join(folder, str(made)), "x").close()
+        if made == 1:
+            os._exit(7)
+
+
 class Loaded(Environment):
     """Observes whether JAX, Keras or the test are loaded."""
 
@@ -595,6 +606,26 @@ def test_a_worker_that_exits_or_hangs_is_replaced_a_bounded_number_of_times(modu
             EnvironmentError, match=r"ended with exit code 5, and it was replaced once already"
         ):
             env.step(act(3, 0))
+
+
+def test_a_worker_that_is_lost_while_it_starts_is_replaced_too(module, tmp_path):
+    with create(
+        {"environment": module.Fragile, "folder": str(tmp_path)}, 1, "processes", max_restarts=2
+    ) as env:
+        env.reset(0)
+        assert env.step(act(3)).truncated.tolist() == [True] and env.restarts == 2
+        env.step(act(0))
+        assert env.step(act(0)).observation["state"][0, 1] == 1.0
+
+
+def test_a_worker_that_never_starts_is_an_error(module, tmp_path):
+    with create(
+        {"environment": module.Fragile, "folder": str(tmp_path)}, 1, "processes", max_restarts=1
+    ) as env:
+        env.reset(0)
+        message = r"ended with exit code 7 while it started, and it was replaced once already"
+        with pytest.raises(EnvironmentError, match=message):
+            env.step(act(3))
 
 
 def test_a_worker_whose_episodes_come_to_their_end_may_be_lost_again(module):

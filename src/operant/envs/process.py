@@ -110,13 +110,22 @@ class Processes(VectorEnv):
             worker.send(repr(self.num_envs).encode())
 
     def _introduced(self, worker: _Share) -> Any:
+        try:
+            return self._begun(worker)
+        except LostError as lost:
+            raise EnvironmentError(f"Worker {worker.index} of {self.name!r} {lost}.") from None
+
+    def _begun(self, worker: _Share) -> Any:
+        """Return what a worker that starts tells of its environments.
+
+        Raises:
+            LostError: it does not come so far.
+        """
         seconds = max(self._timeout, START_SECONDS)
         try:
             return worker.receive(time.monotonic() + seconds, seconds)
         except LostError as lost:
-            raise EnvironmentError(
-                f"Worker {worker.index} of {self.name!r} {lost} while it started."
-            ) from None
+            raise LostError(f"{lost} while it started") from None
 
     def reset(self, seed: int | None = None) -> Flat:
         """Begin an episode everywhere."""
@@ -183,7 +192,7 @@ class Processes(VectorEnv):
         return lost
 
     def _replace(self, worker: _Share, reason: str) -> None:
-        """Start a worker anew; too many times is an error."""
+        """Start a worker anew, and again where that is lost too; too many times is an error."""
         rows = worker.rows
         which = (
             f"environment {rows.start}"
@@ -201,7 +210,11 @@ class Processes(VectorEnv):
         _log.warning("Worker %d of %r (%s) %s; it is replaced.", worker.index, self.name, which, reason)
         worker.kill()
         worker.start()
-        self._introduced(worker)
+        try:
+            self._begun(worker)
+        except LostError as lost:
+            self._replace(worker, str(lost))
+            return
         worker.send(repr(self.num_envs).encode())
 
     def _restart(self, worker: _Share, due: list[int]) -> None:
