@@ -159,7 +159,7 @@ def test_a_runner_outlives_its_workers(seconds):
 
 @pytest.mark.slow
 def test_a_million_episodes_are_written_in_a_moment_and_stay_readable(tmp_path):
-    """Beside a run: a million episodes take one of 200,000 steps a second, 20 steps each, 100 s."""
+    """A million episodes of 200 steps take 1,000 s at 200,000 steps a second, of which this is to be less than 1 %."""
     path, count, at_once = tmp_path / "history.parquet", 1_000_000, 100
     history = History(path)
     began, spent = time.process_time(), 0.0
@@ -175,7 +175,7 @@ def test_a_million_episodes_are_written_in_a_moment_and_stay_readable(tmp_path):
     history.close()
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     print(f"{spent:.2f} s of {time.process_time() - began:.2f} s, {grown // 1024} MiB")
-    assert spent < 0.1 * 100 and grown < 200 * 1024
+    assert spent < 0.01 * 1000 and grown < 200 * 1024
     assert len(list(path.glob("*.parquet"))) == 20
     began = time.process_time()
     rows = read_history(path)

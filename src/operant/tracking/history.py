@@ -62,7 +62,7 @@ class History:
         *,
         resume_at_step: int | None = None,
         flush_seconds: float = 5.0,
-        flush_rows: int = 10_000,
+        flush_rows: int = 50_000,
         part_rows: int = 50_000,
     ) -> None:
         self.path = Path(path)
