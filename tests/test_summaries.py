@@ -63,7 +63,9 @@ def test_every_label_is_recorded(tmp_path):
     variables = [name for name in scalars if name.startswith("variables/model/")]
     changes = [name for name in scalars if name.startswith("updates/model/") and name.endswith("-variance")]
     assert len(variables) == len(changes) > 3
-    assert any(e.value > 0 for e in events.Scalars(changes[0]))
+    # of most: a bias of a single number has no variance
+    moved = [any(e.value > 0 for e in events.Scalars(name)) for name in changes]
+    assert sum(moved) > len(changes) / 2
     assert f"{variables[0]}-histogram" in events.Tags()["histograms"]
     graph = events.Tensors("graph/text_summary")[0].tensor_proto.string_val[0].decode()
     assert "dense" in graph and "model" in graph
