@@ -40,8 +40,10 @@ def key():
     return jax.random.key(0)
 
 
-EVERYDAY = ("dqn", "ppo", "td3")
-"""Agents whose tests run every day: replay, rollouts, several networks. Those of the others, shared ones and their own, are slow."""
+EVERYDAY = ("dqn", "ppo")
+"""Agents whose shared tests run every day: replay, rollouts. Those of the others are slow."""
+OWN = (*EVERYDAY, "td3", "modular")
+"""Agents whose own tests run every day, too: several networks, modules."""
 SHARED = (
     "test_conformance.py",
     "test_drivers.py",
@@ -59,9 +61,7 @@ def pytest_collection_modifyitems(items):
     from operant.agents import AGENTS
 
     modules = {entry.module for entry in AGENTS.values() if entry.learns}
-    own = {
-        f"test_{module}.py" for module in modules - {AGENTS[name].module for name in (*EVERYDAY, "modular")}
-    }
+    own = {f"test_{module}.py" for module in modules - {AGENTS[name].module for name in OWN}}
     for item in items:
         if item.path.name in own and not item.get_closest_marker("exhaustive"):
             item.add_marker(pytest.mark.slow)

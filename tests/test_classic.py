@@ -67,6 +67,7 @@ def test_steps_equal_gymnasium_from_any_state(name):
 
 
 @pytest.mark.parametrize("name", [name for name in NATIVE if name != "CartPole-v1"])
+@pytest.mark.slow
 def test_whole_episodes_equal_gymnasium(name):
     """From equal first states with equal actions: same length, same end, same observations until then."""
     env, peer = NATIVE[name](), gymnasium.make(name)

@@ -82,7 +82,7 @@ SMALL = {"buffer_max_size": 400, "buffer_initial_size": 64}
 @pytest.mark.parametrize(
     ("kind", "env", "options", "blocks"),
     [
-        ("ppo", "jax:CartPole-v1", {"n_steps": 16, "mini_batches": 2}, 5),
+        pytest.param("ppo", "jax:CartPole-v1", {"n_steps": 16, "mini_batches": 2}, 5, marks=pytest.mark.slow),
         pytest.param("dqn", "jax:CartPole-v1", SMALL, 60, marks=pytest.mark.exhaustive),
         pytest.param("dqn", "jax:CartPole-v1", {**SMALL, "prioritized": True}, 60, marks=pytest.mark.slow),
         pytest.param("ppo", "jax:Pendulum-v1", {"model": [{"type": "dense", "size": 8}, {"type": "lstm", "size": 8}]}, 2, marks=pytest.mark.slow),

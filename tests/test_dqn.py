@@ -306,6 +306,7 @@ VARIANTS = {
     ("variant", "kind", "masked"),
     [("c51", "discrete", False), pytest.param("quantile", "int", True, marks=pytest.mark.exhaustive)],
 )
+@pytest.mark.slow
 def test_all_options_together_run_and_repeat(variant, kind, masked):
     agent = compiled("dqn", Countdown(kind=kind, masked=masked), **VARIANTS[variant])
     one, _, metrics = agent.run(3, 12)

@@ -245,6 +245,7 @@ def test_exploration_replaces_elements_of_choices_and_adds_to_floats():
     assert np.std(wild["foot"] - calm["foot"]) == pytest.approx(0.3, rel=0.03)
 
 
+@pytest.mark.slow
 def test_action_values_are_learned_without_exploration_too():
     """The drivers scan over the rows of the randomness: there must be one for every row."""
     agent = compiled("modular", Countdown(), objective="action_value", baseline_model=None)
@@ -335,6 +336,7 @@ def test_own_words_stay_own_and_both_together_are_refused():
         define("ppo", multi_stepp=3)
 
 
+@pytest.mark.slow
 def test_the_ratio_is_that_to_the_policy_at_the_beginning_of_the_update():
     """Were it that to the policy which drew the rows, one that is clipped to almost 1 would leave no gradient after a few updates."""
     env = Countdown()

@@ -32,6 +32,7 @@ def test_product_is_the_convolution(kernel, strides, image):
 
 @pytest.mark.parametrize("padding", ["valid", "same"])
 @pytest.mark.parametrize(("kernel", "strides", "image"), SHAPES)
+@pytest.mark.slow
 def test_values_and_gradients_are_those_of_keras(kernel, strides, image, padding):
     x, k = drawn(2, *image, 3), drawn(*kernel, 3, 5)
 

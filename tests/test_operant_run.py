@@ -139,6 +139,7 @@ def test_run_py_is_the_command():
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.slow
 def test_configs_are_agents(path):
     given = json.loads(path.read_text())
     environments = {"td3": "Pendulum-v1"}

@@ -623,7 +623,13 @@ def test_an_agent_that_writes_takes_single_steps(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"model": [{"type": "dense", "size": 8}, {"type": "lstm", "size": 8}]}]
+    "options",
+    [
+        {},
+        pytest.param(
+            {"model": [{"type": "dense", "size": 8}, {"type": "lstm", "size": 8}]}, marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_environments_of_gymnasium_in_step_are_driven_in_blocks(options):
     small = {

@@ -303,7 +303,7 @@ def interrupted(here, storage=None):
     return out, process.returncode
 
 
-@pytest.mark.parametrize("storage", [None, "s.journal"])
+@pytest.mark.parametrize("storage", [None, pytest.param("s.journal", marks=pytest.mark.slow)])
 def test_interrupted_trials_come_first_when_the_study_goes_on(here, storage):
     out, status = interrupted(here, storage)
     assert status == 0, out
@@ -560,6 +560,7 @@ SMALL = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_real_study_and_training_from_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     command = [
