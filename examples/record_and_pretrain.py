@@ -34,8 +34,8 @@ agent = Agent.load(
         frequency=10,  # record a traces file every 10 episodes
     ),
 )
-for _ in range(EPISODES):
-    states, terminal = environment.reset(), False
+for episode in range(EPISODES):
+    states, terminal = environment.reset(seed=1000 + episode), False
     while not terminal:
         actions = agent.act(states=states)
         states, terminal, reward = environment.execute(actions=actions)
