@@ -31,7 +31,7 @@ pytestmark = [
 
 def why_not():
     """Tell why Ray does not start here, if it does not; in a process that can be given up."""
-    code = "import ray; ray.init('local', include_dashboard=False, logging_level='ERROR'); ray.get(ray.remote(int).remote())"
+    code = "import ray; ray.init('local', include_dashboard=False, logging_level='ERROR'); ray.get(ray.remote(lambda: 1).remote())"
     try:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     except subprocess.TimeoutExpired:
