@@ -241,7 +241,8 @@ def join(host: Any = None, port: Any = None) -> None:
                 ray.init(address="local", include_dashboard=False, logging_level="WARNING")
         except (OSError, RuntimeError, ValueError) as error:
             raise UsageError(
-                f"The Ray cluster {'at ' + address if address else 'here'} cannot be joined: {error}"
+                f"The Ray cluster {'at ' + address if address else 'here'} cannot be joined: {error}. If it asks for a "
+                "token, set RAY_AUTH_MODE=token and have the token in ~/.ray/auth_token."
             ) from None
 
 
