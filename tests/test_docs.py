@@ -137,7 +137,6 @@ def test_the_page_for_newcomers_names_every_method_and_argument(cls):
             "restarts",
             "best_evaluation_score",
             "driver",
-            "is_lendable",
             "lend",
             "take_back",
         ):

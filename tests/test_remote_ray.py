@@ -208,6 +208,7 @@ def test_what_others_cannot_import_is_refused(tmp_path):
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert done.stdout.startswith("SpecError Environment 'Own' is defined in the program itself"), done.stderr
+    assert done.returncode == 0, done.stderr  # Ray was not even loaded for it
 
 
 def test_a_head_that_is_not_there_is_named(module):

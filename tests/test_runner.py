@@ -549,11 +549,12 @@ def test_a_run_of_updates_on_a_native_environment_is_one_program_and_exact():
 
 
 def test_it_is_the_run_of_the_device_driver():
+    from operant.envs.table import native
     from operant.execution.device import DeviceDriver
 
     with quick(seed=5) as runner:
-        driver = DeviceDriver(runner.agent.learner, runner._shortcut._env, 2, jax.random.key(5))
-        driver.restore(jax.tree.map(jnp.copy, runner.agent.lend()[0]), driver.snapshot())
+        driver = DeviceDriver(runner.agent.learner, native("jax:CartPole-v1"), 2, jax.random.key(5))
+        driver.restore(jax.tree.map(jnp.copy, runner.agent.lend(2).train), driver.snapshot())
         finished = driver.advance(10)
         runner.run(num_updates=10, use_tqdm=False)
         assert [episode.reward for episode in finished] == runner.episode_returns

@@ -123,6 +123,37 @@ class Actors:
         return self._actors[index]
 
     @property
+    def last(self) -> dict[str, np.ndarray] | None:
+        """Last observations `[N, ...]` of everybody's episodes, if nothing else waits; nothing before the first step.
+
+        Raises:
+            ValueError: something waits.
+        """
+        lengths = {len(actor.rows) for actor in self}
+        if self._columns or any(actor.acted for actor in self) or any(row.valid for row in self.waiting):
+            raise ValueError("steps wait for their update")
+        if lengths == {0}:
+            return None
+        if lengths != {1}:
+            raise ValueError("actors are out of step")
+        return stack([actor.rows[0].observation for actor in self])
+
+    def end_at(self, last: dict[str, np.ndarray], example: Block) -> None:
+        """Let rows begin with the ends of episodes that were played elsewhere.
+
+        Args:
+            last: their last observations `[N, ...]`.
+            example: a block of one actor, or its shapes.
+        """
+        action, extras = jax.tree.map(
+            lambda x: np.zeros(x.shape[2:], x.dtype), (example.action, example.extras)
+        )
+        for i, actor in enumerate(self):
+            actor.begin_row({name: np.array(x[i]) for name, x in last.items()})
+            actor.fill_row(action=action, extras=extras, valid=False)
+            actor.row += 1
+
+    @property
     def waiting(self) -> list[Row]:
         """Rows that no block has taken yet."""
         rows = [row for actor in self for row in actor.rows]

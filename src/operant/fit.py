@@ -18,7 +18,7 @@ from operant.agents import AGENTS, config_class
 from operant.agents.making import define
 from operant.envs import vector
 from operant.errors import SpecError, UsageError, suggest, value_error
-from operant.execution.config import RunConfig
+from operant.execution.config import PROCESSES, RunConfig
 from operant.execution.episodes import Score
 from operant.execution.monitor import Monitor
 from operant.execution.records import Origin
@@ -43,9 +43,9 @@ MODELS = {"model": "model", "actor_model": "actor", "critic_model": "critic"}
 CLASSES = {entry.cls: agent for agent, entry in reversed(AGENTS.items())}
 """Classes by name, and the agent of the table that each stands for."""
 NOT_OPTIONS = frozenset(
-    {"env", "n_envs", "max_steps", "target_reward", "monitor_session", "resume", "weights"}
+    {"env", "n_envs", "max_steps", "target_reward", "monitor_session", "resume", "weights", *PROCESSES}
 )
-"""Options of a run that are no keyword arguments here: others say the same."""
+"""Options of a run that are no keyword arguments here: others say the same, or they are for `operant train`."""
 
 
 class Trainer:
@@ -325,7 +325,9 @@ def _split(agent: str, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str,
     """Tell options of the run from the algorithm's own."""
     known = set(options(RunConfig)) - NOT_OPTIONS
     for name in given.keys() & NOT_OPTIONS:
-        raise UsageError(f"{name} is no argument of the class. Give max_steps and target_reward to fit().")
+        raise UsageError(
+            f"{name} is no argument of the class. Give max_steps and target_reward to fit(); the rest is for `operant train`."
+        )
     return (
         {name: value for name, value in given.items() if name in known},
         {name: value for name, value in given.items() if name not in known},

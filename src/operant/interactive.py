@@ -41,6 +41,14 @@ class Told(NamedTuple):
     """Observation after the episode's last action, if it was given."""
 
 
+class Lent(NamedTuple):
+    """What an agent lends to a driver of training runs."""
+
+    train: Train
+    last: dict[str, np.ndarray] | None
+    """Last observations `[N, ...]` of the actors' episodes, which the next row ends; None: nobody has acted yet."""
+
+
 class Interactive:
     """An algorithm that acts and learns as a program tells it what happens.
 
@@ -419,35 +427,27 @@ class Interactive:
 
     # Another driver
 
-    def is_lendable(self, n: int) -> bool:
-        """Tell whether `lend` leaves nothing behind: `n` actors, none with experience that waits, and nobody to write of it."""
-        waits = any(actor.acted for actor in self.actors) or any(row.valid for row in self.actors.waiting)
-        idle = all(len(actor.rows) == len(self.actors[0].rows) <= 1 for actor in self.actors)
-        bound = self._debug or self._device is not None or self._limit is not None or self._writers.any
-        return n == self.parallel_interactions and idle and not (waits or bound)
+    def lend(self, n: int) -> Lent | None:
+        """Return what another driver of `n` actors needs to go on, or None where something would be left behind.
 
-    def lend(self) -> tuple[Train, Any]:
-        """Return what learning changes, and the last observations of all actors' episodes; for a driver that goes on with it.
-
+        That is experience that waits for its update, somebody who writes of it, and settings that other drivers do not have.
         Until `take_back` the agent must not be used.
         """
-        observation = stack([actor.rows[0].observation for actor in self.actors if actor.rows] or [{}])
-        return self._engine.train, observation or None
+        bound = self._debug or self._device is not None or self._limit is not None or self._writers.are_on
+        if bound or n != self.parallel_interactions:
+            return None
+        try:
+            return Lent(self._engine.train, self.actors.last)
+        except ValueError:
+            return None
 
-    def take_back(self, train: Train, observation: Any) -> None:
-        """Go on with what a driver made of what it was lent: its episodes are cut, at these last observations `[N, ...]`."""
+    def take_back(self, train: Train, last: dict[str, np.ndarray]) -> None:
+        """Go on with what a driver made of what it was lent; its episodes are cut at these observations `[N, ...]`."""
         self._engine.put(train)
         self._start()
+        self.actors.end_at(last, self.learner.block_shape(1))
         self._reported = self.updates
         self._last_block = None
-        if observation is None:
-            return
-        shape = self.learner.block_shape(1)
-        action, extras = jax.tree.map(lambda x: np.zeros(x.shape[2:], x.dtype), (shape.action, shape.extras))
-        for i, actor in enumerate(self.actors):
-            actor.begin_row({name: np.array(x[i]) for name, x in observation.items()})
-            actor.fill_row(action=action, extras=extras, valid=False)
-            actor.row += 1
 
     def close(self) -> None:
         """Write what is still to be written, and release the compiled functions and arrays; further calls are errors."""

@@ -13,13 +13,13 @@ from operant import interruption
 from operant.agents.making import define
 from operant.envs import table
 from operant.errors import UsageError
-from operant.execution.config import RunConfig
+from operant.execution.config import TOGETHER, RunConfig
 from operant.execution.episodes import Finished
 from operant.execution.records import Record
 from operant.execution.training import LOG_SECONDS, Outcome, Training
 from operant.session import Session, build
 from operant.tracking import Console, Tracker, interval
-from operant.train import TOGETHER, Plan, Result, describe, make_environments, new_directory, train, writers
+from operant.train import Plan, Result, describe, make_environments, new_directory, train, writers
 
 if TYPE_CHECKING:
     from operant.execution.population import Population

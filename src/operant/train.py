@@ -14,7 +14,7 @@ from operant.agents.making import define
 from operant.envs.source import is_native
 from operant.envs.vector import VectorEnv
 from operant.errors import SpecError, UsageError
-from operant.execution.config import RunConfig
+from operant.execution.config import PROCESSES, TOGETHER, RunConfig
 from operant.execution.records import Origin
 from operant.execution.training import Training
 from operant.session import Environments, Session
@@ -22,10 +22,6 @@ from operant.spec import plain, read_json
 from operant.tracking import Console, History, TensorBoard, Tracker, WandB
 from operant.tracking.history import end_of
 
-PROCESSES = ("coordinator", "n_processes", "process_id")
-"""Options that say which processes train together this time."""
-TOGETHER = ("n_devices", *PROCESSES)
-"""Options that say who computes a run."""
 RESUMABLE = frozenset(
     {
         "max_steps", "target_reward", "quiet", "log_frequency", "display_precision", "save_seconds", "resume", *TOGETHER,

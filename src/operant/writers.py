@@ -60,7 +60,7 @@ class Writers:
         self._summarizer: Summarizer | None = None
 
     @property
-    def any(self) -> bool:
+    def are_on(self) -> bool:
         """Whether anything is written."""
         return (self.recording, self.saving, self.summarizing) != (None, None, None)
 

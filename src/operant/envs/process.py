@@ -163,9 +163,10 @@ class Processes(VectorEnv):
             observation, fields["reward"].copy(), fields["terminated"].copy(), fields["truncated"].copy()
         )
         self._ended, self._last = step.terminated | step.truncated, observation
-        for worker in self._workers:
-            if worker.replaced and not lost and self._ended[worker.rows].any():
-                worker.replaced = 0
+        if self.restarts and not lost:
+            for worker in self._workers:
+                if self._ended[worker.rows].any():
+                    worker.replaced = 0
         return step._replace(observation=dict(observation))
 
     def _call(self, message: bytes, workers: Iterable[_Share]) -> list[tuple[_Share, str]]:

@@ -7,6 +7,11 @@ from typing import Literal
 
 from operant.spec import Config, option
 
+PROCESSES = ("coordinator", "n_processes", "process_id")
+"""Options of a run that say which processes train together this time."""
+TOGETHER = ("n_devices", *PROCESSES)
+"""Options of a run that say who computes it."""
+
 
 class RunConfig(Config):
     """Options of `operant train` beside the algorithm's own."""
@@ -115,9 +120,7 @@ class RunConfig(Config):
             for name in ("n_processes", "process_id"):
                 if getattr(self, name) is not None:
                     yield f"{name} is for processes that train together. Give --coordinator too."
-        elif (self.coordinator == "auto") != (self.n_processes is None and self.process_id is None) or (
-            self.coordinator != "auto" and None in (self.n_processes, self.process_id)
-        ):
+        elif {self.n_processes is None, self.process_id is None} != {self.coordinator == "auto"}:
             yield "coordinator needs --n-processes and --process-id, or is auto, without them."
         elif self.seed is None and self.resume is None:
             yield "Processes that train together need the same --seed."

@@ -208,6 +208,11 @@ class DeviceDriver:
         self.world = self.devices.shared(snapshot["world"], self.loop.n)
         self.step = int(train.counters.timesteps)
 
+    @property
+    def last(self) -> Any:
+        """Observations after the last row, `[N, ...]`."""
+        return jax.device_get(self.world.actors.observation)
+
     def forget(self) -> None:
         """Let go of all state; only `restore` brings another."""
         del self.train, self.world

@@ -106,6 +106,11 @@ class HostDriver:
         """Return the averages of the metrics since the last call."""
         return self.engine.metrics()
 
+    @property
+    def last(self) -> dict[str, np.ndarray]:
+        """Observations after the last row, `[N, ...]`."""
+        return dict(self._begin())
+
     def scale_lr(self, factor: float) -> tuple[float, float]:
         """Multiply the learning rate; compiles nothing."""
         return self.engine.scale_lr(factor)

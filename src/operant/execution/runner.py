@@ -292,7 +292,7 @@ class Runner:
         seed = seed_of(self.agent.seed, self.agent.timesteps + self._runs)
         try:
             shortcut = self._shortcut
-            if shortcut is not None and not (order.tells or evaluation) and shortcut.fits(self.agent, plan):
+            if shortcut is not None and not (order.tells or evaluation):
                 shortcut.run(self.agent, plan, self._ledger, seed)
             Interaction(self.agent, self._seats, plan, self._ledger, seed).run()
         finally:

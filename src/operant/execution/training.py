@@ -178,10 +178,8 @@ class Training:
         """
         if self.directory is None and self._agree is alone:
             return None
-        tree = {
-            "train": self.driver.train,
-            "driver": self.driver.snapshot(),
-        }  # for which all processes are needed
+        # For a snapshot all processes are needed, also those that write nothing.
+        tree = {"train": self.driver.train, "driver": self.driver.snapshot()}
         if self.directory is None:
             return None
         header = {

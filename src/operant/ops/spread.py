@@ -32,5 +32,5 @@ def spread(tree: T, axis: int) -> T:
     def one(x: Array) -> Array:
         return x if x.shape[axis] % size else jax.lax.with_sharding_constraint(x, share)
 
-    spreaded: T = jax.tree.map(one, tree)
-    return spreaded
+    spread_out: T = jax.tree.map(one, tree)
+    return spread_out

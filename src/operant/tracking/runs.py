@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from operant.errors import SpecError, UsageError
+from operant.execution.config import TOGETHER
 from operant.spec import read_json
 from operant.tracking.history import read_history
 
@@ -17,7 +18,7 @@ _OWN = frozenset(
     {
         "seed", "max_steps", "target_reward", "checkpoints", "weights", "history_checkpoint", "monitor_session",
         "run_dir", "resume", "save_seconds", "log_frequency", "display_precision", "quiet", "env", "vector", "threads",
-        "n_devices", "coordinator", "n_processes", "process_id",
+        *TOGETHER,
     }
 )  # fmt: skip
 """Options of a run that do not make it another experiment."""

@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 
 from operant.agents import ALIASES, config_class, entry
 from operant.errors import SpecError, value_error
-from operant.execution.config import RunConfig
+from operant.execution.config import PROCESSES, RunConfig
 from operant.spec import Config, option, options, plain
 from operant.tuning import study as studies
 from operant.tuning.ranges import Range, corners, split
 
-NOT_TUNED = frozenset({"max_steps", "target_reward", "monitor_session", "run_dir", "resume", "save_seconds"})
-"""Options of a run that trials decide for themselves."""
+NOT_TUNED = frozenset(
+    {"max_steps", "target_reward", "monitor_session", "run_dir", "resume", "save_seconds", *PROCESSES}
+)
+"""Options of a run that trials decide for themselves: how long they train is `trial_steps`, and each is a process."""
 OWN_TO_TRIALS = frozenset(
     {"checkpoints", "history_checkpoint", "seed", "quiet", "log_frequency", "display_precision"}
 )
@@ -85,7 +87,10 @@ def plan(agent: str, config: TuneConfig | None = None, **settings: Any) -> Plan:
     agent = ALIASES.get(agent, agent)
     own = config_class(agent)
     for name in settings.keys() & NOT_TUNED:
-        raise SpecError(f"tune takes no argument {name!r}: how long a trial trains is trial_steps.")
+        raise SpecError(
+            f"tune takes no argument {name!r}: trials decide for themselves, each in a process of its own; how long one trains "
+            "is trial_steps."
+        )
     fixed, ranges = split([RunConfig, own], settings)
     known = options(RunConfig)
     run = {name: value for name, value in fixed.items() if name in known}

@@ -112,7 +112,7 @@ def start(
     from operant.envs.remote import cluster
 
     for source in sources:
-        source.literal()  # what cannot be sent is refused before a cluster is started for it
+        cluster.sendable(source)  # what is not, is refused before a cluster is started for it
     cluster.join(host, port)
     cpus = cluster.share(len(sources))
     return _met(cluster.RayConnection(source, i, limits, blocking, cpus) for i, source in enumerate(sources))

@@ -13,6 +13,7 @@ from operant.envs.remote import wire
 from operant.envs.remote.auth import RefusedError, check_reach, greet
 from operant.envs.remote.channel import Channel
 from operant.envs.remote.replaceable import Description, Limits, Replaceable
+from operant.envs.remote.service import lost_by
 from operant.envs.remote.wire import Schema, WireError
 from operant.envs.spawn import LostError
 from operant.envs.vector import Flat
@@ -187,12 +188,7 @@ class SocketConnection(Replaceable):
         self._dial = self._channel = None
 
     def _ask(self, request: int | Flat | None) -> None:
-        if isinstance(request, dict):
-            self._acted = 1 if self.num_actors == 1 else len(self._actors)
-            kind, content = wire.STEP, self._schema.pack_actions(request)
-        else:
-            self._acted = 0
-            kind, content = wire.RESET, wire.pack_seed(request)
+        kind, content, self._acted = self._schema.pack_request(request)
         if self._channel is None:
             self._waiting_kind, self._waiting = kind, content
         else:
@@ -208,8 +204,7 @@ class SocketConnection(Replaceable):
                 return None
             kind, content = self._channel.receive(0.0)
             if kind == wire.FAULT:
-                _, text, traceback = wire.unpack_fault(content)
-                raise LostError(f"failed: {text}\n{traceback}".rstrip())
+                raise lost_by(content)
             if kind != wire.ANSWER:
                 raise WireError(f"a frame of kind {kind} instead of an answer")
             answer, own = self._schema.unpack_answer(content, self._acted)

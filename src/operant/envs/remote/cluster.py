@@ -19,7 +19,7 @@ from typing import Any
 from operant.envs.connection import Answer, Local
 from operant.envs.remote import wire
 from operant.envs.remote.replaceable import Limits, Replaceable
-from operant.envs.remote.service import Service, describe, fault
+from operant.envs.remote.service import Service, describe, fault, lost_by
 from operant.envs.remote.wire import Schema, WireError
 from operant.envs.source import Source
 from operant.envs.spawn import SECRET, LostError, error_named
@@ -78,12 +78,7 @@ class RayConnection(Replaceable):
     def __init__(
         self, source: Source, index: int, limits: Limits, blocking: bool = False, cpus: float = 1.0
     ) -> None:
-        self._literal = source.literal()
-        if "__main__:" in self._literal:
-            raise SpecError(
-                f"Environment {source.name!r} is defined in the program itself, which other machines do not have. "
-                "Define it in a module that they can import."
-            )
+        self._literal = sendable(source)
         super().__init__(index, limits, blocking)
         self.name = source.name
         self._cpus = cpus
@@ -146,12 +141,7 @@ class RayConnection(Replaceable):
         self._actor = self._made = self._reply = None
 
     def _ask(self, request: int | Flat | None) -> None:
-        if isinstance(request, dict):
-            self._acted = 1 if self.num_actors == 1 else len(self._actors)
-            kind, content = wire.STEP, self._schema.pack_actions(request)
-        else:
-            self._acted = 0
-            kind, content = wire.RESET, wire.pack_seed(request)
+        kind, content, self._acted = self._schema.pack_request(request)
         # An actor serves one call after another, so this may be sent before the environment is made.
         self._reply = self._actor.obey.remote(kind, content)
 
@@ -203,9 +193,23 @@ class RayConnection(Replaceable):
 def _content(reply: tuple[int, bytes]) -> memoryview:
     kind, content = reply[0], memoryview(reply[1])
     if kind == wire.FAULT:
-        _, text, traceback = wire.unpack_fault(content)
-        raise LostError(f"failed: {text}\n{traceback}".rstrip())
+        raise lost_by(content)
     return content
+
+
+def sendable(source: Source) -> str:
+    """Return an environment as text that another machine understands.
+
+    Raises:
+        SpecError: it cannot be sent, or is defined where other machines cannot import it.
+    """
+    literal = source.literal()
+    if "__main__:" in literal:
+        raise SpecError(
+            f"Environment {source.name!r} is defined in the program itself, which other machines do not have. "
+            "Define it in a module that they can import."
+        )
+    return literal
 
 
 def join(host: Any = None, port: Any = None) -> None:

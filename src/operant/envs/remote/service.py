@@ -8,6 +8,7 @@ from operant.envs.connection import Connection
 from operant.envs.remote import wire
 from operant.envs.remote.replaceable import Description
 from operant.envs.remote.wire import Schema, WireError
+from operant.envs.spawn import LostError
 from operant.errors import OperantError
 
 
@@ -59,6 +60,12 @@ def describe(environment: Connection) -> bytes:
             environment.name, environment.spaces, environment.max_episode_timesteps, environment.num_actors
         )
     )
+
+
+def lost_by(content: memoryview) -> LostError:
+    """Return what the content of FAULT means to the client: its environment is lost."""
+    _, text, traceback = wire.unpack_fault(content)
+    return LostError(f"failed: {text}\n{traceback}".rstrip())
 
 
 def fault(error: Exception) -> bytes:

@@ -169,6 +169,13 @@ class Schema:
                 f"Make them smaller inside the environment."
             )
 
+    def pack_request(self, request: int | Flat | None) -> tuple[int, bytes, int]:
+        """Return kind and content of the frame for a seed, to begin an episode, or for actions; and how many actors act."""
+        if not isinstance(request, dict):
+            return RESET, pack_seed(request), 0
+        acted = 1 if self.num_actors == 1 else len(next(iter(request.values())))
+        return STEP, self.pack_actions(request), acted
+
     def pack_actions(self, flat: Mapping[str, np.ndarray]) -> bytes:
         """Return the content of STEP; actions as stored, with a leading axis where there are several actors."""
         return _pack(self.action, flat)
