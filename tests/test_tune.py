@@ -102,7 +102,7 @@ def test_int_ranges_hold_whole_numbers():
         ("dqn", {"epsilon_decay_steps": [1.5, 3.0]}, "both whole numbers"),
         ("ppo", {"n_steps": ["a", "b"]}, "n_steps must be a whole number"),
         ("ppo", {"nsteps": [16, 32]}, "ppo takes no argument 'nsteps'. Did you mean 'n_steps'?"),
-        ("ppo", {"max_steps": 10}, "how long a trial trains is trial_steps"),
+        ("ppo", {"max_steps": 10}, "tune takes no argument 'max_steps': trials decide for themselves, each in a process of its own; how long one trains is trial_steps."),
         ("ppoo", {}, "Unknown agent 'ppoo'. Did you mean 'ppo'?"),
         ("dqn", {"buffer_batch_size": [64, 128], "buffer_max_size": 32}, "buffer_batch_size must be at most buffer_max_size"),
     ],

@@ -103,15 +103,12 @@ def stored_fault(leaf: Leaf, label: str, array: np.ndarray) -> tuple[int, str] |
     fault = nonfinite(label, array)
     if fault is not None or leaf.type == "bool":
         return fault
-    low: Any = 0 if leaf.num_values is not None else leaf.low
-    high: Any = leaf.num_values - 1 if leaf.num_values is not None else leaf.high
-    slack = 1e-6 * np.maximum(np.abs(low), np.abs(high)) if leaf.storage.kind == "f" else 0
-    with np.errstate(invalid="ignore"):  # infinite bounds times zero
-        outside = (array < low - np.nan_to_num(slack, posinf=0)) | (
-            array > high + np.nan_to_num(slack, posinf=0)
-        )
+    least, greatest = leaf.stored_range
+    outside = (array < least) | (array > greatest)
     if not outside.any():
         return None
+    low: Any = 0 if leaf.num_values is not None else leaf.low
+    high: Any = leaf.num_values - 1 if leaf.num_values is not None else leaf.high
     i = int(np.argwhere(outside)[0][0])
     entry = tuple(np.argwhere(outside)[0][1:])
     span = np.broadcast_to(low, leaf.shape)[entry], np.broadcast_to(high, leaf.shape)[entry]

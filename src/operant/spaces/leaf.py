@@ -283,6 +283,17 @@ class Leaf:
         raise SpaceError(f"The {label} must be {must}. Received: {value}{place}.")
 
     @functools.cached_property
+    def stored_range(self) -> tuple[Any, Any]:
+        """Least and greatest stored values; of floats with a millionth of the larger bound as slack, for rounding."""
+        if self.num_values is not None:
+            return 0, self.num_values - 1
+        if self.storage.kind != "f":
+            return self.low, self.high
+        slack = 1e-6 * np.maximum(np.abs(self.low), np.abs(self.high))
+        slack = np.where(np.isfinite(slack), slack, 0.0)
+        return self.low - slack, self.high + slack
+
+    @functools.cached_property
     def _range(self) -> tuple[int, int] | None:
         """Least and greatest value of a single integer, where both are known."""
         low, high = self._limits
