@@ -74,7 +74,7 @@ _CONTINUOUS = Small(
 )
 _MODULAR = {"model": MODEL, "batch_size": 18, "lr": 0.01}
 SMALL: dict[str, Small] = {
-    "modular": Small({**_MODULAR, "baseline_model": MODEL, "horizon": None}),
+    "modular": Small({**_MODULAR, "baseline_model": MODEL, "horizon": None}, recurrent=True),
     "ac": Small({**_MODULAR, "baseline_model": MODEL}),
     "vpg": Small({**_MODULAR, "unit": "timesteps", "episode_limit": 3}),
     "a2c": Small({"model": MODEL, "n_steps": 6, "lr": 0.01}, recurrent=True),

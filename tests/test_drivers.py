@@ -190,7 +190,7 @@ class Hashable(list):
 def test_drivers_agree_with_a_recurrent_network(name, kind):
     agent = compiled(name, Countdown(kind=kind), 3, **networks(name, Hashable(RECURRENT)))
     assert_agree(agent)
-    assert agent.learner.algorithm.model.recurrent
+    assert all(model.recurrent for model in agent.learner.algorithm.models.values())
 
 
 @pytest.mark.exhaustive

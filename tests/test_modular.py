@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.small_agents import MODEL, Countdown, compiled, interact, learner
+from tests.small_agents import MODEL, RECURRENT, Countdown, compile_agent, compiled, interact, learner
 
 from operant import Agent
 from operant.agents import steps
@@ -114,8 +114,12 @@ def test_what_cannot_be_sized_is_refused():
         small(update=32, horizon=20, capacity=40)
     with pytest.raises(SpaceError, match=r"modular with objective='action_value' serves .* Use one of"):
         Agent.create(states=STATES, actions={"type": "float"}, objective="action_value")
-    with pytest.raises(SpecError, match="modular takes feed-forward networks only"):
-        Agent.create(states=STATES, actions=ACTIONS, model=[{"type": "gru", "size": 4}])
+    with pytest.raises(
+        SpecError, match=r"memory='replay' draws single steps.*a recurrent model. Use memory='recent', or"
+    ):
+        Agent.create(
+            states=STATES, actions=ACTIONS, memory=1000, horizon=1, objective="action_value", model=RECURRENT
+        )
 
 
 # On what
@@ -196,15 +200,17 @@ def test_l2_is_a_share_of_the_parameters():
 
 
 @pytest.mark.slow
-def test_one_step_per_block_with_a_shared_baseline_is_the_actor_critic_of_blocks():
+@pytest.mark.parametrize("model", [MODEL, RECURRENT], ids=["feed-forward", "recurrent"])
+def test_one_step_per_block_with_a_shared_baseline_is_the_actor_critic_of_blocks(model):
     """The same gradient as a2c: 3 actors, 6 rows, bootstrapped returns, one shared network."""
     env = Countdown()
-    other = compiled(
-        "a2c", env, n_steps=6, entropy_coef=0.02, value_loss_coef=0.5, grad_norm=None, lr=0.01, gamma=0.9
-    )
-    made = compiled(
+    other = compile_agent(
+        "a2c", env, n_steps=6, entropy_coef=0.02, value_loss_coef=0.5, grad_norm=None, lr=0.01, gamma=0.9,
+        model=model,
+    )  # fmt: skip
+    made = compile_agent(
         "modular", env, batch_size=18, horizon=None, baseline_model="shared", baseline_weight=0.5,
-        entropy_regularization=0.02, lr=0.01, gamma=0.9,
+        entropy_regularization=0.02, lr=0.01, gamma=0.9, model=model,
     )  # fmt: skip
     train, world = other.begin(0)
     mine, _ = made.begin(0)
@@ -212,7 +218,8 @@ def test_one_step_per_block_with_a_shared_baseline_is_the_actor_critic_of_blocks
     for _ in range(3):
         block, world = other.collect(train, world)
         train, metrics = other.absorb(train, block)
-        mine, watched = made.absorb(mine, block._replace(extras=()))
+        kept = {"carry": {"model": jax.tree.map(lambda x: jnp.stack([x] * 6), block.carry)}}
+        mine, watched = made.absorb(mine, block._replace(extras=kept if model == RECURRENT else ()))
         for name in ("loss/policy", "loss/value", "policy/entropy", "update/grad_norm"):
             np.testing.assert_allclose(watched[name], metrics[name], rtol=2e-4, atol=1e-6, err_msg=name)
     for name, x in train.state.variables["params"].items():

@@ -28,6 +28,7 @@ from tests.small_agents import (
 from operant.agent import Agent
 from operant.agents.learner import ENV, Learner, Train
 from operant.agents.making import define
+from operant.agents.objectives import View
 from operant.agents.protocol import fold, split_masks
 from operant.engine import Engine
 from operant.envs import native
@@ -83,7 +84,8 @@ def policy_value(made: Learner, policy: Tree, observation: Arrays, carry: Tree) 
 
 def baseline_value(made: Learner, state: Tree, observation: Arrays, carry: Tree) -> Array:
     """Return what the baseline predicts."""
-    return made.algorithm.values(state, observation)[:, 0]
+    first = jnp.zeros((1, len(next(iter(observation.values())))), bool) if carry else ()
+    return made.algorithm.values(state, View(observation, carry, first))[:, 0]
 
 
 def acted_value(made: Learner, state: Tree, observation: Arrays, carry: Tree) -> Array:
@@ -138,6 +140,8 @@ LEARNING: dict[str, Learning] = {
         {**_MODULAR, "batch_size": 64, "horizon": None, "entropy_regularization": 0.01},
         32_000,
         baseline_value,
+        networks("modular", [{"type": "dense", "size": 16}, {"type": "gru", "size": 16, "horizon": 4}])
+        | {"lr": "linear:0.01:0.0005:30000", "entropy_regularization": 0.001},
         whole=True,
     ),
     "ac": Learning({**_MODULAR, "batch_size": 64}, 32_000, baseline_value, whole=True),

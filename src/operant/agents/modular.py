@@ -12,6 +12,10 @@ et al. 2016; Schulman et al. 2016 and 2017); the agents of this module in the ta
 
 and is due every `frequency` timesteps or episodes.
 
+Recurrent networks go through the rows that the memory holds in order, from the state that was stored when the oldest was acted on; rows
+older than the batch, as many as the layer's `horizon`, only warm them up and give no loss (Kapturowski et al. 2019, stored state and
+burn-in).
+
 Deviations: predictions, and the policy of which the ratio of importance sampling tells the change, are those at the beginning of the
 update. Timesteps are counted as rows of all actors, of which one for
 each episode holds its last observation and takes part in no loss. The ratio of importance sampling is clipped to 1 ± ε. A time
@@ -22,6 +26,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -30,12 +35,13 @@ import jax.numpy as jnp
 from operant.agents import exploration, objectives, serving, stability, steps
 from operant.agents.estimation import complete, estimate, newest, newest_episodes
 from operant.agents.modules import ModularConfig
-from operant.agents.objectives import SHARED, VALUE, Objective, Rows
+from operant.agents.objectives import SHARED, VALUE, Objective, Rows, View
 from operant.agents.protocol import Counters, fold
 from operant.errors import SpecError
 from operant.memory.recent import Recent
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, build
+from operant.nn.build import MASK
 from operant.ops import losses, optimise
 from operant.spaces import Spaces, require
 from operant.spec import Schedule
@@ -77,6 +83,8 @@ class Acting(NamedTuple):
     variables: Tree
     exploring: Tree
     """Parameters to explore with; `()`: the same."""
+    baseline: Tree
+    """Variables of a recurrent baseline, which remembers what it sees; `()` without."""
 
 
 def extent(value: Any) -> float:
@@ -100,8 +108,8 @@ def interval(config: Config, frequency: Any) -> Any:
     return jnp.where(frequency < 1.0, share, jnp.floor(frequency))
 
 
-def recent_rows(config: Config, actors: int, rows: int) -> int:
-    """Return how many rows of each actor the newest `batch_size` timesteps or episodes may take.
+def recent_rows(config: Config, actors: int, rows: int, warmup: int = 0) -> int:
+    """Return how many rows of each actor the newest `batch_size` timesteps or episodes may take, after `warmup` others.
 
     Raises:
         SpecError: episodes may be of any length, or `capacity` is too small.
@@ -115,6 +123,8 @@ def recent_rows(config: Config, actors: int, rows: int) -> int:
         least = None if limit is None else count + limit + 1
     else:
         least = count + int(extent(config.horizon))
+    if least is not None:
+        least += warmup
     if config.capacity is not None:
         held = config.capacity // actors
         if held < max(least or 1, rows):
@@ -130,6 +140,21 @@ def recent_rows(config: Config, actors: int, rows: int) -> int:
             "Give max_episode_timesteps with the agent or the environment, or episode_limit, or capacity."
         )
     return max(least, rows)
+
+
+def _harmless(rows: Rows, counts: Array) -> Rows:
+    """Return rows of which those that do not count have a finite loss: 0 times NaN is NaN, and has no gradient of 0.
+
+    They get the action of a row that counts, and masks that allow all.
+    """
+    index = jnp.where(counts, jnp.arange(len(counts)), jnp.argmax(counts))
+    kept = jax.tree.map(lambda x: x[index], rows._replace(view=View({})))
+    observation = {
+        name: x | ~counts.reshape(-1, *[1] * (x.ndim - 1)) if name.endswith(MASK) else x
+        for name, x in rows.view.observation.items()
+    }
+    result: Rows = kept._replace(view=rows.view._replace(observation=observation))
+    return result
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -151,7 +176,7 @@ class Modular:
 
         Raises:
             SpaceError: action values are to be learned of float actions.
-            SpecError: options do not fit one another, or a network is recurrent.
+            SpecError: options do not fit one another.
         """
         if config.objective == "action_value":
             require(spaces, "modular with objective='action_value'", {"int", "bool"}, serving("float"))
@@ -164,9 +189,12 @@ class Modular:
             models["baseline"] = build(
                 config.baseline_model, states, head, normalize=normalize, name="baseline"
             )
-        for name, model in models.items():
-            if model.recurrent:
-                raise SpecError(f"modular takes feed-forward networks only. Received: a recurrent {name}.")
+        recurrent = [name for name, model in models.items() if model.recurrent]
+        if recurrent and config.memory == "replay":
+            raise SpecError(
+                f"memory='replay' draws single steps, without those before them. Received: a recurrent {recurrent[0]}. "
+                "Use memory='recent', or agent='dqn' or 'acer', which replay sequences."
+            )
         rows, n_step = block_rows(config, actors), 0
         memory: Replay | Recent
         if config.memory == "replay":
@@ -174,7 +202,8 @@ class Modular:
             n_step = int(extent(config.horizon))
             memory = Replay(max(config.capacity or REPLAY_CAPACITY, 2 * actors), actors, frames=frames)
         else:
-            memory = Recent(recent_rows(config, actors, rows), actors)
+            warmup = max(model.horizon or 0 for model in models.values())
+            memory = Recent(recent_rows(config, actors, rows, warmup), actors)
         return cls(config, spaces, actors, models, rows, memory, n_step)
 
     @property
@@ -186,6 +215,11 @@ class Modular:
     def separate(self) -> bool:
         """Whether the baseline has an optimizer of its own."""
         return self.config.baseline_optimizer is not None and "baseline" in self.models
+
+    @property
+    def recurrent(self) -> tuple[str, ...]:
+        """Models that remember what they saw."""
+        return tuple(name for name, model in self.models.items() if model.recurrent)
 
     def _optimizers(self) -> tuple[optimise.Optimizer, optimise.Optimizer]:
         """Return the optimizer of the policy (and of what is learned with it), and the baseline's own."""
@@ -251,11 +285,12 @@ class Modular:
 
     def acting(self, state: State, counters: Counters) -> Acting:
         """Acting needs the network, and noise on its parameters if that is wanted: another with every block."""
+        baseline = state.baseline if "baseline" in self.recurrent else ()
         if self.config.variable_noise is None:
-            return Acting(state.variables, ())
+            return Acting(state.variables, (), baseline)
         key = fold(state.noise, counters.rows)
         moved = exploration.perturbed(state.variables["params"], key, self.config.variable_noise)
-        return Acting(state.variables, moved)
+        return Acting(state.variables, moved, baseline)
 
     def noise(self, key: Key, n: int) -> Tree:
         """Return the policy's noise and exploration's."""
@@ -265,20 +300,29 @@ class Modular:
         return policy, exploration.noise(fold(key, 1), self.spaces, n)
 
     def initial_carry(self, n: int) -> Tree:
-        """Feed-forward only."""
-        return ()
+        """Return the recurrent states of the networks at the start of an episode, by model."""
+        return {name: self.models[name].initial_carry(n) for name in self.recurrent} or ()
 
     def act(self, acting: Acting, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
-        """Draw actions and explore, or take the best."""
+        """Draw actions and explore, or take the best; a recurrent baseline goes along. Extras are the states before."""
         variables, objective, amount = acting.variables, self.objective, self.config.exploration
         if explore and acting.exploring != ():
             variables = {**variables, "params": acting.exploring}
-        outputs = self.models["model"].apply(variables, observation)[0]
+        after = dict(carry) if self.recurrent else {"model": ()}
+        outputs, own = self.models["model"].apply(variables, observation, after.get("model", ()))
+        if "model" in self.recurrent:
+            after["model"] = own
+        if "baseline" in self.recurrent:
+            _, after["baseline"] = self.models["baseline"].apply(
+                acting.baseline, observation, after["baseline"]
+            )
         action = objective.act(outputs, observation, noise[0], explore)
         if explore and amount is not None:
             masks = {k.removesuffix("_mask"): x for k, x in observation.items() if k.endswith("_mask")}
             action = exploration.deviate(action, noise[1], amount, masks)
-        return Action(action, (), carry)
+        if not self.recurrent:
+            return Action(action, (), carry)
+        return Action(action, {"carry": carry}, after)
 
     def due(self, state: State, counters: Counters) -> tuple[Array, Array]:
         """Return whether an update is due, and the timesteps or episodes so far."""
@@ -323,21 +367,28 @@ class Modular:
         c, objective = self.config, self.objective
         params = {name: variables["params"] for name, variables in weights.items()}
         frozen = {name: variables["state"] for name, variables in weights.items()}
-        observation = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), block.observation)
         values = None
         if c.baseline_model is not None:
-            values = objective.values(params, (), frozen, observation)
+            values = objective.values(params, (), frozen, self.view(block, block.carry))
             values = jax.lax.stop_gradient(values).reshape(-1, block.reward.shape[1], 1)
         target = estimate(block, values, gamma=c.gamma, lambda_=c.lam, horizon=None)
-        rows = Rows(
-            {name: x[:-1] for name, x in block.observation.items()},
-            block.action,
-            jnp.zeros_like(block.reward),
-            target,
-            target[..., 0],
-        )
-        rows, counts = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (rows, block.valid))
-        return objective.imitation(params, frozen, rows, counts)
+        rows = self.flat(block, target, target[..., 0], block.carry)
+        return objective.imitation(params, frozen, rows, block.valid.reshape(-1))
+
+    def view(self, block: Block, carry: Tree, count: int | None = None) -> View:
+        """Return the first `count` rows of a block, or all and the one after them, as networks read them."""
+        observation = {name: x[:count] for name, x in block.observation.items()}
+        observation = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), observation)
+        if not self.recurrent:
+            return View(observation)
+        first = jnp.concatenate([jnp.zeros_like(block.valid[:1]), ~block.valid])
+        return View(observation, carry, first[:count])
+
+    def flat(self, block: Block, target: Array, advantage: Array, carry: Tree) -> Rows:
+        """Return the rows of a block `[L, N]` to learn from, `[L * N]`."""
+        rest = (block.action, jnp.zeros_like(block.reward), target, advantage)
+        rest = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rest)
+        return Rows(self.view(block, carry, len(block.reward)), *rest)
 
     def _improve(self, state: State, memory: Tree, words: Array, impl: Any) -> tuple[State, Metrics]:
         """Make one update."""
@@ -346,11 +397,11 @@ class Modular:
         rows, counts, metrics = self._batch(state, memory, own_key)
         together, own = self._learned(state)
         frozen = {name: variables["state"] for name, variables in self.weights(state).items()}
-        optimizers = self._optimizers()
+        optimizers, whole = self._optimizers(), bool(self.recurrent)
         plan = self._plan(frozen)
         together, opt_state, watched = steps.fit(
             lambda params, rows: objective.loss(params, frozen, rows),
-            together, state.optimizer, optimizers[0], rows, counts, plan, words[1],
+            together, state.optimizer, optimizers[0], rows, counts, plan, words[1], whole=whole,
         )  # fmt: skip
         grad_norm, skipped = watched.pop("grad_norm"), watched.pop("skipped")
         state = state._replace(optimizer=opt_state)
@@ -361,6 +412,7 @@ class Modular:
                 lambda params, rows: baseline.value_loss(params, frozen, rows),
                 own, state.baseline_optimizer, optimizers[1], rows, counts,
                 steps.Plan(c.baseline_multi_step, c.subsampling_fraction, c.l2_regularization), words[2],
+                whole=whole,
             )  # fmt: skip
             grad_norm, skipped = jnp.hypot(grad_norm, other.pop("grad_norm")), skipped + other.pop("skipped")
             watched, state = {**watched, **other}, state._replace(baseline_optimizer=opt_state)
@@ -381,8 +433,8 @@ class Modular:
             policy = objective
             plan = plan._replace(
                 natural=steps.Natural(
-                    lambda params, rows: policy.outputs(params, frozen, rows.observation),
-                    lambda rows, old, new: policy.divergence(rows.observation, old, new),
+                    lambda params, rows: policy.outputs(params, frozen, rows.view),
+                    lambda rows, old, new: policy.divergence(rows.view.observation, old, new),
                     c.lr,
                     c.cg_iterations,
                     c.cg_damping,
@@ -409,16 +461,16 @@ class Modular:
 
         return state._replace(target=jax.tree.map(move, state.target, state.variables["params"]))
 
-    def values(self, state: State, observation: Arrays) -> Array:
-        """Return what observations `[R, ...]` are worth, `[R, E]`."""
+    def values(self, state: State, view: View) -> Array:
+        """Return what rows are worth, `[R, E]`."""
         weights, objective = self.weights(state), self.objective
         params = {name: variables["params"] for name, variables in weights.items()}
         frozen = {name: variables["state"] for name, variables in weights.items()}
+        return self._of_rows(lambda view: objective.values(params, state.target, frozen, view), view)
 
-        def values(observation: Arrays) -> Array:
-            return objective.values(params, state.target, frozen, observation)
-
-        return steps.apply_in_chunks(values, observation)
+    def _of_rows(self, f: Callable[[Any], Array], rows: Any) -> Array:
+        """Return `f(rows)`, computed in chunks if the rows are many and do not follow one another."""
+        return f(rows) if self.recurrent else steps.apply_in_chunks(f, rows)
 
     def _batch(self, state: State, memory: Tree, key: Key) -> tuple[Rows, Array, Metrics]:
         """Return the rows to learn from, which of them count, and what there is to watch."""
@@ -445,14 +497,16 @@ class Modular:
 
     def _log_prob(self, state: State, rows: Rows) -> Array:
         """Return the log-probabilities of actions under the policy as it is, `[R]`."""
-        objective, model = self.objective, self.models["model"]
+        objective, variables = self.objective, state.variables
+        assert isinstance(objective, objectives.PolicyGradient)
+        policy = objective
 
-        def log_prob(given: tuple[Arrays, Arrays]) -> Array:
-            observation, action = given
-            outputs = model.apply(state.variables, observation)[0]
-            return objective.log_prob(outputs, observation, action)
+        def log_prob(given: tuple[View, Arrays]) -> Array:
+            view, action = given
+            outputs = policy.outputs({"model": variables["params"]}, {"model": variables["state"]}, view)
+            return policy.log_prob(outputs, view.observation, action)
 
-        return steps.apply_in_chunks(log_prob, (rows.observation, rows.action))
+        return self._of_rows(log_prob, (rows.view, rows.action))
 
     def _recent(self, state: State, memory: Tree, key: Key) -> tuple[Rows, Array]:
         """Return the newest rows of a memory, flat, and which make the batch."""
@@ -460,12 +514,11 @@ class Modular:
         assert isinstance(self.memory, Recent)
         block = self.memory.block(memory)
         block = block._replace(reward=stability.scale_replayed(c, state.reward_scale, block.reward))
+        carry = jax.tree.map(lambda x: x[0], block.extras["carry"]) if self.recurrent else ()
         values = None
         if c.bootstraps or c.advantage:
-            lead = block.observation[next(iter(block.observation))].shape[:2]
-            flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), block.observation)
-            values = self.values(state, flat)
-            values = values.reshape(*lead, *values.shape[1:])
+            values = self.values(state, self.view(block, carry))
+            values = values.reshape(-1, block.reward.shape[1], *values.shape[1:])
         target = estimate(
             block,
             values if c.bootstraps else None,
@@ -482,14 +535,8 @@ class Modular:
         if c.advantage:
             assert values is not None
             advantage = advantage - values[:-1, :, 0]
-        rows = Rows(
-            {name: x[:-1] for name, x in block.observation.items()},
-            block.action,
-            jnp.zeros_like(block.reward),
-            target,
-            advantage,
-        )
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (rows, counts))
+        rows, counts = self.flat(block, target, advantage, carry), counts.reshape(-1)
+        return (_harmless(rows, counts) if self.recurrent else rows), counts
 
     def _replayed(self, state: State, memory: Tree, key: Key) -> tuple[Rows, Array]:
         """Return rows drawn from a replay memory, and which of them there are."""
@@ -499,10 +546,10 @@ class Modular:
         reward = stability.scale_replayed(c, state.reward_scale, batch.reward)
         target, advantage = reward[:, None], reward
         if c.bootstraps:
-            following = self.values(state, batch.next_observation)
+            following = self.values(state, View(batch.next_observation))
             target = target + batch.discount[:, None] * following
             advantage = target[:, 0]
         if c.advantage:
-            advantage = advantage - self.values(state, batch.observation)[:, 0]
-        rows = Rows(batch.observation, batch.action, jnp.zeros_like(reward), target, advantage)
+            advantage = advantage - self.values(state, View(batch.observation))[:, 0]
+        rows = Rows(View(batch.observation), batch.action, jnp.zeros_like(reward), target, advantage)
         return rows, batch.weight > 0

@@ -1,4 +1,4 @@
-"""What an agent put together from modules learns: a stochastic policy, or the values of actions.
+"""What an agent put together from modules learns: a stochastic policy, a deterministic one, or the values of actions.
 
 An objective says which heads the network has, how outputs become actions, what states are worth, and the loss of every row. It
 knows neither memory nor optimizer.
@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from operant.agents import imitation
 from operant.agents.modules import ModularConfig
@@ -29,10 +29,21 @@ SHARED = "shared"
 """What stands for a baseline on the policy's own network."""
 
 
+class View(NamedTuple):
+    """What networks are shown: rows, and for recurrent ones how these follow one another."""
+
+    observation: Arrays
+    """`[R, ...]`; for recurrent networks R is `T * N`, the rows of `N` actors in the order of time."""
+    carry: Tree = ()
+    """Recurrent state before the first row of each actor, `[N, size]` by name, by model."""
+    first: Bool[Array, "T N"] | tuple[()] = ()
+    """Which rows begin an episode; `()` where no network is recurrent."""
+
+
 class Rows(NamedTuple):
     """Rows to learn from, `[R, ...]`."""
 
-    observation: Arrays
+    view: View
     action: Arrays
     log_prob: Float[Array, " R"]
     """Of the action at the beginning of the update; 0 where the objective does not ask for it."""
@@ -61,8 +72,8 @@ class Objective(Protocol):
         """Return the log-probability `[n]` of actions."""
         ...
 
-    def values(self, params: Tree, target: Tree, frozen: Tree, observation: Arrays) -> Array:
-        """Return what observations `[R, ...]` are worth, `[R, E]`."""
+    def values(self, params: Tree, target: Tree, frozen: Tree, view: View) -> Array:
+        """Return what rows are worth, `[R, E]`."""
         ...
 
     def loss(self, params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
@@ -75,16 +86,32 @@ class Objective(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PolicyGradient:
+class Networks:
+    """What all objectives are made of. A model is a network by its name: `model`, `baseline`."""
+
+    config: ModularConfig
+    spaces: Spaces
+    models: dict[str, Model]
+
+    def outputs_of(self, name: str, params: Tree, frozen: Tree, view: View) -> Arrays:
+        """Return the outputs `[R, ...]` of one model with parameters of its own; a recurrent one goes through the rows in order."""
+        model, variables = self.models[name], {"params": params, "state": frozen[name]}
+        if not model.recurrent:
+            return model.apply(variables, view.observation)[0]
+        assert not isinstance(view.first, tuple)
+        shape = view.first.shape
+        rows = {k: x.reshape(*shape, *x.shape[1:]) for k, x in view.observation.items()}
+        outputs = model.unroll(variables, rows, view.carry[name], view.first)[0]
+        return {k: x.reshape(-1, *x.shape[2:]) for k, x in outputs.items()}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PolicyGradient(Networks):
     """A stochastic policy climbs the returns of its actions, less a baseline if there is one.
 
     L = -A log π(a|s), or with importance sampling -ρ A where ρ = π(a|s) / π_old(a|s), π_old the policy at the beginning of the update (Williams 1992; clipped: Schulman et
     al. 2017, equation 7).
     """
-
-    config: ModularConfig
-    spaces: Spaces
-    models: dict[str, Model]
 
     @property
     def policy(self) -> Policy:
@@ -121,11 +148,9 @@ class PolicyGradient:
         """Return the log-probability under the policy at temperature 1."""
         return self.policy.distribution(outputs, split_masks(observation)[1]).log_prob(action)
 
-    def outputs(self, params: Tree, frozen: Tree, observation: Arrays) -> Arrays:
+    def outputs(self, params: Tree, frozen: Tree, view: View) -> Arrays:
         """Return what the policy is made of."""
-        variables = {"params": params["model"], "state": frozen["model"]}
-        outputs: Arrays = self.models["model"].apply(variables, observation)[0]
-        return outputs
+        return self.outputs_of("model", params["model"], frozen, view)
 
     def divergence(self, observation: Arrays, old: Arrays, new: Arrays) -> Array:
         """Return the divergence `[R]` of the policies that two outputs make."""
@@ -133,20 +158,18 @@ class PolicyGradient:
         kl: Array = self.policy.distribution(old, masks).kl(self.policy.distribution(new, masks))
         return kl
 
-    def state_value(self, params: Tree, frozen: Tree, observation: Arrays) -> Array:
+    def state_value(self, params: Tree, frozen: Tree, view: View) -> Array:
         """Return the baseline's values `[R]`."""
         name = "model" if self.shared else "baseline"
-        variables = {"params": params[name], "state": frozen[name]}
-        value: Array = self.models[name].apply(variables, observation)[0][VALUE]
-        return value
+        return self.outputs_of(name, params[name], frozen, view)[VALUE]
 
-    def values(self, params: Tree, target: Tree, frozen: Tree, observation: Arrays) -> Array:
+    def values(self, params: Tree, target: Tree, frozen: Tree, view: View) -> Array:
         """Return the baseline's values, `[R, 1]`."""
-        return self.state_value(params, frozen, observation)[:, None]
+        return self.state_value(params, frozen, view)[:, None]
 
     def value_loss(self, params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
         """Return the baseline's error."""
-        value = self.state_value(params, frozen, rows.observation)
+        value = self.state_value(params, frozen, rows.view)
         error = value - rows.target[:, 0]
         huber = self.config.huber_loss
         loss = losses.squared(error) if huber is None else losses.huber(error, delta=huber)
@@ -155,9 +178,8 @@ class PolicyGradient:
     def loss(self, params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
         """Return the policy's loss less its entropy, and the baseline's if both have one optimizer."""
         c = self.config
-        variables = {"params": params["model"], "state": frozen["model"]}
-        outputs = self.models["model"].apply(variables, rows.observation)[0]
-        policy = self.policy.distribution(outputs, split_masks(rows.observation)[1])
+        outputs = self.outputs(params, frozen, rows.view)
+        policy = self.policy.distribution(outputs, split_masks(rows.view.observation)[1])
         log_prob, entropy = policy.log_prob(rows.action), policy.entropy()
         metrics: Metrics = {"policy/entropy": entropy}
         if c.weighs:
@@ -178,22 +200,17 @@ class PolicyGradient:
 
     def imitation(self, params: Tree, frozen: Tree, rows: Rows, counts: Array) -> Array:
         """Return how badly the policy does what was done, and how far the baseline's values are from the returns."""
-        variables = {"params": params["model"], "state": frozen["model"]}
-        outputs = self.models["model"].apply(variables, rows.observation)[0]
-        cloned = imitation.policy(self.log_prob(outputs, rows.observation, rows.action), counts)
+        outputs = self.outputs(params, frozen, rows.view)
+        cloned = imitation.policy(self.log_prob(outputs, rows.view.observation, rows.action), counts)
         if self.config.baseline_model is None:
             return cloned
-        value = self.state_value(params, frozen, rows.observation)
+        value = self.state_value(params, frozen, rows.view)
         return cloned + imitation.value(value, rows.target[:, 0], counts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ActionValue:
+class ActionValue(Networks):
     """The values of actions approach their targets; acting takes the best (Mnih et al. 2015; see `operant.agents.qvalues`)."""
-
-    config: ModularConfig
-    spaces: Spaces
-    models: dict[str, Model]
 
     def heads(self) -> dict[str, Head]:
         """Return a head for each action, with `dueling` one more."""
@@ -216,16 +233,15 @@ class ActionValue:
         """There is no policy: 0."""
         return jnp.zeros(next(iter(action.values())).shape[:1])
 
-    def q_values(self, params: Tree, frozen: Tree, observation: Arrays) -> Arrays:
+    def q_values(self, params: Tree, frozen: Tree, view: View) -> Arrays:
         """Return the values of all actions, `[R, *shape, K]` by name."""
-        variables = {"params": params, "state": frozen["model"]}
-        return joined(self.models["model"].apply(variables, observation)[0], self.spaces)
+        return joined(self.outputs_of("model", params, frozen, view), self.spaces)
 
-    def values(self, params: Tree, target: Tree, frozen: Tree, observation: Arrays) -> Array:
+    def values(self, params: Tree, target: Tree, frozen: Tree, view: View) -> Array:
         """Return the target network's values of the best actions, those of its own choice or (`double`) of the network's."""
-        slow = self.q_values(target, frozen, observation)
-        choosing = self.q_values(params["model"], frozen, observation) if self.config.double else slow
-        masks, found = split_masks(observation)[1], []
+        slow = self.q_values(target, frozen, view)
+        choosing = self.q_values(params["model"], frozen, view) if self.config.double else slow
+        masks, found = split_masks(view.observation)[1], []
         for name, q in slow.items():
             best = losses.double_target(q, choosing[name], masks.get(name))
             found.append(best.reshape(len(best), -1))
@@ -233,7 +249,7 @@ class ActionValue:
 
     def loss(self, params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
         """Return the mean error over the elements of the actions."""
-        q = self.q_values(params["model"], frozen, rows.observation)
+        q = self.q_values(params["model"], frozen, rows.view)
         taken = [Expected().taken(q[name], rows.action[name]) for name in self.spaces.actions.components]
         value = jnp.concatenate(taken, axis=1)
         error, huber = value - rows.target, self.config.huber_loss
@@ -243,8 +259,8 @@ class ActionValue:
 
     def imitation(self, params: Tree, frozen: Tree, rows: Rows, counts: Array) -> Array:
         """Return by how much other actions' values come too near to those of what was done."""
-        q_values = self.q_values(params["model"], frozen, rows.observation)
-        return imitation.margin(q_values, rows.action, split_masks(rows.observation)[1], counts)
+        q_values = self.q_values(params["model"], frozen, rows.view)
+        return imitation.margin(q_values, rows.action, split_masks(rows.view.observation)[1], counts)
 
 
 OBJECTIVES: dict[str, type[PolicyGradient] | type[ActionValue]] = {

@@ -1,7 +1,8 @@
 """Several gradient steps on the rows of a batch, each on all of them or on a sample.
 
 The number of rows that count may be far below the number that arrays have room for, and is known only when the code runs. So a
-step goes through the rows that count in chunks, and its time follows their number.
+step goes through the rows that count in chunks, and its time follows their number. Rows that follow one another (`whole`: those of
+recurrent networks) are all computed, in their order.
 """
 
 from __future__ import annotations
@@ -72,6 +73,17 @@ class Plan(NamedTuple):
     search: Search | None = None
 
 
+class Sample(NamedTuple):
+    """Some rows of a batch: the first `size` of an order."""
+
+    rows: Any
+    """Leaves `[R, ...]`."""
+    order: Int[Array, " R"]
+    size: Int[Array, ""]
+    whole: bool
+    """Whether a loss must see all rows in their own order."""
+
+
 def fit(
     loss: Loss,
     params: Tree,
@@ -81,6 +93,8 @@ def fit(
     counts: Bool[Array, " R"],
     plan: Plan,
     words: UInt32[Array, " K"],
+    *,
+    whole: bool = False,
 ) -> tuple[Tree, Tree, Metrics]:
     """Take the planned gradient steps on the mean loss.
 
@@ -93,23 +107,27 @@ def fit(
         counts: which rows make the batch. If there are none, nothing changes.
         plan: how many steps on how many rows.
         words: key data, for the samples.
+        whole: whether the loss must see all rows in their own order, also those that do not count.
 
     Returns:
         Parameters, the optimizer's state, means of what is watched over the steps, and the sum of those skipped.
     """
     number = jnp.sum(counts, dtype=jnp.int32)
     size = number if plan.fraction is None else _size(plan.fraction, number)
-    shapes = jax.eval_shape(lambda: _value(loss, params, rows, _ordered(counts, None), size)[1])
+    shapes = jax.eval_shape(
+        lambda: _value(loss, params, Sample(rows, _ordered(counts, None), size, whole))[1]
+    )
     names = (*shapes, *(["update/accepted"] if plan.search else []), "grad_norm", "skipped")
 
     def step(i: Array, carry: tuple[Tree, Tree, Array]) -> tuple[Tree, Tree, Array]:
         params, opt_state, total = carry
         words_i = jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(words), i))
         order = _ordered(counts, None if plan.fraction is None else jax.random.wrap_key_data(words_i))
+        sample = Sample(rows, order, size, whole)
 
-        value = functools.partial(_penalised, loss, plan.l2, rows, order, size)
+        value = functools.partial(_penalised, loss, plan.l2, sample)
         if plan.evolution is None:
-            grads, watched = _gradient(loss, params, rows, order, size)
+            grads, watched = _gradient(loss, params, sample)
             grads = jax.tree.map(lambda g, p: g + 2.0 * jnp.asarray(plan.l2, p.dtype) * p, grads, params)
         else:
             watched = value(params)[1]
@@ -117,7 +135,7 @@ def fit(
         if plan.natural is None:
             moved, opt_state, info = optimise.apply(optimizer, params, opt_state, grads)
         else:
-            moved, info = _natural(plan.natural, params, grads, rows, order, size)
+            moved, info = _natural(plan.natural, params, grads, sample)
         if plan.search is not None:
             moved, accepted = _searched(value, params, moved, plan.search)
             info["update/accepted"] = accepted
@@ -144,35 +162,32 @@ def _ordered(counts: Bool[Array, " R"], key: Any) -> Int[Array, " R"]:
     return jnp.argsort(jnp.where(counts, rank, 2.0))
 
 
-def _gradient(loss: Loss, params: Tree, rows: Any, order: Array, size: Array) -> tuple[Tree, Metrics]:
-    """Return the gradient of the mean loss of the first `size` rows of an order, and means of what is watched."""
+def _gradient(loss: Loss, params: Tree, sample: Sample) -> tuple[Tree, Metrics]:
+    """Return the gradient of the mean loss of a sample, and means of what is watched."""
     gradient = jax.grad(_weighted, has_aux=True)
-    found: tuple[Tree, Metrics] = _summed(
-        lambda own, weight: gradient(params, loss, own, weight), rows, order, size
-    )
+    found: tuple[Tree, Metrics] = _summed(lambda own, weight: gradient(params, loss, own, weight), sample)
     return found
 
 
-def _value(loss: Loss, params: Tree, rows: Any, order: Array, size: Array) -> tuple[Array, Metrics]:
-    """Return the mean loss of the first `size` rows of an order, and means of what is watched."""
-    found: tuple[Array, Metrics] = _summed(
-        lambda own, weight: _weighted(params, loss, own, weight), rows, order, size
-    )
+def _value(loss: Loss, params: Tree, sample: Sample) -> tuple[Array, Metrics]:
+    """Return the mean loss of a sample, and means of what is watched."""
+    found: tuple[Array, Metrics] = _summed(lambda own, weight: _weighted(params, loss, own, weight), sample)
     return found
 
 
-def _penalised(
-    loss: Loss, l2: Scalar, rows: Any, order: Array, size: Array, params: Tree
-) -> tuple[Array, Metrics]:
+def _penalised(loss: Loss, l2: Scalar, sample: Sample, params: Tree) -> tuple[Array, Metrics]:
     """Return the mean loss and the weighted sum of squared parameters, and means of what is watched."""
-    mean, watched = _value(loss, params, rows, order, size)
+    mean, watched = _value(loss, params, sample)
     squares = sum(jnp.sum(jnp.square(p)) for p in jax.tree.leaves(params))
     return mean + jnp.asarray(l2, mean.dtype) * squares, watched
 
 
-def _summed(f: Callable[[Any, Array], Tree], rows: Any, order: Array, size: Array) -> Tree:
-    """Sum up `f(rows, weights)` over the chunks of the first `size` rows of an order."""
+def _summed(f: Callable[[Any, Array], Tree], sample: Sample) -> Tree:
+    """Sum up `f(rows, weights)` over the chunks of a sample."""
+    rows, order, size, whole = sample
     length = len(order)
+    if whole:
+        return f(rows, _in_place(sample))
     # In place of rows that do not count the first that does, with a weight of 0: a NaN has no gradient of 0.
     order = jnp.where(jnp.arange(length) < size, order, order[0])
     if length <= CHUNK:
@@ -190,15 +205,11 @@ def _summed(f: Callable[[Any, Array], Tree], rows: Any, order: Array, size: Arra
     return jax.lax.fori_loop(0, -(-size // CHUNK), part, zeros)
 
 
-def _natural(
-    natural: Natural, params: Tree, grads: Tree, rows: Any, order: Array, size: Array
-) -> tuple[Tree, Metrics]:
-    """Take the step along the natural gradient; the Fisher matrix is a mean over the first rows of the order, at most `CHUNK`."""
+def _natural(natural: Natural, params: Tree, grads: Tree, sample: Sample) -> tuple[Tree, Metrics]:
+    """Take the step along the natural gradient; the Fisher matrix is a mean over a sample's first rows, at most `CHUNK` (or all)."""
     start, tree = ravel_pytree(params)
     descent = ravel_pytree(grads)[0]
-    length = min(len(order), CHUNK)
-    own = jax.tree.map(lambda x: x[jnp.where(jnp.arange(length) < size, order[:length], order[0])], rows)
-    weight = _weights(0, length, jnp.minimum(size, length))
+    own, weight = _head(sample)
     product = trust_region.fisher_product(
         lambda x: natural.network(tree(x), own),
         lambda old, new: jnp.sum(natural.divergence(own, old, new) * weight),
@@ -210,6 +221,16 @@ def _natural(
     finite = jnp.isfinite(norm) & jnp.all(jnp.isfinite(step))
     moved = tree(jnp.where(finite, start + step, start))
     return moved, {"grad_norm": norm, "skipped": 1.0 - finite.astype(jnp.float32)}
+
+
+def _head(sample: Sample) -> tuple[Any, Array]:
+    """Return the first rows of a sample, at most `CHUNK` (or all, of those that follow one another), and their weights."""
+    rows, order, size, whole = sample
+    if whole:
+        return rows, _in_place(sample)
+    length = min(len(order), CHUNK)
+    own = jax.tree.map(lambda x: x[jnp.where(jnp.arange(length) < size, order[:length], order[0])], rows)
+    return own, _weights(0, length, jnp.minimum(size, length))
 
 
 def _estimated(value: Value, params: Tree, evolution: Evolution, words: Array) -> Tree:
@@ -245,6 +266,12 @@ def _weights(first: Any, length: int, size: Array) -> Array:
     """Return what each of some rows counts in a mean over the first `size`."""
     inside = first + jnp.arange(length, dtype=jnp.int32) < size
     return jnp.where(inside, 1.0 / jnp.maximum(size, 1).astype(jnp.float32), 0.0)
+
+
+def _in_place(sample: Sample) -> Array:
+    """Return what each of all rows, in their own order, counts in a mean over a sample."""
+    length = len(sample.order)
+    return jnp.zeros(length).at[sample.order].set(_weights(0, length, sample.size))
 
 
 def _weighted(params: Tree, loss: Loss, rows: Any, weight: Array) -> tuple[Array, Metrics]:
