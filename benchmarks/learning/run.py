@@ -61,7 +61,9 @@ GATES = {
     "td3:halfcheetah-100k": Gate(4400.0, "the authors' curve: 5513 ± 554 at 100k (10 seeds)", greedy=True),
     "sac:halfcheetah-100k": Gate(None, "none at 100k steps", greedy=True),
     "ddpg:halfcheetah-100k": Gate(None, "none at 100k steps", greedy=True),
-    "ppo:halfcheetah-1m": Gate(1300.0, "CleanRL's settings: 1443 ± 46 (3 seeds); above 3000 means that settings differ"),
+    "ppo:halfcheetah-1m": Gate(
+        1300.0, "CleanRL's settings: 1443 ± 46 (3 seeds); above 3000 means that settings differ"
+    ),
     "ppo:lunarlander": Gate(200.0, "rl-zoo3: 242.1 ± 31.8 (LunarLander-v2, one run)"),
     "trpo:cartpole": Gate(480.0, "rl-zoo3: 500 ± 0 (100k steps, one run, greedy)"),
     "ppo:mountaincar-default": Gate(-200.5, "CleanRL: -200 ± 0 (must fail: a negative control)"),
