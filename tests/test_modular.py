@@ -10,8 +10,8 @@ from tests.small_agents import MODEL, RECURRENT, Countdown, compile_agent, compi
 
 from operant import Agent
 from operant.agents import steps
+from operant.agents.batches import block_rows, recent_rows
 from operant.agents.making import define
-from operant.agents.modular import block_rows, recent_rows
 from operant.envs import table
 from operant.errors import SpaceError, SpecError
 from operant.execution.device import DeviceDriver

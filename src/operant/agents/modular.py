@@ -25,7 +25,6 @@ limit bootstraps from the prediction for the last observation; where nothing is 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -33,6 +32,7 @@ import jax
 import jax.numpy as jnp
 
 from operant.agents import exploration, objectives, serving, stability, steps
+from operant.agents.batches import block_rows, extent, interval, recent_rows
 from operant.agents.estimation import complete, estimate, newest, newest_episodes
 from operant.agents.modules import ModularConfig
 from operant.agents.objectives import SHARED, VALUE, Objective, Rows, View
@@ -44,7 +44,6 @@ from operant.nn import Head, Model, build
 from operant.nn.build import MASK
 from operant.ops import losses, optimise
 from operant.spaces import Spaces, require
-from operant.spec import Schedule
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
 
 REPLAY_CAPACITY = 10_000
@@ -85,61 +84,6 @@ class Acting(NamedTuple):
     """Parameters to explore with; `()`: the same."""
     baseline: Tree
     """Variables of a recurrent baseline, which remembers what it sees; `()` without."""
-
-
-def extent(value: Any) -> float:
-    """Return the largest number that an option takes: itself, or the top of its schedule."""
-    return value.range()[1] if isinstance(value, Schedule) else float(value)
-
-
-def block_rows(config: Config, actors: int) -> int:
-    """Return the rows of a block: all between two updates where the actors come out even, else 1."""
-    if config.unit == "episodes" or isinstance(config.frequency, Schedule):
-        return 1
-    frequency = float(interval(config, config.batch_size if not config.frequency else config.frequency))
-    return int(frequency) // actors if frequency % actors == 0 else 1
-
-
-def interval(config: Config, frequency: Any) -> Any:
-    """Return the timesteps or episodes between updates, of a share of the batch or a number."""
-    if isinstance(frequency, int | float):
-        return max(1, int(frequency * config.batch_size)) if frequency < 1 else int(frequency)
-    share = jnp.maximum(jnp.floor(frequency * config.batch_size), 1.0)
-    return jnp.where(frequency < 1.0, share, jnp.floor(frequency))
-
-
-def recent_rows(config: Config, actors: int, rows: int, warmup: int = 0) -> int:
-    """Return how many rows of each actor the newest `batch_size` timesteps or episodes may take, after `warmup` others.
-
-    Raises:
-        SpecError: episodes may be of any length, or `capacity` is too small.
-    """
-    limit, count = config.episode_limit, math.ceil(config.batch_size / actors)
-    if config.unit == "episodes":
-        least = None if limit is None else (count + 1) * (limit + 1)
-    elif config.bootstraps:
-        least = count
-    elif config.horizon is None:
-        least = None if limit is None else count + limit + 1
-    else:
-        least = count + int(extent(config.horizon))
-    if least is not None:
-        least += warmup
-    if config.capacity is not None:
-        held = config.capacity // actors
-        if held < max(least or 1, rows):
-            raise SpecError(
-                f"capacity must be at least {max(least or 1, rows) * actors}, for batch_size={config.batch_size} {config.unit} "
-                f"of {actors} actor(s). Received: capacity={config.capacity}. Leave it out to get just that."
-            )
-        return held
-    if least is None:
-        why = "unit='episodes'" if config.unit == "episodes" else "horizon=None without predicted values"
-        raise SpecError(
-            f"{why} needs to know how long episodes can be. Received: episode_limit=None. "
-            "Give max_episode_timesteps with the agent or the environment, or episode_limit, or capacity."
-        )
-    return max(least, rows)
 
 
 def _harmless(rows: Rows, counts: Array) -> Rows:

@@ -1,0 +1,67 @@
+"""How many rows the blocks and the memory of an agent put together from modules have, and how far apart its updates are."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+
+from operant.agents.modules import ModularConfig
+from operant.errors import SpecError
+from operant.spec import Schedule
+
+
+def extent(value: Any) -> float:
+    """Return the largest number that an option takes: itself, or the top of its schedule."""
+    return value.range()[1] if isinstance(value, Schedule) else float(value)
+
+
+def block_rows(config: ModularConfig, actors: int) -> int:
+    """Return the rows of a block: all between two updates where the actors come out even, else 1."""
+    if config.unit == "episodes" or isinstance(config.frequency, Schedule):
+        return 1
+    frequency = float(interval(config, config.batch_size if not config.frequency else config.frequency))
+    return int(frequency) // actors if frequency % actors == 0 else 1
+
+
+def interval(config: ModularConfig, frequency: Any) -> Any:
+    """Return the timesteps or episodes between updates, of a share of the batch or a number."""
+    if isinstance(frequency, int | float):
+        return max(1, int(frequency * config.batch_size)) if frequency < 1 else int(frequency)
+    share = jnp.maximum(jnp.floor(frequency * config.batch_size), 1.0)
+    return jnp.where(frequency < 1.0, share, jnp.floor(frequency))
+
+
+def recent_rows(config: ModularConfig, actors: int, rows: int, warmup: int = 0) -> int:
+    """Return how many rows of each actor the newest `batch_size` timesteps or episodes may take, after `warmup` others.
+
+    Raises:
+        SpecError: episodes may be of any length, or `capacity` is too small.
+    """
+    limit, count = config.episode_limit, math.ceil(config.batch_size / actors)
+    if config.unit == "episodes":
+        least = None if limit is None else (count + 1) * (limit + 1)
+    elif config.bootstraps:
+        least = count
+    elif config.horizon is None:
+        least = None if limit is None else count + limit + 1
+    else:
+        least = count + int(extent(config.horizon))
+    if least is not None:
+        least += warmup
+    if config.capacity is not None:
+        held = config.capacity // actors
+        if held < max(least or 1, rows):
+            raise SpecError(
+                f"capacity must be at least {max(least or 1, rows) * actors}, for batch_size={config.batch_size} {config.unit} "
+                f"of {actors} actor(s). Received: capacity={config.capacity}. Leave it out to get just that."
+            )
+        return held
+    if least is None:
+        why = "unit='episodes'" if config.unit == "episodes" else "horizon=None without predicted values"
+        raise SpecError(
+            f"{why} needs to know how long episodes can be. Received: episode_limit=None. "
+            "Give max_episode_timesteps with the agent or the environment, or episode_limit, or capacity."
+        )
+    return max(least, rows)
