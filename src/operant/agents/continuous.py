@@ -1,8 +1,6 @@
 """What off-policy actor-critics for float actions share: models, acting with noise, the loop of gradient steps, targets.
 
-Networks speak of actions in *units*: of every element, -1 is the lower bound, 1 the upper and 0 the middle. So noise, entropies
-and what critics read do not depend on the range that an environment happens to have; environments, blocks and memories
-hold actions in the environment's own measure.
+Networks speak of actions in units (see `operant.agents.action_units`).
 """
 
 from __future__ import annotations
@@ -17,14 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant.agents import AGENTS, algorithm_class, serving, stability
+from operant.agents.action_units import critic_input, critic_inputs, from_units, require_bounds, to_units
 from operant.agents.config import ContinuousConfig
 from operant.agents.protocol import Counters
-from operant.errors import SpaceError, SpecError
+from operant.errors import SpecError
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, build
 from operant.nn.build import MASK
 from operant.ops import losses, optimise, random
-from operant.spaces import Leaf, Spaces, require
+from operant.spaces import Spaces, require
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Transition, Tree
 
 NETWORK = {"type": "auto", "size": ContinuousConfig.auto_width, "activation": "relu"}
@@ -83,21 +82,13 @@ class Continuous(abc.ABC):
             SpecError: a network is recurrent, or does not fit.
         """
         require(spaces, name, {"float"}, serving("int"))
-        for action, leaf in spaces.actions.components.items():
-            if not leaf.bounded:
-                which = "the action has" if spaces.actions.single else f"action {action!r} has"
-                raise SpaceError(
-                    f"{name} needs finite bounds of every float action, and {which} none (min_value={leaf.min_value}, "
-                    f"max_value={leaf.max_value}). Give both, or use one of these agents instead: {_unbounded()}."
-                )
+        require_bounds(spaces, name, f"use one of these agents instead: {_unbounded()}")
         states = {k: leaf for k, leaf in spaces.states.components.items() if not k.endswith(MASK)}
         normalize = config.normalize_observations
         actor = build(
             _network(config.actor_model), states, cls.heads(spaces), normalize=normalize, name="actor"
         )
-        inputs = states | {
-            critic_input(action, states): in_units(leaf) for action, leaf in spaces.actions.components.items()
-        }
+        inputs = critic_inputs(states, spaces.actions.components)
         value, network = {"value": Head(())}, _network(config.critic_model)
         # The critics normalise what the actor does, and no actions: these are in units already. A Keras model brings
         # weights: a second critic draws its own, or else it would stay the first one's double.
@@ -235,32 +226,20 @@ class Continuous(abc.ABC):
         ]
         return losses.weighted_mean(sum(each[1:], each[0]) / len(each), weight)
 
-    def measured(self, units: Arrays) -> Arrays:
+    def measured(self, action: Arrays) -> Arrays:
         """Return actions `[*B, *shape]` in the environment's measure."""
-        return {name: self._half(name, x) * x + self._centre(name, x) for name, x in units.items()}
+        return from_units(self.spaces.actions.components, action)
 
     def units(self, action: Arrays) -> Arrays:
         """Return actions `[*B, *shape]` in units; an element with one value only is 0."""
-        found = {}
-        for name, x in action.items():
-            half = self._half(name, x)
-            found[name] = (x - self._centre(name, x)) / jnp.where(half > 0, half, 1.0)
-        return found
-
-    def _centre(self, name: str, like: Array) -> Array:
-        leaf = self.spaces.actions.components[name]
-        return jnp.broadcast_to(jnp.asarray(leaf.low / 2 + leaf.high / 2, jnp.float32), like.shape)
-
-    def _half(self, name: str, like: Array) -> Array:
-        leaf = self.spaces.actions.components[name]
-        return jnp.broadcast_to(jnp.asarray(leaf.high / 2 - leaf.low / 2, jnp.float32), like.shape)
+        return to_units(self.spaces.actions.components, action)
 
     # Learning
 
-    def value(self, name: str, variables: Tree, observation: Arrays, units: Arrays) -> Array:
+    def value(self, name: str, variables: Tree, observation: Arrays, action: Arrays) -> Array:
         """Return a critic's value `[*B]` of actions in units."""
         states = self.spaces.states.components
-        inputs = {critic_input(action, states): x for action, x in units.items()}
+        inputs = {critic_input(own, states): x for own, x in action.items()}
         output: Array = self.critics[name].apply(variables, {**observation, **inputs})[0]["value"]
         return output
 
@@ -389,16 +368,6 @@ def merged(improved: Improved, actor: Metrics) -> Metrics:
         "update/grad_norm": jnp.hypot(improved.metrics["update/grad_norm"], actor["update/grad_norm"]),
         "update/skipped": jnp.where(improved.ok, actor["update/skipped"], 1.0),
     }
-
-
-def critic_input(action: str, states: Mapping[str, Leaf]) -> str:
-    """Return the name under which critics read an action: its own, unless a state has it or it looks like a mask."""
-    return f"{action}/action" if action in states or action.endswith(MASK) else action
-
-
-def in_units(leaf: Leaf) -> Leaf:
-    """Return an action as networks see it."""
-    return dataclasses.replace(leaf, min_value=-1.0, max_value=1.0, dtype="float32")
 
 
 def _network(given: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from operant.agents.action_units import unit_heads
 from operant.agents.continuous import NO_STEP, Continuous, Improved, merged, once_if
 from operant.nn import Head
 from operant.ops import losses
@@ -22,11 +23,7 @@ class Deterministic(Continuous):
     @staticmethod
     def heads(spaces: Spaces) -> dict[str, Head]:
         """Return one head per action. Its output is the action in units: a Keras model as actor ends in tanh itself."""
-        # Small kernels start the policy in the middle of the range, where tanh has a slope (Lillicrap et al. 2016, section 7).
-        return {
-            name: Head(leaf.shape, scale=0.01, activation="tanh")
-            for name, leaf in spaces.actions.components.items()
-        }
+        return unit_heads(spaces.actions.components)
 
     def greedy(self, variables: Tree, observation: Arrays) -> Arrays:
         """Return the actor's output, in units."""

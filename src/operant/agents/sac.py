@@ -25,8 +25,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from operant.agents.action_units import in_units
 from operant.agents.config import ContinuousConfig
-from operant.agents.continuous import NO_STEP, Continuous, Improved, in_units, merged, once_if, targets
+from operant.agents.continuous import NO_STEP, Continuous, Improved, merged, once_if, targets
 from operant.agents.protocol import Counters
 from operant.nn import Head, Policy
 from operant.ops import losses, optimise
