@@ -71,7 +71,17 @@ AGENTS: dict[str, Entry] = {
         learns=False,
     ),
     "ddpg": Entry(
-        "ddpg", "DDPG", "Deep deterministic policy gradient: replay; float actions with bounds", ("float",)
+        "ddpg",
+        "DDPG",
+        "Deep deterministic policy gradient: replay; float actions with bounds",
+        ("float",),
+        form={
+            "objective": "deterministic_policy_gradient",
+            "memory": "replay",
+            "horizon": 1,
+            "baseline_model": "auto",
+            "exploration": 0.1,
+        },
     ),
     "dqn": Entry(
         "dqn",

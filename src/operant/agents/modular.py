@@ -32,9 +32,10 @@ import jax
 import jax.numpy as jnp
 
 from operant.agents import exploration, objectives, serving, stability, steps
+from operant.agents.action_units import require_bounds
 from operant.agents.batches import block_rows, extent, interval, recent_rows
 from operant.agents.estimation import complete, estimate, newest, newest_episodes
-from operant.agents.modules import ModularConfig
+from operant.agents.modules import DETERMINISTIC, ModularConfig
 from operant.agents.objectives import SHARED, VALUE, Objective, Rows, View
 from operant.agents.protocol import Counters, fold
 from operant.errors import SpecError
@@ -61,7 +62,7 @@ class State(NamedTuple):
     baseline: Tree
     """Variables of a baseline with a network of its own; `()` without."""
     target: Tree
-    """Parameters of the target network; `()` without."""
+    """Parameters of the target network, or networks by model; `()` without."""
     optimizer: Tree
     baseline_optimizer: Tree
     reward_scale: Tree
@@ -84,6 +85,16 @@ class Acting(NamedTuple):
     """Parameters to explore with; `()`: the same."""
     baseline: Tree
     """Variables of a recurrent baseline, which remembers what it sees; `()` without."""
+
+
+def _served(config: Config, spaces: Spaces) -> None:
+    """Refuse actions that the objective cannot serve."""
+    name = f"modular with objective={config.objective!r}"
+    if config.objective == "action_value":
+        require(spaces, name, {"int", "bool"}, serving("float"))
+    if config.objective == DETERMINISTIC:
+        require(spaces, name, {"float"}, serving("int"))
+        require_bounds(spaces, name, "use objective='policy_gradient'")
 
 
 def _harmless(rows: Rows, counts: Array) -> Rows:
@@ -122,22 +133,26 @@ class Modular:
             SpaceError: action values are to be learned of float actions.
             SpecError: options do not fit one another.
         """
-        if config.objective == "action_value":
-            require(spaces, "modular with objective='action_value'", {"int", "bool"}, serving("float"))
+        _served(config, spaces)
         states = spaces.states.components
-        normalize = config.normalize_observations
         objective = objectives.OBJECTIVES[config.objective](config, spaces, {})
-        models = {"model": build(config.model, states, objective.heads(), normalize=normalize)}
+        model = build(config.model, states, objective.heads(), normalize=config.normalize_observations)
+        models = {"model": model}
         if config.baseline_model is not None and config.baseline_model != SHARED:
-            head = {VALUE: Head((), scale=1.0)}
+            head, inputs = {VALUE: Head((), scale=1.0)}, objective.baseline_inputs()
             models["baseline"] = build(
-                config.baseline_model, states, head, normalize=normalize, name="baseline"
+                config.baseline_model, inputs, head, normalize=model.normalized, name="baseline"
             )
         recurrent = [name for name, model in models.items() if model.recurrent]
         if recurrent and config.memory == "replay":
             raise SpecError(
                 f"memory='replay' draws single steps, without those before them. Received: a recurrent {recurrent[0]}. "
-                "Use memory='recent', or agent='dqn' or 'acer', which replay sequences."
+                "Use memory='recent', or an agent that replays sequences."
+            )
+        if recurrent and config.objective == DETERMINISTIC:
+            raise SpecError(
+                f"objective={DETERMINISTIC!r} takes feed-forward networks. Received: a recurrent {recurrent[0]}. "
+                "Leave its recurrent layers out, or use objective='policy_gradient'."
             )
         rows, n_step = block_rows(config, actors), 0
         memory: Replay | Recent
@@ -198,16 +213,18 @@ class Modular:
 
     def _learned(self, state: State) -> tuple[Tree, Tree]:
         """Return the parameters that one optimizer steps, and those of the baseline's own, by model."""
-        params = {name: variables["params"] for name, variables in self.weights(state).items()}
+        params = self.params(state)
         if not self.separate:
             return params, {}
         return {"model": params["model"]}, {"baseline": params["baseline"]}
 
     def _synced(self, state: State) -> State:
-        """Copy the network's parameters to the target, if there is one."""
-        if self.config.objective != "action_value":
-            return state
-        return state._replace(target=jax.tree.map(jnp.copy, state.variables["params"]))
+        """Copy parameters to the targets, if there are any."""
+        return state._replace(target=jax.tree.map(jnp.copy, self.objective.followed(self.params(state))))
+
+    def params(self, state: State) -> dict[str, Tree]:
+        """Return the parameters of each model."""
+        return {name: variables["params"] for name, variables in self.weights(state).items()}
 
     def weights(self, state: State) -> dict[str, Tree]:
         """Return the variables of each model."""
@@ -312,7 +329,7 @@ class Modular:
         params = {name: variables["params"] for name, variables in weights.items()}
         frozen = {name: variables["state"] for name, variables in weights.items()}
         values = None
-        if c.baseline_model is not None:
+        if isinstance(objective, objectives.PolicyGradient) and c.baseline_model is not None:
             values = objective.values(params, (), frozen, self.view(block, block.carry))
             values = jax.lax.stop_gradient(values).reshape(-1, block.reward.shape[1], 1)
         target = estimate(block, values, gamma=c.gamma, lambda_=c.lam, horizon=None)
@@ -344,13 +361,13 @@ class Modular:
         optimizers, whole = self._optimizers(), bool(self.recurrent)
         plan = self._plan(frozen)
         together, opt_state, watched = steps.fit(
-            lambda params, rows: objective.loss(params, frozen, rows),
+            lambda params, rows: objective.loss({**own, **params}, frozen, rows),
             together, state.optimizer, optimizers[0], rows, counts, plan, words[1], whole=whole,
         )  # fmt: skip
         grad_norm, skipped = watched.pop("grad_norm"), watched.pop("skipped")
         state = state._replace(optimizer=opt_state)
         if self.separate:
-            assert isinstance(objective, objectives.PolicyGradient)
+            assert isinstance(objective, objectives.PolicyGradient | objectives.DeterministicGradient)
             baseline = objective
             own, opt_state, other = steps.fit(
                 lambda params, rows: baseline.value_loss(params, frozen, rows),
@@ -391,9 +408,9 @@ class Modular:
         return plan
 
     def _follow(self, state: State) -> State:
-        """Move the target when its turn has come."""
-        c = self.config
-        if c.objective != "action_value":
+        """Move the targets when their turn has come."""
+        c, followed = self.config, self.objective.followed(self.params(state))
+        if followed == ():
             return state
         every = jnp.maximum(jnp.asarray(c.target_sync_frequency).astype(jnp.uint32), 1)
         weight = jnp.asarray(c.target_update_weight, jnp.float32)
@@ -403,13 +420,12 @@ class Modular:
             # lerp that copies exactly at a weight of 1
             return jnp.where(share == 1.0, online, target + share.astype(target.dtype) * (online - target))
 
-        return state._replace(target=jax.tree.map(move, state.target, state.variables["params"]))
+        return state._replace(target=jax.tree.map(move, state.target, followed))
 
     def values(self, state: State, view: View) -> Array:
         """Return what rows are worth, `[R, E]`."""
-        weights, objective = self.weights(state), self.objective
-        params = {name: variables["params"] for name, variables in weights.items()}
-        frozen = {name: variables["state"] for name, variables in weights.items()}
+        params, objective = self.params(state), self.objective
+        frozen = {name: variables["state"] for name, variables in self.weights(state).items()}
         return self._of_rows(lambda view: objective.values(params, state.target, frozen, view), view)
 
     def _of_rows(self, f: Callable[[Any], Array], rows: Any) -> Array:

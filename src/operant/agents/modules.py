@@ -13,6 +13,8 @@ from operant.agents.config import ModelConfig, PolicyConfig
 from operant.errors import SpecError
 from operant.spec import Config, Scalar, option
 
+DETERMINISTIC = "deterministic_policy_gradient"
+
 
 class UpdateConfig(Config):
     """When an update is due, and from which rows."""
@@ -89,10 +91,11 @@ class EstimationConfig(Config):
 class ObjectiveConfig(Config):
     """What is optimised, and what keeps it in bounds."""
 
-    objective: Literal["policy_gradient", "action_value"] = option(
+    objective: Literal["policy_gradient", "deterministic_policy_gradient", "action_value"] = option(
         "policy_gradient",
-        "What is learned: a stochastic policy (policy_gradient), or the values of actions (action_value)",
-        choices=("policy_gradient", "action_value"),
+        "What is learned: a stochastic policy (policy_gradient), a deterministic one that climbs the baseline's values of its actions "
+        "(deterministic_policy_gradient), or the values of actions (action_value)",
+        choices=("policy_gradient", DETERMINISTIC, "action_value"),
     )
     importance_sampling: bool = option(
         False,
@@ -133,8 +136,8 @@ class BaselineConfig(Config):
 
     baseline_model: Any = option(
         None,
-        "policy_gradient: network that predicts the state's value: 'auto', a list of layers, a Keras model, a file, or 'shared' "
-        "for one more output of the policy's own network (default: none)",
+        "Network that predicts the state's value, or for deterministic_policy_gradient the action's: 'auto', a list of layers, a Keras "
+        "model, a file, or 'shared' for one more output of the policy's own network (default: none)",
         aliases=("baseline", "critic"),
     )
     baseline_weight: Scalar = option(
@@ -155,7 +158,7 @@ class BaselineConfig(Config):
     )
     target_update_weight: Scalar = option(
         1.0,
-        "action_value: share of the way that the target network moves when it is synced (1: copy)",
+        "Share of the way that target networks move when they are synced (1: copy); policy_gradient has none",
         low=0.0,
         low_open=True,
         high=1.0,
@@ -163,7 +166,7 @@ class BaselineConfig(Config):
         traced=True,
     )
     target_sync_frequency: Scalar = option(
-        1, "action_value: updates between syncs of the target network", low=1, search="int", traced=True
+        1, "Updates between syncs of target networks", low=1, search="int", traced=True
     )
     double: bool = option(
         False,
@@ -311,7 +314,8 @@ class ModularConfig(
     @property
     def advantage(self) -> bool:
         """Whether the predicted value is subtracted from returns."""
-        return self.baseline_model is not None if self.estimate_advantage is None else self.estimate_advantage
+        given, able = self.estimate_advantage, self.objective == "policy_gradient"
+        return able and self.baseline_model is not None if given is None else given
 
     def check(self) -> Iterator[str]:
         """Refuse what contradicts itself."""
@@ -380,18 +384,35 @@ class ModularConfig(
             )
 
     def _objective_faults(self) -> Iterator[str]:
-        if self.objective != "action_value":
+        if self.objective == "policy_gradient":
             return
-        unused = {
-            "baseline_model": None,
+        unused: dict[str, Any] = {
             "importance_sampling": False,
+            "clipping_value": None,
             "entropy_regularization": 0.0,
             "normalize_advantage": False,
         }
+        if self.objective == DETERMINISTIC:
+            unused["estimate_advantage"] = None
+            yield from self._deterministic_faults()
+        else:
+            unused["baseline_model"] = None
         for name, idle in unused.items():
             value = getattr(self, name)
             if value != idle:
                 yield (
-                    f"{name} belongs to objective='policy_gradient'. Received: {name}={value!r}, objective='action_value'. "
+                    f"{name} belongs to objective='policy_gradient'. Received: {name}={value!r}, objective={self.objective!r}. "
                     "Leave it out."
                 )
+
+    def _deterministic_faults(self) -> Iterator[str]:
+        if self.baseline_model is None or self.baseline_model == "shared":
+            yield (
+                f"objective={DETERMINISTIC!r} climbs the values of actions, so it needs a baseline with a network of its own. "
+                f"Received: baseline_model={self.baseline_model!r}. Give baseline_model='auto'."
+            )
+        if self.exploration is None:
+            yield (
+                f"objective={DETERMINISTIC!r} explores by noise alone. Received: exploration=None. "
+                "Give its deviation, in the actions' own unit, such as exploration=0.1 (0: none)."
+            )

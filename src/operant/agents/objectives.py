@@ -14,13 +14,14 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from operant.agents import imitation
+from operant.agents.action_units import critic_input, critic_inputs, from_units, to_units, unit_heads
 from operant.agents.modules import ModularConfig
 from operant.agents.protocol import split_masks
 from operant.agents.qvalues import joined, q_heads
 from operant.agents.value_heads import Expected
 from operant.nn import Head, Model, Policy
 from operant.ops import losses
-from operant.spaces import Spaces
+from operant.spaces import Leaf, Spaces
 from operant.types import Array, Arrays, Key, Metrics, Tree
 
 VALUE = "value"
@@ -60,6 +61,14 @@ class Objective(Protocol):
         """Return the heads of the network."""
         ...
 
+    def baseline_inputs(self) -> dict[str, Leaf]:
+        """Return what a baseline with a network of its own reads."""
+        ...
+
+    def followed(self, params: Tree) -> Tree:
+        """Return the parameters of which target networks are copies; `()`: there are none."""
+        ...
+
     def noise(self, key: Key, n: int) -> Tree:
         """Return the randomness of acting, plain arrays `[n, ...]`."""
         ...
@@ -92,6 +101,19 @@ class Networks:
     config: ModularConfig
     spaces: Spaces
     models: dict[str, Model]
+
+    def baseline_inputs(self) -> dict[str, Leaf]:
+        """Return what a baseline with a network of its own reads."""
+        return dict(self.spaces.states.components)
+
+    def followed(self, params: Tree) -> Tree:
+        """Return the parameters of which target networks are copies; `()`: there are none."""
+        return ()
+
+    def error(self, difference: Array) -> Array:
+        """Return the loss of a difference of values: its square, or linear beyond `huber_loss`."""
+        huber = self.config.huber_loss
+        return losses.squared(difference) if huber is None else losses.huber(difference, delta=huber)
 
     def outputs_of(self, name: str, params: Tree, frozen: Tree, view: View) -> Arrays:
         """Return the outputs `[R, ...]` of one model with parameters of its own; a recurrent one goes through the rows in order."""
@@ -170,9 +192,7 @@ class PolicyGradient(Networks):
     def value_loss(self, params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
         """Return the baseline's error."""
         value = self.state_value(params, frozen, rows.view)
-        error = value - rows.target[:, 0]
-        huber = self.config.huber_loss
-        loss = losses.squared(error) if huber is None else losses.huber(error, delta=huber)
+        loss = self.error(value - rows.target[:, 0])
         return loss, {"loss/value": loss}
 
     def loss(self, params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
@@ -209,12 +229,96 @@ class PolicyGradient(Networks):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class DeterministicGradient(Networks):
+    """A deterministic policy climbs the values of its actions, which the baseline learns of states and actions.
+
+    L = -Q(s, μ(s)), Q held fast (Silver et al. 2014, equation 9), and the error of Q(s, a) to its target, in which the value of what
+    follows is Q_target(s', μ_target(s')) (Lillicrap et al. 2016). Networks speak of actions in units (`operant.agents.action_units`).
+    """
+
+    def heads(self) -> dict[str, Head]:
+        """Return one head per action, in units."""
+        return unit_heads(self.spaces.actions.components)
+
+    def baseline_inputs(self) -> dict[str, Leaf]:
+        """Return states and actions."""
+        return critic_inputs(super().baseline_inputs(), self.spaces.actions.components)
+
+    def followed(self, params: Tree) -> Tree:
+        """Both networks have targets."""
+        return dict(params)
+
+    def noise(self, key: Key, n: int) -> Tree:
+        """No randomness but exploration: zeros, so that there is a row of it for every row."""
+        return jnp.zeros(n)
+
+    def act(self, outputs: Arrays, observation: Arrays, noise: Tree, explore: bool) -> Arrays:
+        """Take the policy's action."""
+        return from_units(self.spaces.actions.components, self._clipped(outputs))
+
+    def log_prob(self, outputs: Arrays, observation: Arrays, action: Arrays) -> Array:
+        """There is no density: 0."""
+        return jnp.zeros(next(iter(action.values())).shape[:1])
+
+    @staticmethod
+    def _clipped(units: Arrays) -> Arrays:
+        return {name: jnp.clip(x, -1.0, 1.0) for name, x in units.items()}
+
+    def policy(self, params: Tree, frozen: Tree, view: View) -> Arrays:
+        """Return the policy's actions `[R, *shape]`, in units."""
+        return self._clipped(self.outputs_of("model", params, frozen, view))
+
+    def action_value(self, params: Tree, frozen: Tree, view: View, units: Arrays) -> Array:
+        """Return the baseline's values `[R]` of actions in units."""
+        states = self.spaces.states.components
+        inputs = {critic_input(name, states): x for name, x in units.items()}
+        shown = view._replace(observation={**view.observation, **inputs})
+        return self.outputs_of("baseline", params, frozen, shown)[VALUE]
+
+    def values(self, params: Tree, target: Tree, frozen: Tree, view: View) -> Array:
+        """Return the target networks' values of the target policy's actions, `[R, 1]`."""
+        units = self.policy(target["model"], frozen, view)
+        return self.action_value(target["baseline"], frozen, view, units)[:, None]
+
+    def value_loss(self, params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
+        """Return the baseline's error for what was done; what the environment clips counts as clipped."""
+        units = self._clipped(to_units(self.spaces.actions.components, rows.action))
+        value = self.action_value(params["baseline"], frozen, rows.view, units)
+        loss = self.error(value - rows.target[:, 0])
+        return loss, {"loss/value": loss, "value/mean": value}
+
+    def loss(self, params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
+        """Return the policy's loss, and the baseline's if both have one optimizer."""
+        c, units = self.config, self.policy(params["model"], frozen, rows.view)
+        critic = jax.lax.stop_gradient(params["baseline"])
+        policy_loss = -self.action_value(critic, frozen, rows.view, units)
+        metrics: Metrics = {"loss/policy": policy_loss}
+        if c.baseline_optimizer is not None:
+            return policy_loss, metrics
+        value_loss, watched = self.value_loss(params, frozen, rows)
+        return policy_loss + c.baseline_weight * value_loss, {**metrics, **watched}
+
+    def imitation(self, params: Tree, frozen: Tree, rows: Rows, counts: Array) -> Array:
+        """Return the mean squared distance of the policy's actions from what was done, in units."""
+        chosen = self.policy(params["model"], frozen, rows.view)
+        wanted = to_units(self.spaces.actions.components, rows.action)
+        each = [
+            jnp.mean(losses.squared(chosen[k] - wanted[k]).reshape(len(counts), -1), axis=-1) for k in chosen
+        ]
+        return losses.weighted_mean(sum(each[1:], each[0]) / len(each), counts.astype(jnp.float32))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class ActionValue(Networks):
     """The values of actions approach their targets; acting takes the best (Mnih et al. 2015; see `operant.agents.qvalues`)."""
 
     def heads(self) -> dict[str, Head]:
         """Return a head for each action, with `dueling` one more."""
         return q_heads(self.spaces, dueling=self.config.dueling)
+
+    def followed(self, params: Tree) -> Tree:
+        """The network has a target."""
+        return params["model"]
 
     def noise(self, key: Key, n: int) -> Tree:
         """No randomness but exploration: zeros, so that there is a row of it for every row."""
@@ -252,9 +356,7 @@ class ActionValue(Networks):
         q = self.q_values(params["model"], frozen, rows.view)
         taken = [Expected().taken(q[name], rows.action[name]) for name in self.spaces.actions.components]
         value = jnp.concatenate(taken, axis=1)
-        error, huber = value - rows.target, self.config.huber_loss
-        loss = losses.squared(error) if huber is None else losses.huber(error, delta=huber)
-        mean = jnp.mean(loss, axis=1)
+        mean = jnp.mean(self.error(value - rows.target), axis=1)
         return mean, {"loss/td": mean, "value/mean": jnp.mean(value, axis=1)}
 
     def imitation(self, params: Tree, frozen: Tree, rows: Rows, counts: Array) -> Array:
@@ -263,7 +365,8 @@ class ActionValue(Networks):
         return imitation.margin(q_values, rows.action, split_masks(rows.view.observation)[1], counts)
 
 
-OBJECTIVES: dict[str, type[PolicyGradient] | type[ActionValue]] = {
+OBJECTIVES: dict[str, type[PolicyGradient] | type[DeterministicGradient] | type[ActionValue]] = {
     "policy_gradient": PolicyGradient,
+    "deterministic_policy_gradient": DeterministicGradient,
     "action_value": ActionValue,
 }

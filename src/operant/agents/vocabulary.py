@@ -16,7 +16,12 @@ from operant.errors import SpecError, suggest, value_error
 Given = Mapping[str, Any]
 
 POLICIES = ("default", "parametrized_distributions", "parametrized_value_policy", "parametrized_policy")
-BASELINES = ("default", "parametrized_state_value", "parametrized_value_policy")
+BASELINES = (
+    "default",
+    "parametrized_state_value",
+    "parametrized_action_value",
+    "parametrized_value_policy",
+)
 WRAPPERS: dict[str, dict[str, str]] = {
     "optimizer_wrapper": {},
     "default": {},
@@ -120,11 +125,12 @@ def memory(spec: Any) -> dict[str, Any]:
 
 def objective(spec: Any) -> dict[str, Any]:
     """Read `objective`: a type or a dict."""
-    if isinstance(spec, str) and spec in ("policy_gradient", "action_value"):
-        return {"objective": spec}
-    known = ("policy_gradient", "action_value", "value")
-    kind = _type("objective", spec, known)
+    deterministic = ("deterministic_policy_gradient", "det_policy_gradient")
+    kind = _type("objective", spec, ("policy_gradient", "action_value", "value", *deterministic))
     spec = spec if isinstance(spec, Mapping) else {}
+    if kind in deterministic:
+        _arguments(kind, spec, ())
+        return {"objective": deterministic[0]}
     if kind == "policy_gradient":
         found = _arguments(kind, spec, ("importance_sampling", "clipping_value", "early_reduce"))
         found.pop("early_reduce", None)
@@ -279,13 +285,13 @@ def baseline_optimizer(spec: Any) -> dict[str, Any]:
 
 
 def baseline_objective(spec: Any) -> dict[str, Any]:
-    """Read `baseline_objective`: the value of states."""
-    kind = _type("baseline_objective", spec, ("state_value", "value"))
+    """Read `baseline_objective`: the value of states, or of actions; which of them says the objective."""
+    kind = _type("baseline_objective", spec, ("state_value", "action_value", "value"))
     if not isinstance(spec, Mapping):
         return {}
     found = _arguments(kind, spec, ("value", "huber_loss", "early_reduce"))
-    if found.get("value", "state") != "state":
-        raise value_error("baseline_objective", "'state_value'", spec)
+    if found.get("value", "state") not in ("state", "action"):
+        raise value_error("baseline_objective", "'state_value' or 'action_value'", spec)
     return {"huber_loss": found["huber_loss"]} if found.get("huber_loss") is not None else {}
 
 
