@@ -143,6 +143,7 @@ KNOBS: dict[str, dict[str, Knob]] = {
         "exploration": Knob(0.1, context={"exploration": 0.5}),
         "variable_noise": Knob(0.1, context={"variable_noise": 0.5}),
         "temperature": Knob(0.1),
+        "state_preprocessing": Knob([{"type": "clipping", "lower": -0.5, "upper": 0.5}]),
     },
     "modular": {},
     "a2c": {"normalize_advantage": Knob(True), "separate": Knob(True, "shapes")},

@@ -435,6 +435,85 @@ def test_the_ratio_is_that_to_the_policy_at_the_beginning_of_the_update():
         assert float(metrics["update/grad_norm"]) > 1e-2
 
 
+# Of what states
+
+
+def test_states_are_preprocessed_before_every_network():
+    """Bounds 0 to 10 become -2 to 2, open ones leave numbers alone, choices are no numbers."""
+    states = {
+        "a": {"type": "float", "shape": (2,), "min_value": 0.0, "max_value": 10.0},
+        "b": {"type": "float", "shape": (1,)},
+        "c": {"type": "int", "num_values": 3},
+    }
+    given = {
+        "all": "linear_normalization",
+        "named": {"a": ["linear_normalization"], "b": None},
+        "clipped": [{"type": "clipping", "lower": -1.0, "upper": 1.0}],
+        "none": None,
+    }
+    seen = {
+        "all": [[-0.8, 1.2], [7.0]], "named": [[-0.8, 1.2], [7.0]], "clipped": [[1.0, 1.0], [1.0]],
+        "none": [[3.0, 8.0], [7.0]],
+    }  # fmt: skip
+    observation = {"a": np.float32([3, 8]), "b": np.float32([7]), "c": np.int32(2)}
+    agents = {}
+    for name, spec in given.items():
+        agents[name] = Agent.create(
+            states=states,
+            actions=ACTIONS,
+            model=MODEL,
+            baseline_model=MODEL,
+            state_preprocessing=spec,
+            seed=1,
+        )
+        (a, b), plain = seen[name], agents[name].learner.algorithm
+        weights = plain.init(jax.random.key(0))
+        raw = Agent.create(
+            states=states, actions=ACTIONS, model=MODEL, baseline_model=MODEL, seed=1
+        ).learner.algorithm
+        shown = {"a": np.float32(a), "b": np.float32(b), "c": np.int32(2)}
+        for model in ("model", "baseline"):
+            found = plain.models[model].apply(plain.weights(weights)[model], observation)[0]
+            wanted = raw.models[model].apply(raw.weights(raw.init(jax.random.key(0)))[model], shown)[0]
+            for head, x in wanted.items():
+                np.testing.assert_allclose(
+                    found[head], x, rtol=1e-5, atol=1e-6, err_msg=f"{name} {model} {head}"
+                )
+
+
+def test_a_deterministic_policys_baseline_reads_preprocessed_states_and_actions_as_they_are():
+    bounded = {"type": "float", "min_value": -1.0, "max_value": 1.0, "shape": (2,)}
+    with_layers = Agent.create(
+        states={"type": "float", "shape": (2,), "min_value": -8.0, "max_value": 8.0}, actions=bounded,
+        state_preprocessing="linear_normalization", **DETERMINISTIC,
+    ).learner.algorithm  # fmt: skip
+    variables = with_layers.init(jax.random.key(0)).baseline
+    critic = with_layers.models["baseline"]
+
+    def q(state, action):
+        return float(
+            critic.apply(variables, {"state": jnp.float32(state), "action": jnp.float32(action)})[0]["value"]
+        )
+
+    kernel = np.asarray(variables["params"]["body.dense0/kernel"], np.float64)
+    bias = np.asarray(variables["params"]["body.dense0/bias"], np.float64)
+    out = np.asarray(variables["params"]["head.value/kernel"], np.float64)
+    hidden = np.concatenate([np.float64([4.0, -2.0]) / 4, [0.5, -0.25]]) @ kernel + bias
+    assert q([4.0, -2.0], [0.5, -0.25]) == pytest.approx(float((np.tanh(hidden) @ out)[0]), abs=1e-5)
+
+
+def test_preprocessing_that_is_elsewhere_is_answered():
+    for spec, message in [
+        ("exponential_normalization", "Give normalize_observations=True"),
+        ({"state": [{"type": "sequence", "length": 4}]}, "gymnasium.wrappers.FrameStackObservation"),
+        ({"stat": "clipping"}, r"names 'stat', which is no state. Did you mean 'state'"),
+        ([{"type": "linear_normalization", "min_value": 2.0, "max_value": 1.0}], r"min_value must be below max_value 1.0"),
+        (["clipping", "linear_normalization"], r"state_preprocessing\['state'\]\[1\].*give min_value and max_value"),
+    ]:  # fmt: skip
+        with pytest.raises(SpecError, match=message):
+            small(state_preprocessing=spec)
+
+
 # Learning
 
 

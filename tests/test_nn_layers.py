@@ -43,6 +43,10 @@ X = np.arange(12, dtype=np.float32).reshape(1, 4, 3) - 5.0
         ([{"type": "activation", "nonlinearity": "relu"}, "flatten"], np.maximum(X, 0).ravel()),
         ([{"type": "clipping", "lower": -1.0, "upper": 2.0}, "flatten"], np.clip(X, -1, 2).ravel()),
         ([{"type": "clipping", "upper": 2.0}, "flatten"], np.minimum(X, 2).ravel()),
+        (
+            [{"type": "linear_normalization", "min_value": -4.0, "max_value": 12.0}, "flatten"],
+            X.ravel() / 4 - 1,
+        ),
     ],
 )
 def test_layers_without_weights(layers, expected):
@@ -268,6 +272,7 @@ def test_every_layer_is_tested():
         "pool1d",
         "activation",
         "clipping",
+        "linear_normalization",
         "retrieve",
         "register",
         "embedding",

@@ -25,7 +25,7 @@ limit bootstraps from the prediction for the last observation; where nothing is 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -87,6 +87,16 @@ class Acting(NamedTuple):
     """Variables of a recurrent baseline, which remembers what it sees; `()` without."""
 
 
+def _network(config: Config, network: Any, spaces: Spaces) -> Any:
+    """Return a network with the preprocessing of states before it, if there is any; layers without a name are those of all numbers."""
+    given = config.state_preprocessing
+    if given is None:
+        return network
+    if not isinstance(given, Mapping) or "type" in given:
+        given = {name: given for name, leaf in spaces.states.components.items() if leaf.type == "float"}
+    return {"type": "preprocessed", "network": network, "states": given}
+
+
 def _served(config: Config, spaces: Spaces) -> None:
     """Refuse actions that the objective cannot serve."""
     name = f"modular with objective={config.objective!r}"
@@ -136,13 +146,13 @@ class Modular:
         _served(config, spaces)
         states = spaces.states.components
         objective = objectives.OBJECTIVES[config.objective](config, spaces, {})
-        model = build(config.model, states, objective.heads(), normalize=config.normalize_observations)
+        network = _network(config, config.model, spaces)
+        model = build(network, states, objective.heads(), normalize=config.normalize_observations)
         models = {"model": model}
         if config.baseline_model is not None and config.baseline_model != SHARED:
             head, inputs = {VALUE: Head((), scale=1.0)}, objective.baseline_inputs()
-            models["baseline"] = build(
-                config.baseline_model, inputs, head, normalize=model.normalized, name="baseline"
-            )
+            network = _network(config, config.baseline_model, spaces)
+            models["baseline"] = build(network, inputs, head, normalize=model.normalized, name="baseline")
         recurrent = [name for name, model in models.items() if model.recurrent]
         if recurrent and config.memory == "replay":
             raise SpecError(

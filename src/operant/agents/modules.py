@@ -241,6 +241,16 @@ class StepConfig(Config):
     )
 
 
+class StatesConfig(Config):
+    """What is done to states before networks see them."""
+
+    state_preprocessing: Any = option(
+        None,
+        "Layers that states go through before every network: one, a list for all states of numbers, or a dict with these by state "
+        "(default: none)",
+    )
+
+
 class ActingConfig(PolicyConfig):
     """What acting adds to the policy."""
 
@@ -269,7 +279,14 @@ class ActingConfig(PolicyConfig):
 
 
 class ModularConfig(
-    ActingConfig, StepConfig, BaselineConfig, ObjectiveConfig, EstimationConfig, UpdateConfig, ModelConfig
+    ActingConfig,
+    StepConfig,
+    BaselineConfig,
+    ObjectiveConfig,
+    EstimationConfig,
+    UpdateConfig,
+    StatesConfig,
+    ModelConfig,
 ):
     """Options of all modules."""
 

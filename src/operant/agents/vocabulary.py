@@ -303,6 +303,17 @@ def advantage_processing(spec: Any) -> dict[str, Any]:
     return {"normalize_advantage": True}
 
 
+def state_preprocessing(spec: Any) -> dict[str, Any]:
+    """Read `state_preprocessing`: layers, of which some are options of their own or belong to the environment."""
+    by_state = spec.values() if isinstance(spec, Mapping) and "type" not in spec else [spec]
+    for own in by_state:
+        for layer in own if isinstance(own, list | tuple) else [own]:
+            kind = layer.get("type") if isinstance(layer, Mapping) else layer
+            if isinstance(kind, str) and kind in PREPROCESSORS:
+                raise SpecError(f"There is no preprocessing layer {kind!r} here. {PREPROCESSORS[kind]}")
+    return {} if spec is None else {"state_preprocessing": spec}
+
+
 def _nothing(name: str, remedy: str) -> Callable[[Any], dict[str, Any]]:
     """Return a reader of what can only be left out."""
 
@@ -314,8 +325,17 @@ def _nothing(name: str, remedy: str) -> Callable[[Any], dict[str, Any]]:
     return read
 
 
+PREPROCESSORS = {
+    "exponential_normalization": "Give normalize_observations=True, which keeps running moments with the agent.",
+    "image": "Use gymnasium.wrappers.ResizeObservation and GrayscaleObservation, or --preprocess.",
+    "sequence": "Use gymnasium.wrappers.FrameStackObservation, or a recurrent network.",
+    "deltafier": "Use a wrapper of Gymnasium, or a recurrent network.",
+}
+"""Preprocessing that is elsewhere here, and where."""
+
 READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "update": update,
+    "state_preprocessing": state_preprocessing,
     "memory": memory,
     "objective": objective,
     "reward_estimation": reward_estimation,

@@ -7,12 +7,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from operant.errors import SpecError, suggest
 from operant.nn.backend import keras, numpy_promotion
 from operant.nn.cfg import Cfg
-from operant.nn.graph import Carries, Graph, activation, safe_name
+from operant.nn.graph import Bounds, Carries, Graph, activation, safe_name
 from operant.nn.model import Model, Port
-from operant.nn.network import Auto, KerasModel, Layered, parse
+from operant.nn.network import Auto, KerasModel, Layered, Preprocessed, parse
 from operant.nn.structure import config, from_config
 from operant.nn.weights import collect
 from operant.spaces import Leaf
@@ -50,7 +52,7 @@ def build(
 
     Args:
         network: 'auto'; a list of layers (`operant.nn.structure.LAYERS`) or of lists of layers; a dict with `type`
-            'auto', 'layered', 'keras' or 'cfg'; a Keras model or a function (class) that makes one, whose outputs are then the
+            'auto', 'layered', 'preprocessed', 'keras' or 'cfg'; a Keras model or a function (class) that makes one, whose outputs are then the
             heads' values themselves, in the order of `heads`, as are those of a .cfg file; the path of a .json, .keras or .cfg
             file.
         inputs: the components that the model reads, in order; a critic's may include actions.
@@ -156,8 +158,15 @@ def _prepared(entry: Any, name: str, leaf: Leaf, normalized: Sequence[str], scal
     return Normalizer(name=_normalizer_name(name), dtype="float32")(x)
 
 
+def _bounds(leaf: Leaf) -> Bounds:
+    """Return the bounds of a component as `_prepared` gives it to networks."""
+    if leaf.dtype == "uint8":
+        return np.zeros(leaf.shape), np.ones(leaf.shape)
+    return np.broadcast_to(leaf.low, leaf.shape), np.broadcast_to(leaf.high, leaf.shape)
+
+
 def _assembled(
-    network: Auto | Layered,
+    network: Auto | Layered | Preprocessed,
     entries: Mapping[str, Any],
     fed: Mapping[str, Leaf],
     heads: Mapping[str, Head],
@@ -170,9 +179,10 @@ def _assembled(
     tensors = {n: _prepared(entries[n], n, leaf, normalized) for n, leaf in fed.items()}
     choices = {n: 2 if leaf.type == "bool" else leaf.num_values for n, leaf in fed.items()}
     counted = {n: count for n, count in choices.items() if count is not None}
+    bounds = {n: _bounds(leaf) for n, leaf in fed.items() if leaf.type == "float" and n not in normalized}
     outputs = {}
     for i, group in enumerate(groups):
-        graph = Graph("body" if len(groups) == 1 else f"tower{i}", tensors, counted, carries)
+        graph = Graph("body" if len(groups) == 1 else f"tower{i}", tensors, counted, carries, bounds)
         graphs.append(graph)
         features = network(graph)
         outputs.update({name: _head(name, heads[name], features) for name in group})

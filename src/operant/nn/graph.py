@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from operant.errors import SpecError, suggest
 from operant.nn.backend import keras
@@ -53,6 +55,10 @@ def safe_name(name: str) -> str:
     return name.replace("/", ".")
 
 
+Bounds: TypeAlias = tuple[np.ndarray, np.ndarray]
+"""Least and greatest values; infinite where open."""
+
+
 class Carries:
     """The recurrent states of a model: Keras inputs for the old ones and tensors for the new ones, by name."""
 
@@ -83,10 +89,16 @@ class Graph:
         tensors: Keras tensors by component name. Choices are integers as yet: see `encode`.
         choices: number of values of the components that are choices.
         carries: where recurrent layers register their states; shared by the networks of one model.
+        bounds: least and greatest values, `[*shape]`, of the components that are numbers.
     """
 
     def __init__(
-        self, prefix: str, tensors: Mapping[str, Any], choices: Mapping[str, int], carries: Carries
+        self,
+        prefix: str,
+        tensors: Mapping[str, Any],
+        choices: Mapping[str, int],
+        carries: Carries,
+        bounds: Mapping[str, Bounds] | None = None,
     ) -> None:
         self.inputs = tuple(tensors)
         self.carries = carries
@@ -97,6 +109,7 @@ class Graph:
         self._prefix = prefix
         self._tensors = dict(tensors)
         self._choices = {id(tensors[name]): n for name, n in choices.items()}
+        self._bounds = {id(tensors[name]): pair for name, pair in (bounds or {}).items()}
         self._names: dict[str, int] = {}
 
     def name(self, kind: str, given: str | None = None) -> str:
@@ -122,6 +135,14 @@ class Graph:
         if name not in self._tensors:
             raise SpecError(f"There is no tensor named {name!r}.{suggest(name, self._tensors)}")
         return self._tensors[name]
+
+    def replace(self, name: str, tensor: Any) -> None:
+        """Put another tensor in place of a component of the input."""
+        self._tensors[name] = tensor
+
+    def bounds(self, tensor: Any) -> Bounds | None:
+        """Return the least and greatest values of a component of numbers; None for any other tensor."""
+        return self._bounds.get(id(tensor))
 
     def num_values(self, tensor: Any) -> int | None:
         """Return how many values a component of choices takes; None for any other tensor."""

@@ -10,6 +10,8 @@ import dataclasses
 import math
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
 from operant.errors import SpecError, suggest, value_error
 from operant.nn.backend import keras
 from operant.nn.graph import Graph, activation, orthogonal
@@ -368,6 +370,35 @@ class Clipping(Layer):
         """Add the operation."""
         lower = -math.inf if self.lower is None else self.lower
         return keras().ops.clip(x, lower, math.inf if self.upper is None else self.upper)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinearNormalization(Layer):
+    """Values between bounds moved to -2..2. Without arguments the bounds of the state that it reads; open ones leave values as they are."""
+
+    type = "linear_normalization"
+    min_value: float | None = None
+    max_value: float | None = None
+
+    def check(self) -> None:
+        """Check the bounds."""
+        if self.min_value is not None and self.max_value is not None and self.min_value >= self.max_value:
+            raise value_error("min_value", f"below max_value {self.max_value}", self.min_value)
+
+    def __call__(self, graph: Graph, x: Any) -> Any:
+        """Add the operation."""
+        known = graph.bounds(x)
+        if known is None and None in (self.min_value, self.max_value):
+            raise SpecError("the bounds of its input are not known: give min_value and max_value.")
+        shape = tuple(x.shape[1:])
+        low, high = known if known is not None else (np.zeros(shape), np.zeros(shape))
+        low = low if self.min_value is None else np.full(shape, self.min_value)
+        high = high if self.max_value is None else np.full(shape, self.max_value)
+        closed = np.isfinite(low) & np.isfinite(high) & (high > low)
+        low, high = np.where(closed, low, 0.0), np.where(closed, high, 1.0)
+        slope = np.where(closed, 4.0 / (high - low), 1.0)
+        offset = np.where(closed, -2.0 - slope * low, 0.0)
+        return keras().ops.add(keras().ops.multiply(x, slope.astype(np.float32)), offset.astype(np.float32))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,18 +8,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from operant.errors import SpecError, value_error
+from operant.errors import SpecError, suggest, value_error
 from operant.nn import layers
 from operant.nn.backend import keras
 from operant.nn.cfg import Cfg
 from operant.nn.graph import Graph, activation
 from operant.nn.layers import whole
 from operant.nn.recurrent import Lstm
-from operant.nn.structure import add_all, config, from_config, read, refuse_fresh_averages
+from operant.nn.structure import add, add_all, config, from_config, read, refuse_fresh_averages
 from operant.spec import Registry, build
 
 FORMS = (
-    "Give 'auto', a list of layers, a dict with 'type' ('auto', 'layered', 'keras' or 'cfg'), a Keras model, a function "
+    "Give 'auto', a list of layers, a dict with 'type' ('auto', 'layered', 'preprocessed', 'keras' or 'cfg'), a Keras model, a function "
     "that returns one, or the path of a .json, .keras or .cfg file."
 )
 FILES = (".json", ".keras", ".cfg")
@@ -194,6 +194,56 @@ class Layered:
         return stacks if self.nested else stacks[0]
 
 
+@dataclasses.dataclass(frozen=True)
+class Preprocessed:
+    """A network behind layers that single components of the input go through first."""
+
+    network: Auto | Layered
+    states: tuple[tuple[str, tuple[layers.Layer, ...]], ...]
+    """Layers by component."""
+
+    @classmethod
+    def parse(cls, network: Any, states: Mapping[str, Any]) -> Preprocessed:
+        """Read a network, and by component one layer, a list of layers, or None.
+
+        Raises:
+            SpecError: a layer is not understood, or the network is none of layers.
+        """
+        inner = parse(network)
+        if not isinstance(inner, Auto | Layered):
+            raise SpecError(
+                "Only 'auto' and lists of layers can be preprocessed. Received: a whole model. Put the layers into it."
+            )
+        found = [(name, _stack(spec, f"state_preprocessing[{name!r}]")) for name, spec in states.items()]
+        return cls(inner, tuple(found))
+
+    def __call__(self, graph: Graph) -> Any:
+        """Add the layers and the network."""
+        for name, stack in self.states:
+            if name not in graph.inputs:
+                raise SpecError(
+                    f"state_preprocessing names {name!r}, which is no state.{suggest(name, graph.inputs)}"
+                )
+            x = graph.retrieve(name)
+            for i, layer in enumerate(stack):
+                x = add(graph, layer, x, f"state_preprocessing[{name!r}][{i}]")
+            graph.replace(name, x)
+        return self.network(graph)
+
+    def to_spec(self) -> Any:
+        """Return type and arguments."""
+        states = {name: [layer.to_spec() for layer in stack] for name, stack in self.states}
+        return {"type": "preprocessed", "network": self.network.to_spec(), "states": states}
+
+
+def _stack(spec: Any, label: str) -> tuple[layers.Layer, ...]:
+    """Read one layer, a list of layers, or None."""
+    if spec is None:
+        return ()
+    listed = spec if isinstance(spec, list | tuple) else [spec]
+    return tuple(read(one, f"{label}[{i}]") for i, one in enumerate(listed))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class KerasModel:
     """A whole Keras model: its outputs are the heads' values, in order."""
@@ -230,13 +280,14 @@ def load(path: str | Path) -> Any:
         raise SpecError(f"The network file {str(path)!r} cannot be loaded: {error}") from None
 
 
-Parsed: TypeAlias = Auto | Layered | KerasModel | Cfg
+Parsed: TypeAlias = Auto | Layered | Preprocessed | KerasModel | Cfg
 
 NETWORKS: Registry[Any] = Registry(
     "network",
     {
         "auto": Auto,
         "layered": Layered.parse,
+        "preprocessed": Preprocessed.parse,
         "custom": Layered.parse,
         "default": Layered.parse,
         "keras": KerasModel.parse,

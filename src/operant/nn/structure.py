@@ -247,6 +247,7 @@ LAYERS: Registry[Layer] = Registry(
                 layers.Attention,
                 layers.BatchNormalization,
                 layers.Clipping,
+                layers.LinearNormalization,
                 layers.Conv1d,
                 layers.Conv1dTranspose,
                 layers.Conv2d,
