@@ -140,7 +140,7 @@ def from_gymnax(env: Any, *, params: Any = None, max_episode_timesteps: int | No
         SpaceError: a space is of a kind that cannot be served.
     """
     if isinstance(env, str):
-        gymnax = _import("gymnax", "gymnax six")
+        gymnax = _import("gymnax")
         if env not in gymnax.registered_envs:
             raise SpecError(f"Unknown gymnax environment {env!r}.{suggest(env, gymnax.registered_envs)}")
         with _default_rules():
@@ -168,7 +168,7 @@ def from_brax(env: Any, *, backend: str | None = None, max_episode_timesteps: in
         SpecError: brax is not installed, or does not know the name.
     """
     if isinstance(env, str):
-        brax = _import("brax.envs", "brax")
+        brax = _import("brax.envs")
         try:
             env = brax.get_environment(env, **({} if backend is None else {"backend": backend}))
         except KeyError as error:
@@ -192,13 +192,13 @@ def _limit(value: int | None) -> int | None:
     return value
 
 
-def _import(module: str, packages: str) -> Any:
+def _import(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
         name = module.partition(".")[0]
         raise SpecError(
-            f"The package {name!r} is needed and cannot be imported ({error}). Install it: pip install {packages}."
+            f"The package {name!r} is needed and cannot be imported ({error}). Install it: pip install 'operant[{name}]'."
         ) from error
 
 
