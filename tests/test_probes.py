@@ -70,7 +70,7 @@ def critic_value(made: Learner, policy: Tree, observation: Arrays, carry: Tree) 
 
 def greedy_value(made: Learner, policy: Tree, observation: Arrays, carry: Tree) -> Array:
     """Return the largest value of an allowed action."""
-    q = made.algorithm.q_values(policy[0], observation)["action"]
+    q = made.algorithm.q_values(policy[0], observation, carry)["action"]
     return losses.max_target(q, split_masks(observation)[1].get("action"))
 
 
@@ -109,6 +109,12 @@ _DQN = Learning(
     },
     16_000,
     greedy_value,
+    {
+        "model": [{"type": "dense", "size": 16}, {"type": "gru", "size": 16}],
+        "sequence_length": 8,
+        "burn_in": 4,
+        "buffer_batch_size": 16,
+    },
 )
 _CONTINUOUS = Learning(
     {
