@@ -31,7 +31,16 @@ from operant.spec import options
 from operant.types import Array, Block, Key, Metrics
 
 MODEL = [{"type": "dense", "size": 16}]
-RECURRENT = [{"type": "dense", "size": 8}, {"type": "gru", "size": 8}]
+
+
+class Hashable(list):
+    """A network as an option that `compiled` can cache."""
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+
+RECURRENT = Hashable([{"type": "dense", "size": 8}, {"type": "gru", "size": 8}])
 
 
 class Small(NamedTuple):
@@ -41,8 +50,6 @@ class Small(NamedTuple):
     """Small blocks, a small memory, a small network."""
     steps: int = 1
     """Gradient steps of one update."""
-    recurrent: bool = False
-    """Whether it takes recurrent networks."""
     rateless: tuple[str, ...] = ()
     """Networks whose steps have no learning rate."""
 
@@ -54,6 +61,8 @@ _DQN = Small(
         "buffer_max_size": 96,
         "buffer_initial_size": 12,
         "buffer_batch_size": 8,
+        "sequence_length": 4,
+        "burn_in": 2,
         "epsilon_decay_steps": 60,
         "target_sync_steps": 20,
         "lr": 0.01,
@@ -74,10 +83,10 @@ _CONTINUOUS = Small(
 )
 _MODULAR = {"model": MODEL, "batch_size": 18, "lr": 0.01}
 SMALL: dict[str, Small] = {
-    "modular": Small({**_MODULAR, "baseline_model": MODEL, "horizon": None}, recurrent=True),
+    "modular": Small({**_MODULAR, "baseline_model": MODEL, "horizon": None}),
     "ac": Small({**_MODULAR, "baseline_model": MODEL}),
     "vpg": Small({**_MODULAR, "unit": "timesteps", "episode_limit": 3}),
-    "a2c": Small({"model": MODEL, "n_steps": 6, "lr": 0.01}, recurrent=True),
+    "a2c": Small({"model": MODEL, "n_steps": 6, "lr": 0.01}),
     "acer": Small(
         {
             "model": MODEL,
@@ -86,8 +95,7 @@ SMALL: dict[str, Small] = {
             "buffer_initial_size": 12,
             "replay_ratio": 2,
             "lr": 0.01,
-        },
-        recurrent=True,
+        }
     ),
     "ddpg": _CONTINUOUS,
     "dqn": _DQN,
@@ -107,7 +115,6 @@ SMALL: dict[str, Small] = {
     "ppo": Small(
         {"model": MODEL, "n_steps": 6, "mini_batches": 2, "ppo_epochs": 2, "lr": 0.01},
         steps=4,
-        recurrent=True,
     ),
     "sac": _CONTINUOUS,
     "td3": _CONTINUOUS,
@@ -124,7 +131,6 @@ SMALL: dict[str, Small] = {
             "lr": 0.01,
         },
         steps=9,
-        recurrent=True,
         rateless=("actor",),
     ),
 }
@@ -136,7 +142,7 @@ ONCE = [
     for name in NAMES
 ]
 """The agents, to parametrise with: those that are another one with other options are slow tests."""
-RECURRENT_NAMES = tuple(name for name in NAMES if name in SMALL and SMALL[name].recurrent)
+RECURRENT_NAMES = tuple(name for name in NAMES if AGENTS[name].recurrent)
 
 
 def small(name: str, **options: Any) -> dict[str, Any]:
@@ -165,7 +171,7 @@ def serves(name: str, spaces: Spaces) -> bool:
 def probes_of(name: str) -> list[str]:
     """Return the probe environments that an agent can learn."""
     served = [probe for probe in PROBES if serves(name, PROBES[probe]().spaces)]
-    return [probe for probe in served if SMALL[name].recurrent or "memory" not in probe]
+    return [probe for probe in served if AGENTS[name].recurrent or "memory" not in probe]
 
 
 _ACTIONS: dict[str, Any] = {

@@ -278,8 +278,6 @@ def test_settings_that_do_not_fit_are_refused():
         define("dqn", atoms=1)
     with pytest.raises(SpecError, match="distributional"):
         define("dqn", distributional="c52")
-    with pytest.raises(SpecError, match="dqn takes feed-forward networks only"):
-        learner("dqn", Countdown(), 2, model=[{"type": "gru", "size": 4}])
     with pytest.raises(
         SpecError, match=r"noisy needs a network with dense layers\. Received weights: conv/kernel"
     ):

@@ -14,6 +14,7 @@ import pytest
 from tests.small_agents import (
     MODEL,
     ONCE,
+    RECURRENT,
     Compiled,
     assert_close,
     compile_agent,
@@ -166,6 +167,8 @@ KNOBS: dict[str, dict[str, Knob]] = {
         "train_every": Knob(3, "shapes"),
         "gradient_steps": Knob(2),
         "n_steps": Knob(3),
+        "sequence_length": Knob(3, context={"model": RECURRENT}),
+        "burn_in": Knob(0, context={"model": RECURRENT}),
         "huber": Knob(0.1),
         "dueling": Knob(True, "shapes"),
         "prioritized": Knob(True, "shapes"),

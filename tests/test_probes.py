@@ -71,7 +71,7 @@ def critic_value(made: Learner, policy: Tree, observation: Arrays, carry: Tree) 
 
 def greedy_value(made: Learner, policy: Tree, observation: Arrays, carry: Tree) -> Array:
     """Return the largest value of an allowed action."""
-    q = made.algorithm.q_values(policy[0], observation)["action"]
+    q = made.algorithm.q_values(policy[0], observation, carry)["action"]
     return losses.max_target(q, split_masks(observation)[1].get("action"))
 
 
@@ -111,6 +111,12 @@ _DQN = Learning(
     },
     16_000,
     greedy_value,
+    {
+        "model": [{"type": "dense", "size": 16}, {"type": "gru", "size": 16}],
+        "sequence_length": 8,
+        "burn_in": 4,
+        "buffer_batch_size": 16,
+    },
 )
 _CONTINUOUS = Learning(
     {
@@ -135,17 +141,23 @@ _MODULAR = {
     "gamma": GAMMA,
     "grad_norm": 0.5,
 }
+_REMEMBERING = {
+    **networks("modular", [{"type": "dense", "size": 16}, {"type": "gru", "size": 16, "horizon": 4}]),
+    "lr": "linear:0.01:0.0005:30000",
+    "entropy_regularization": 0.001,
+}
 LEARNING: dict[str, Learning] = {
     "modular": Learning(
         {**_MODULAR, "batch_size": 64, "horizon": None, "entropy_regularization": 0.01},
         32_000,
         baseline_value,
-        networks("modular", [{"type": "dense", "size": 16}, {"type": "gru", "size": 16, "horizon": 4}])
-        | {"lr": "linear:0.01:0.0005:30000", "entropy_regularization": 0.001},
+        _REMEMBERING,
         whole=True,
     ),
-    "ac": Learning({**_MODULAR, "batch_size": 64}, 32_000, baseline_value, whole=True),
-    "vpg": Learning({**_MODULAR, "batch_size": 16, "episode_limit": 20}, 32_000, baseline_value, whole=True),
+    "ac": Learning({**_MODULAR, "batch_size": 64}, 32_000, baseline_value, _REMEMBERING, whole=True),
+    "vpg": Learning(
+        {**_MODULAR, "batch_size": 16, "episode_limit": 20}, 32_000, baseline_value, _REMEMBERING, whole=True
+    ),
     "a2c": Learning(
         {"model": MODEL, "lr": "linear:0.005:0.0005:30000", "gamma": GAMMA, "n_steps": 8},
         32_000,

@@ -119,6 +119,21 @@ def slow_correction(s, gamma, weigh, trace):
 gammas, lambdas = st.sampled_from([0.0, 0.9, 1.0]), st.sampled_from([0.0, 0.7, 1.0])
 
 
+def test_n_step_sums_golden():
+    # gamma 0.5: 1 + 0.5*2 + 0.25*4 = 3, discount 0.125 after three rows; 1 + 0.5*2 = 2 before an unknown row, 0.25;
+    # the same with a termination on the last row known, 0; on a later row, no matter; nothing known, 0 rows
+    T, F = True, False
+    total, discount, length = returns.n_step_sums(
+        jnp.broadcast_to(f32(1, 2, 4), (5, 3)),
+        jnp.array([[T, T, T], [T, T, F], [T, T, F], [T, T, F], [F, T, T]]),
+        jnp.array([[F, F, F], [F, F, F], [F, T, F], [F, F, T], [F, F, F]]),
+        gamma=0.5,
+    )
+    np.testing.assert_array_equal(total, [3, 2, 2, 2, 0])
+    np.testing.assert_array_equal(discount, [0.125, 0.25, 0, 0.25, 1])
+    np.testing.assert_array_equal(length, [3, 2, 2, 2, 0])
+
+
 def test_gae_golden():
     # gamma 0.5, lambda 0.5, v = 1, 2, 3, 4
     # delta_2 = 3 + 0.5*4 - 3 = 2           A_2 = 2

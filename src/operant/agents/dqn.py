@@ -5,7 +5,10 @@ Reinforcement Learning with Double Q-learning" (https://arxiv.org/abs/1509.06461
 Experience Replay" (https://arxiv.org/abs/1511.05952); Wang et al. 2016, "Dueling Network Architectures"
 (https://arxiv.org/abs/1511.06581); Bellemare et al. 2017, "A Distributional Perspective on Reinforcement Learning"
 (https://arxiv.org/abs/1707.06887); Dabney et al. 2018, "Distributional Reinforcement Learning with Quantile Regression"
-(https://arxiv.org/abs/1710.10044); Fortunato et al. 2018, "Noisy Networks for Exploration" (https://arxiv.org/abs/1706.10295).
+(https://arxiv.org/abs/1710.10044); Fortunato et al. 2018, "Noisy Networks for Exploration" (https://arxiv.org/abs/1706.10295);
+Hausknecht and Stone 2015, "Deep Recurrent Q-Learning for Partially Observable MDPs" (https://arxiv.org/abs/1507.06527);
+Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning" (R2D2,
+https://openreview.net/forum?id=r1lyTjAqYX).
 
     y = r + γ max_a Q_target(s', a)                          (Mnih et al., algorithm 1)
     y = r + γ Q_target(s', argmax_a Q(s', a))                (van Hasselt et al., eq. 4; `double`)
@@ -16,6 +19,14 @@ loss the cross-entropy after projection (`c51`; Bellemare et al., algorithm 1) o
 Dabney et al., eq. 10). With `noisy` every call while learning draws its own noise on the weights (Fortunato et al., eqs.
 13 to 18), and acting draws anew after each update.
 
+A recurrent network (Q of all that an episode has shown so far) learns from sequences of successive rows. Online and target
+network are unrolled from the state h that was stored when the first row was acted on, h = 0 where an episode begins:
+
+    (Q(o_t, ·), h_{t+1}) = network(o_t, h_t)                 (Hausknecht and Stone, sections 3 and 4)
+    L = mean over t of (y_t - Q(o_t, a_t))², burn_in <= t < burn_in + sequence_length      (Kapturowski et al., section 3)
+
+The first `burn_in` rows only bring h about, without gradient. y_t is the target above, of up to `n_steps` rows.
+
 One gradient step follows every `train_every` steps of all environments. Actions of several components, or of components
 with a shape, have one Q-value each; they share the target as independent learners do, and the loss is their mean.
 
@@ -24,7 +35,9 @@ value of the last observation when the episode was cut by a time limit. ε falls
 `epsilon_end` over `epsilon_decay_steps` after that; with `noisy` it is 0 then. The target network is a copy every
 `target_sync_steps` environment steps (also when several environments step past the multiple at once), or a moving average
 with `tau` < 1. Noisy layers keep the network's own initial weights, and all environments act under the same noise.
-Priorities are the divergence from the target (`c51`) or the mean absolute difference of quantiles (`quantile`).
+Priorities are the divergence from the target (`c51`) or the mean absolute difference of quantiles (`quantile`). Sequences
+begin at any row and are drawn uniformly, not by priority; they run over ends of episodes, where h starts anew. Values are
+not rescaled.
 """
 
 from __future__ import annotations
@@ -36,12 +49,14 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from operant.agents import stability
+from operant.agents import sequences, stability
 from operant.agents.config import EpsilonConfig, ModelConfig, ReplayConfig
 from operant.agents.noisy import Noise, deviations, perturbed
 from operant.agents.protocol import Counters, fold, split_masks
 from operant.agents.qvalues import Acting, QLearner
+from operant.agents.rollouts import evaluate
 from operant.agents.value_heads import Categorical, Expected, Quantiles, Values
+from operant.errors import SpecError, value_error
 from operant.memory.replay import Replay
 from operant.ops import losses, optimise
 from operant.spaces import Spaces
@@ -52,6 +67,28 @@ from operant.types import Array, Arrays, Block, Key, Metrics, Transition, Tree
 class Config(EpsilonConfig, ReplayConfig, ModelConfig):
     """Options of DQN."""
 
+    buffer_batch_size: int = option(
+        32,
+        "Replay buffer batch size: what a gradient step learns from; a recurrent network from so many sequences",
+        unit="transitions (or sequences)",
+        low=1,
+        search="categorical",
+        aliases=("batch_size",),
+    )
+    sequence_length: int = option(
+        20,
+        "Rows of a replayed sequence from which a recurrent network learns; others learn from single steps",
+        unit="rows",
+        low=1,
+        search="categorical",
+    )
+    burn_in: int = option(
+        10,
+        "Rows before those of sequence-length that only bring a recurrent network's state about, without gradient",
+        unit="rows",
+        low=0,
+        search="categorical",
+    )
     double: bool = option(False, "If specified, DDQN will be used")
     target_sync_steps: int = option(
         1000, "Sync target models every n steps", unit="environment steps", low=1, search="int"
@@ -143,11 +180,21 @@ class State(NamedTuple):
     """`Noise`, or `()` without `noisy`."""
 
 
+class Outputs(NamedTuple):
+    """What networks say of the `B` transitions of a batch; leaves `[B, *action shape, values, *atoms]` by action."""
+
+    online: Arrays
+    """Online network, of `observation`."""
+    target: Arrays
+    """Target network, of `next_observation`."""
+    choosing: Arrays
+    """The network that chooses the next action, of `next_observation`."""
+
+
 def loss(
     learned: Tree, state: State, algorithm: DQN, batch: Transition, key: Key
 ) -> tuple[Array, tuple[Array, Metrics]]:
     """Return the mean loss of a batch; beside it the priorities `[B]` and what to watch. The key is for `noisy` only."""
-    values, double = algorithm.values, algorithm.config.double
 
     def outputs(learned: Tree, observation: Arrays, draw: int) -> Arrays:
         params = algorithm.perturbed(learned, key, draw)
@@ -155,13 +202,40 @@ def loss(
 
     online = outputs(learned, batch.observation, 0)
     target = outputs(state.target, batch.next_observation, 1)
-    choosing = outputs(learned, batch.next_observation, 2) if double else target
+    choosing = outputs(learned, batch.next_observation, 2) if algorithm.config.double else target
+    return compared(algorithm.values, Outputs(online, target, choosing), batch)
+
+
+def sequence_loss(
+    learned: Tree, state: State, algorithm: DQN, block: Block, key: Key
+) -> tuple[Array, tuple[Array, Metrics]]:
+    """Return the same of sequences `[sequence_rows, B]`, with priorities `[sequence_length B]`."""
+    c = algorithm.config
+    rest = sequences.cut(block, c.burn_in)
+
+    def outputs(learned: Tree, draw: int) -> Arrays:
+        variables = {**state.variables, "params": algorithm.perturbed(learned, key, draw)}
+        carry = sequences.warmed(algorithm.model, variables, block, c.burn_in)
+        return algorithm.joined(evaluate(algorithm.model, variables, rest.observation, carry, rest.valid))
+
+    online, target = outputs(learned, 0), outputs(state.target, 1)
+    choosing = target
+    if c.double:  # without noise the network that chooses is the online one, as unrolled already
+        choosing = outputs(jax.lax.stop_gradient(learned), 2) if c.noisy else online
+    batch, after = sequences.transitions(rest, c.sequence_length, c.n_steps, c.gamma)
+    first = sequences.flat({name: x[: c.sequence_length] for name, x in online.items()})
+    following = sequences.at((target, jax.lax.stop_gradient(choosing)), after)
+    return compared(algorithm.values, Outputs(first, *following), batch)
+
+
+def compared(values: Values, outputs: Outputs, batch: Transition) -> tuple[Array, tuple[Array, Metrics]]:
+    """Return the mean loss of outputs; beside it the priorities `[B]` and what to watch."""
     masks = split_masks(batch.next_observation)[1]
     taken, discount, following = [], [], []
-    for name, output in online.items():
+    for name, output in outputs.online.items():
         mask = masks.get(name)
         taken.append(values.taken(output, batch.action[name]))
-        following.append(values.best(target[name], values.mean(choosing[name]), mask))
+        following.append(values.best(outputs.target[name], values.mean(outputs.choosing[name]), mask))
         alive = jnp.ones(taken[-1].shape[:2], bool) if mask is None else jnp.any(mask, axis=-1)
         discount.append(jnp.where(alive.reshape(taken[-1].shape[:2]), batch.discount[:, None], 0.0))
     chosen = jnp.concatenate(taken, axis=1)
@@ -181,11 +255,43 @@ class DQN(QLearner):
 
     @classmethod
     def create(cls, config: Config, spaces: Spaces, actors: int) -> DQN:
-        """Build the network; refuse float actions."""
+        """Build the network; refuse float actions, and replay from which a recurrent network cannot learn."""
         atoms = () if config.distributional == "none" else (config.atoms,)
-        return cls.build(
-            config, spaces, actors, "dqn", network=config.model, atoms=atoms, dueling=config.dueling
+        made = cls.build(
+            config,
+            spaces,
+            actors,
+            "dqn",
+            network=config.model,
+            atoms=atoms,
+            dueling=config.dueling,
+            sequences=True,
         )
+        if made.model.recurrent:
+            made._check_sequences()
+        return made
+
+    def _check_sequences(self) -> None:
+        """Refuse priorities, and a memory too small for a sequence of every actor."""
+        c = self.config
+        if c.prioritized:
+            raise SpecError(
+                "prioritized draws single steps, and a recurrent network learns from sequences. Received: "
+                f"prioritized=True, model={c.model!r}. Leave prioritized out, or take a feed-forward network."
+            )
+        if c.buffer_max_size <= self.actors * self.sequence_rows:
+            raise value_error(
+                "buffer_max_size",
+                f"above {self.actors * self.sequence_rows} for a recurrent network ({self.actors} environments x "
+                f"burn_in {c.burn_in} + sequence_length {c.sequence_length} + n_steps {c.n_steps} - 1 rows)",
+                c.buffer_max_size,
+                "Use a larger buffer_max_size, a smaller sequence_length or burn_in, or fewer environments.",
+            )
+
+    @property
+    def sequence_rows(self) -> int:
+        """Rows of a replayed sequence: those before it learns, those that learn, and those of the last n-step return."""
+        return self.config.burn_in + self.config.sequence_length + self.config.n_steps - 1
 
     @property
     def values(self) -> Values:
@@ -205,8 +311,8 @@ class DQN(QLearner):
         return self.config.train_every
 
     @property
-    def memory(self) -> Replay | None:
-        """Transitions."""
+    def memory(self) -> Replay:
+        """Transitions, for a recurrent network with the state before each."""
         c = self.config
         frames = {k: v.frames for k, v in self.spaces.states.components.items() if v.frames > 1}
         return Replay(c.buffer_max_size, self.actors, prioritised=c.prioritized, frames=frames)
@@ -272,6 +378,8 @@ class DQN(QLearner):
         variables = self.model.observe(state.variables, block.observation, block.valid)
         state = state._replace(variables=variables, reward_scale=scale)
         ready = counters.timesteps >= jnp.uint32(self.config.initial_size)
+        if self.model.recurrent:
+            ready &= Replay.has_sequence(memory, self.sequence_rows)
         state, memory, metrics = self._learn(state, memory, ready, key)
         metrics |= {
             "explore/epsilon": self.epsilon(counters),
@@ -286,7 +394,6 @@ class DQN(QLearner):
         """
         c = self.config
         replay, optimizer = self.memory, stability.optimizer(self.config)
-        assert replay is not None
         keys = key[None] if c.gradient_steps == 1 else jax.random.split(key, c.gradient_steps)
         # As plain numbers: JAX's check of key reuse takes any key that a loop reads for one used by every round.
         impl, words = jax.random.key_impl(key), jax.random.key_data(keys)
@@ -294,12 +401,10 @@ class DQN(QLearner):
         def step(i: Array, carry: tuple[State, Tree, Metrics]) -> tuple[State, Tree, Metrics]:
             state, memory, total = carry
             own = jax.random.wrap_key_data(words[i], impl=impl)
-            batch = replay.sample(
-                memory, own, c.buffer_batch_size, c.gamma, n_step=c.n_steps, beta=c.priority_beta
-            )
+            batch = self._sampled(memory, own)
             batch = batch._replace(reward=stability.scale_replayed(c, state.reward_scale, batch.reward))
             learned = self.learned(state)
-            gradient = jax.value_and_grad(loss, has_aux=True)
+            gradient = jax.value_and_grad(sequence_loss if self.model.recurrent else loss, has_aux=True)
             (_, (error, metrics)), grads = gradient(learned, state, self, batch, own)
             learned, opt_state, info = optimise.apply(optimizer, learned, state.optimizer, grads)
             if c.prioritized:
@@ -317,6 +422,15 @@ class DQN(QLearner):
             k: v / steps.astype(jnp.float32) for k, v in total.items()
         }  # NaN, so left out, without a step
         return state, memory, {**metrics, "update/skipped": skipped}
+
+    def _sampled(self, memory: Tree, key: Key) -> Tree:
+        """Draw what a gradient step learns from: a `Transition`, for a recurrent network a `Block` of sequences."""
+        c, replay = self.config, self.memory
+        if self.model.recurrent:
+            return replay.sample_sequences(memory, key, c.buffer_batch_size, self.sequence_rows)
+        return replay.sample(
+            memory, key, c.buffer_batch_size, c.gamma, n_step=c.n_steps, beta=c.priority_beta
+        )
 
     def _sync(self, state: State, block: Block, counters: Counters) -> State:
         """Move the target when this block passed a multiple of `target_sync_steps`."""

@@ -6,7 +6,7 @@ Paper: Fortunato et al. 2018, "Noisy Networks for Exploration" (https://arxiv.or
 
 with ε_i and ε_j Gaussian, one per input and output of a layer. The network's own parameters are the μ, with the network's
 own initial values; the σ are a dict of arrays beside them. So any network can be made noisy: a noisy call is a plain call
-with other parameters. Convolutions stay as they are, as in the paper.
+with other parameters. Convolutions and recurrent cells stay as they are, as in the paper.
 """
 
 from __future__ import annotations
@@ -36,7 +36,13 @@ def deviations(params: Arrays, std: float | Array) -> Arrays:
     Raises:
         SpecError: the network has no dense layer.
     """
-    kernels = [name for name, x in params.items() if name.endswith("/kernel") and x.ndim == 2]
+    kernels = [
+        name
+        for name, x in params.items()
+        if name.endswith("/kernel")
+        and x.ndim == 2
+        and name.replace("/kernel", "/recurrent_kernel") not in params
+    ]
     if not kernels:
         raise SpecError(f"noisy needs a network with dense layers. Received weights: {', '.join(params)}.")
     scale = {name: 1.0 / math.sqrt(params[name].shape[0]) for name in kernels}

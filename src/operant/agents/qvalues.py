@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 
-from operant.agents import imitation, serving
+from operant.agents import imitation, remembering, serving
 from operant.agents.protocol import Counters, split_masks
+from operant.agents.rollouts import evaluate
 from operant.agents.value_heads import Expected, Values
 from operant.errors import SpecError
 from operant.nn import Head, Model, build
@@ -79,18 +80,23 @@ class QLearner:
         network: Any,
         atoms: tuple[int, ...] = (),
         dueling: bool = False,
+        sequences: bool = False,
     ) -> Self:
         """Build a head for each action, with `dueling` one more for the state; refuse what cannot be served.
 
         Raises:
             SpaceError: an action is of type float.
-            SpecError: the network is recurrent.
+            SpecError: the network is recurrent, and the algorithm does not learn from `sequences`.
         """
         require(spaces, name, {"int", "bool"}, serving("float"))
         heads = q_heads(spaces, atoms=atoms, dueling=dueling)
         model = build(network, spaces.states.components, heads, normalize=config.normalize_observations)
-        if model.recurrent:
-            raise SpecError(f"{name} takes feed-forward networks only. Received: model={config.model!r}.")
+        if model.recurrent and not sequences:
+            raise SpecError(
+                f"{name} takes feed-forward networks only: it learns from single steps in any order. "
+                f"Received: model={config.model!r}. Leave its recurrent layers out, stack observations, or use "
+                f"{remembering()}."
+            )
         return cls(config, spaces, actors, model)
 
     @property
@@ -134,33 +140,46 @@ class QLearner:
         return jax.random.uniform(keys[0], (n,)), draws
 
     def initial_carry(self, n: int) -> Tree:
-        """Feed-forward only."""
-        return ()
+        """Return the model's recurrent state at the start of an episode."""
+        return self.model.initial_carry(n)
 
-    def outputs(self, variables: Tree, observation: Arrays) -> Arrays:
-        """Return the outputs per action, `[..., *action shape, values, *atoms]` (dueling: Wang et al. 2016, eq. 9)."""
-        return joined(self.model.apply(variables, observation)[0], self.spaces, len(self.values.atoms))
+    def joined(self, outputs: Arrays) -> Arrays:
+        """Return the outputs per action, `[..., *action shape, values, *atoms]`, of those by head."""
+        return joined(outputs, self.spaces, len(self.values.atoms))
 
-    def q_values(self, variables: Tree, observation: Arrays) -> Arrays:
-        """Return expected returns per action, `[..., *action shape, values]`."""
+    def outputs(self, variables: Tree, observation: Arrays, carry: Tree = ()) -> Arrays:
+        """Return the outputs per action for observations, `[..., *action shape, values, *atoms]`."""
+        return self.joined(self.model.apply(variables, observation, carry)[0])
+
+    def expected(self, outputs: Arrays) -> Arrays:
+        """Return expected returns per action, `[..., *action shape, values]`, of outputs by head."""
         values = self.values
-        return {name: values.mean(x) for name, x in self.outputs(variables, observation).items()}
+        return {name: values.mean(x) for name, x in self.joined(outputs).items()}
+
+    def q_values(self, variables: Tree, observation: Arrays, carry: Tree = ()) -> Arrays:
+        """Return expected returns per action for observations, `[..., *action shape, values]`."""
+        return self.expected(self.model.apply(variables, observation, carry)[0])
 
     def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
         """Return by how much other actions' values come too near to those of a block; see `operant.agents.imitation.margin`."""
         observation = {name: x[:-1] for name, x in block.observation.items()}
-        q_values = self.q_values(weights["model"], observation)
+        outputs = evaluate(self.model, weights["model"], observation, block.carry, block.valid)
+        q_values = self.expected(outputs)
         return imitation.margin(q_values, block.action, split_masks(observation)[1], block.valid)
 
     def act(self, acting: Acting, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
-        """Act greedily, or with probability ε at random; each actor tosses its own coin."""
+        """Act greedily, or with probability ε at random; each actor tosses its own coin.
+
+        A recurrent network sees every row, also where the action is random. Extras are the state before it, for replay.
+        """
         coin, draws = noise
         masks = split_masks(observation)[1]
         variables = acting.variables
         if explore and acting.exploring != ():
             variables = {**variables, "params": acting.exploring}
+        outputs, after = self.model.apply(variables, observation, carry)
         action: Arrays = {}
-        for name, q in self.q_values(variables, observation).items():
+        for name, q in self.expected(outputs).items():
             leaf = self.spaces.actions.components[name]
             allowed = masks.get(name)
             if explore:
@@ -169,4 +188,4 @@ class QLearner:
             if allowed is not None:
                 q = jnp.where(allowed, q, -jnp.inf)
             action[name] = jnp.argmax(q, axis=-1).astype(jnp.dtype(leaf.dtype))
-        return Action(action, (), carry)
+        return Action(action, {"carry": carry} if self.model.recurrent else (), after)

@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from operant.errors import SpecError, UsageError, value_error
 from operant.memory import sum_tree
@@ -39,6 +39,7 @@ from operant.memory.ring import (
     pick,
     take,
 )
+from operant.ops import returns
 from operant.ops.spread import spread
 from operant.types import Array, Arrays, Block, Key, Transition, Tree
 
@@ -131,6 +132,11 @@ class Replay:
     def rows(state: ReplayState) -> Int[Array, ""]:
         """Return how many rows are held."""
         return Cursor(*state.cursor).held.sum()
+
+    @staticmethod
+    def has_sequence(state: ReplayState, length: int) -> Bool[Array, ""]:
+        """Tell whether a run of `length` rows can be sampled: one column holds them and the row that follows."""
+        return Cursor(*state.cursor).held.max() > length
 
     def add(self, state: ReplayState, block: Block, columns: Int[Array, " n"] | None = None) -> ReplayState:
         """Append the `T` rows of a block; row `T` of its observation is left for the next block to bring.
@@ -260,19 +266,15 @@ class Replay:
         ahead = (state.cursor[0, column] - 1 - row) % self.length
         known = flag(marks, VALID) & (steps < ahead[:, None])
         # The step ends before the first row that is not known: an episode's last observation, or the newest row.
-        length = jnp.where(known, n_step, steps).min(axis=1)
-        taken = steps < length[:, None]
-        alive = ~jnp.any(flag(marks, TERMINATED) & taken, axis=1)
-
-        gamma = jnp.asarray(gamma, jnp.float32)
-        powers = jnp.power(gamma, steps.astype(jnp.float32))
-        rewards = jnp.where(taken, take(state.rows["reward"], path), 0.0)
+        reward, discount, length = returns.n_step_sums(
+            take(state.rows["reward"], path), known, flag(marks, TERMINATED), gamma=gamma
+        )
         index = path[:, 0]
         drawn = Transition(
             observation=self._observation(state, column, row),
             action=jax.tree.map(lambda x: take(x, index), state.rows["action"]),
-            reward=(rewards * powers).sum(axis=1),
-            discount=jnp.where(alive & (weight > 0), jnp.power(gamma, length.astype(jnp.float32)), 0.0),
+            reward=reward,
+            discount=jnp.where(weight > 0, discount, 0.0),
             next_observation=self._observation(state, column, (row + length) % self.length),
             extras=jax.tree.map(lambda x: take(x, index), state.rows["extras"]),
             index=jnp.stack([row, column], axis=1),

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from operant.errors import value_error
 from operant.types import Array
@@ -137,6 +137,38 @@ def n_step_returns(
         return r_t + discount_t * jnp.where(continue_t, jnp.roll(g_t, -1, axis=0), v_tp1)
 
     return jax.lax.fori_loop(1, n, longer, r_t + discount_t * v_tp1)
+
+
+def n_step_sums(
+    r: Float[Array, "*B n"],
+    known: Bool[Array, "*B n"],
+    terminated: Bool[Array, "*B n"],
+    *,
+    gamma: float | Float[Array, ""],
+) -> tuple[Float[Array, "*B"], Float[Array, "*B"], Int[Array, "*B"]]:
+    """The two parts of an n-step return, for targets that are more than a number: Σ_{i<m} γⁱ rᵢ, and γᵐ.
+
+    The step takes the `m` rows before the first that is not known: at most `n`, fewer where the episode or what is known of
+    it ends. `sum + discount * v` is `n_step_returns`, with the value of the row that follows the `m`.
+
+    Args:
+        r: rewards of the rows from the first of each step on.
+        known: False from an episode's last observation on, and where nothing is known of what followed a row.
+        terminated: where nothing follows.
+        gamma: discount factor.
+
+    Returns:
+        The sum, the discount (0 after a termination), and `m`.
+    """
+    n = r.shape[-1]
+    gamma = jnp.asarray(gamma, jnp.float32)
+    steps = jnp.arange(n, dtype=jnp.int32).reshape((1,) * (r.ndim - 1) + (n,))
+    length = jnp.where(known, n, steps).min(axis=-1)
+    taken = steps < length[..., None]
+    alive = ~jnp.any(terminated & taken, axis=-1)
+    powers = jnp.power(gamma, steps.astype(jnp.float32))
+    total = (jnp.where(taken, r, 0.0) * powers).sum(axis=-1)
+    return total, jnp.where(alive, jnp.power(gamma, length.astype(jnp.float32)), 0.0), length
 
 
 def truncated_lambda_returns(

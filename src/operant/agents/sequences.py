@@ -1,0 +1,90 @@
+"""Sequences from a replay memory, as recurrent networks learn from them: the stored state warmed up, and n-step targets.
+
+Paper: Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning"
+(https://openreview.net/forum?id=r1lyTjAqYX), section 3.
+
+The state that an older network stored when it acted is not what the present one would have. So the first rows of a sequence
+(burn-in) only bring the state of the present network about, and no gradient passes through them.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Int
+
+from operant.nn import Model
+from operant.ops import returns
+from operant.types import Array, Block, Transition, Tree
+
+
+def warmed(model: Model, variables: Tree, block: Block, rows: int) -> Tree:
+    """Return the recurrent state behind the first `rows` rows of a block, a constant as far as gradients go.
+
+    Args:
+        model: a recurrent network.
+        variables: its variables.
+        block: `[T, B]`, with the state before its row 0.
+        rows: from 0 to T.
+    """
+    if rows == 0:
+        return block.carry
+    observation = {name: x[:rows] for name, x in block.observation.items()}
+    first = jnp.concatenate([jnp.zeros_like(block.valid[:1]), ~block.valid[: rows - 1]])
+    carry = model.unroll(jax.lax.stop_gradient(variables), observation, block.carry, first)[1]
+    goes_on = block.valid[rows - 1, :, None]
+    return jax.tree.map(lambda x: jnp.where(goes_on, x, 0.0), jax.lax.stop_gradient(carry))
+
+
+def cut(block: Block, rows: int) -> Block:
+    """Return a block without its first rows; the state behind these is not known: see `warmed`."""
+    return jax.tree.map(lambda x: x[rows:], block._replace(carry=()))
+
+
+def transitions(
+    block: Block, rows: int, n: int, gamma: float | Array
+) -> tuple[Transition, Int[Array, "rows B"]]:
+    """Return the n-step transitions that begin at the first `rows` rows of a block, one after the other, and where they end.
+
+    They are those of `Replay.sample`; weights are 0 where no action was taken. `index` is row and column of the block.
+
+    Args:
+        block: `[rows + n - 1, B]`.
+        rows: how many rows.
+        n: most rows of one step.
+        gamma: discount factor; may be traced.
+    """
+    start = jnp.arange(rows, dtype=jnp.int32)[:, None]
+    path = start + jnp.arange(n, dtype=jnp.int32)[None]
+
+    def windows(x: Array) -> Array:
+        return jnp.moveaxis(x[path], 1, -1)
+
+    reward, discount, length = returns.n_step_sums(
+        windows(block.reward), windows(block.valid), windows(block.terminated), gamma=gamma
+    )
+    after = start + length
+    column = jnp.arange(after.shape[1], dtype=jnp.int32)[None]
+    index = jnp.stack(jnp.broadcast_arrays(start, column), axis=-1)
+    whole = Transition(
+        observation={name: x[:rows] for name, x in block.observation.items()},
+        action={name: x[:rows] for name, x in block.action.items()},
+        reward=reward,
+        discount=discount,
+        next_observation={name: x[after, column] for name, x in block.observation.items()},
+        extras=jax.tree.map(lambda x: x[:rows], block.extras),
+        index=index,
+        weight=block.valid[:rows].astype(jnp.float32),
+    )
+    return flat(whole), after
+
+
+def flat(tree: Tree) -> Tree:
+    """Put rows and columns into one axis: leaves `[rows, B, ...]` become `[rows B, ...]`."""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
+
+
+def at(tree: Tree, row: Int[Array, "rows B"]) -> Tree:
+    """Take from every column the rows given, one after the other: leaves `[T, B, ...]` become `[rows B, ...]`."""
+    column = jnp.arange(row.shape[1], dtype=jnp.int32)[None]
+    return flat(jax.tree.map(lambda x: x[row, column], tree))
