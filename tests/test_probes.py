@@ -156,7 +156,11 @@ LEARNING: dict[str, Learning] = {
     ),
     "ac": Learning({**_MODULAR, "batch_size": 64}, 32_000, baseline_value, _REMEMBERING, whole=True),
     "vpg": Learning(
-        {**_MODULAR, "batch_size": 16, "episode_limit": 20}, 32_000, baseline_value, _REMEMBERING, whole=True
+        {**_MODULAR, "batch_size": 16, "episode_limit": 20},
+        32_000,
+        baseline_value,
+        {**_REMEMBERING, "batch_size": 8},
+        whole=True,
     ),
     "a2c": Learning(
         {"model": MODEL, "lr": "linear:0.005:0.0005:30000", "gamma": GAMMA, "n_steps": 8},
