@@ -47,6 +47,7 @@ OWN = (*EVERYDAY, "td3", "modular")
 SHARED = (
     "test_conformance.py",
     "test_drivers.py",
+    "test_dropout.py",
     "test_experience.py",
     "test_knobs.py",
     "test_modular.py",

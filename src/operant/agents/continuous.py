@@ -268,8 +268,14 @@ class Continuous(abc.ABC):
         """Return a target network: parameters of its own, running moments of the network that it follows."""
         return {**getattr(state, name), "params": getattr(state, f"target_{name}")}
 
+    def learning(self, state: Any, key: Key, address: int) -> Any:
+        """Return a state whose networks losses apply as in training, under noise of their own (see `Model.learning`)."""
+        models = enumerate(self.models.items())
+        found = {name: model.learning(getattr(state, name), key, address, i) for i, (name, model) in models}
+        return state._replace(**found)
+
     def improve_critics(self, state: Any, batch: Transition, target: Array) -> Improved:
-        """Take one step on the squared error to the target `[B]`, summed over the critics."""
+        """Take one step on the squared error to the target `[B]`, summed over the critics; the state is of `learning`."""
         names = tuple(self.critics)
         params = tuple(getattr(state, name)["params"] for name in names)
         gradient = jax.value_and_grad(critic_loss, has_aux=True)

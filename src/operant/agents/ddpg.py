@@ -69,8 +69,8 @@ class DDPG(Deterministic):
 
     def step(self, state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
         """Step the critic, then the actor, then move both targets."""
-        improved = self.improve_critics(state, batch, self.target(state, batch))
-        return self.move(state, improved, batch, improved.ok)
+        improved = self.improve_critics(self.learning(state, key, 0), batch, self.target(state, batch))
+        return self.move(state, improved, batch, improved.ok, key)
 
     def update(
         self, state: State, memory: Tree, block: Block, counters: Counters, key: Key

@@ -146,14 +146,14 @@ class State(NamedTuple):
 def loss(
     learned: Tree, state: State, algorithm: DQN, batch: Transition, key: Key
 ) -> tuple[Array, tuple[Array, Metrics]]:
-    """Return the mean loss of a batch; beside it the priorities `[B]` and what to watch. The key is for `noisy` only."""
+    """Return the mean loss of a batch; beside it the priorities `[B]` and what to watch. The key is for noise in the network."""
     values, double = algorithm.values, algorithm.config.double
 
-    def outputs(learned: Tree, observation: Arrays, draw: int) -> Arrays:
+    def outputs(learned: Tree, observation: Arrays, draw: int, variables: Tree = state.variables) -> Arrays:
         params = algorithm.perturbed(learned, key, draw)
-        return algorithm.outputs({**state.variables, "params": params}, observation)
+        return algorithm.outputs({**variables, "params": params}, observation)
 
-    online = outputs(learned, batch.observation, 0)
+    online = outputs(learned, batch.observation, 0, algorithm.model.learning(state.variables, key))
     target = outputs(state.target, batch.next_observation, 1)
     choosing = outputs(learned, batch.next_observation, 2) if double else target
     masks = split_masks(batch.next_observation)[1]

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -323,10 +324,11 @@ class Modular:
         c, objective = self.config, self.objective
         params = {name: variables["params"] for name, variables in weights.items()}
         frozen = {name: variables["state"] for name, variables in weights.items()}
+        steady = {name: self.models[name].in_use(weights[name])["state"] for name in weights}
         observation = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), block.observation)
         values = None
         if c.baseline_model is not None:
-            values = objective.values(params, (), frozen, observation)
+            values = objective.values(params, (), steady, observation)
             values = jax.lax.stop_gradient(values).reshape(-1, block.reward.shape[1], 1)
         target = estimate(block, values, gamma=c.gamma, lambda_=c.lam, horizon=None)
         rows = Rows(
@@ -351,6 +353,7 @@ class Modular:
         together, opt_state, watched = steps.fit(
             lambda params, rows: objective.loss(params, frozen, rows),
             together, state.optimizer, optimizers[0], rows, counts, plan, words[1],
+            self._noisy(objective.loss, frozen) if plan.natural is None else None,
         )  # fmt: skip
         grad_norm, skipped = watched.pop("grad_norm"), watched.pop("skipped")
         state = state._replace(optimizer=opt_state)
@@ -361,6 +364,7 @@ class Modular:
                 lambda params, rows: baseline.value_loss(params, frozen, rows),
                 own, state.baseline_optimizer, optimizers[1], rows, counts,
                 steps.Plan(c.baseline_multi_step, c.subsampling_fraction, c.l2_regularization), words[2],
+                self._noisy(baseline.value_loss, frozen),
             )  # fmt: skip
             grad_norm, skipped = jnp.hypot(grad_norm, other.pop("grad_norm")), skipped + other.pop("skipped")
             watched, state = {**watched, **other}, state._replace(baseline_optimizer=opt_state)
@@ -371,6 +375,26 @@ class Modular:
         metrics |= {**watched, "update/grad_norm": grad_norm, "update/skipped": skipped}
         state = state._replace(made=state.made + jnp.any(counts).astype(jnp.uint32))
         return self._follow(state), metrics
+
+    def _noisy(
+        self, loss: Callable[[Tree, Tree, Rows], tuple[Array, Metrics]], frozen: Tree
+    ) -> Callable[[Array], steps.Loss] | None:
+        """Return what makes the loss of a gradient step of key data, with networks as in training; None if they have no such layers.
+
+        The natural gradient goes without: its Fisher matrix and its gradient must speak of one function.
+        """
+        if not any(model.learns_otherwise for model in self.models.values()):
+            return None
+
+        def noisy(words: Array) -> steps.Loss:
+            key = jax.random.wrap_key_data(words)
+            learning = {
+                name: model.learning({"params": {}, "state": frozen[name]}, key, i)["state"]
+                for i, (name, model) in enumerate(self.models.items())
+            }
+            return lambda params, rows: loss(params, learning, rows)
+
+        return noisy
 
     def _plan(self, frozen: Tree) -> steps.Plan:
         """Return how gradient steps are taken."""

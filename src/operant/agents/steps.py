@@ -81,6 +81,7 @@ def fit(
     counts: Bool[Array, " R"],
     plan: Plan,
     words: UInt32[Array, " K"],
+    noisy: Callable[[Array], Loss] | None = None,
 ) -> tuple[Tree, Tree, Metrics]:
     """Take the planned gradient steps on the mean loss.
 
@@ -92,7 +93,9 @@ def fit(
         rows: leaves `[R, ...]`.
         counts: which rows make the batch. If there are none, nothing changes.
         plan: how many steps on how many rows.
-        words: key data, for the samples.
+        words: key data, for the samples and `noisy`.
+        noisy: in place of the loss, the loss of one step under noise that its key data gives: the same for all chunks of
+            its rows, its search and its estimates.
 
     Returns:
         Parameters, the optimizer's state, means of what is watched over the steps, and the sum of those skipped.
@@ -107,9 +110,10 @@ def fit(
         words_i = jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(words), i))
         order = _ordered(counts, None if plan.fraction is None else jax.random.wrap_key_data(words_i))
 
-        value = functools.partial(_penalised, loss, plan.l2, rows, order, size)
+        own = loss if noisy is None else noisy(words_i)
+        value = functools.partial(_penalised, own, plan.l2, rows, order, size)
         if plan.evolution is None:
-            grads, watched = _gradient(loss, params, rows, order, size)
+            grads, watched = _gradient(own, params, rows, order, size)
             grads = jax.tree.map(lambda g, p: g + 2.0 * jnp.asarray(plan.l2, p.dtype) * p, grads, params)
         else:
             watched = value(params)[1]

@@ -87,7 +87,7 @@ class Weighted(Layer):
     bias: bool = True
     activation: str | None = None
     dropout: float = 0.0
-    """Share of outputs that `Model.train` sets to zero (no agent calls it)."""
+    """Share of outputs that gradient steps set to zero."""
     initialization_scale: float = 1.0
     """Factor on the initial kernel."""
     vars_trainable: bool = True
@@ -341,7 +341,7 @@ class Activation(Layer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dropout(Layer):
-    """Sets a share of its input to zero in `Model.train`. Agents use `Model.apply`, where it does nothing."""
+    """Sets a share of its input to zero in gradient steps, another with every step (Srivastava et al. 2014); does nothing else."""
 
     type = "dropout"
     rate: float
@@ -432,7 +432,7 @@ class Attention(Layer):
     heads: int = 1
     """Number of heads; it must divide the size."""
     dropout: float = 0.0
-    """Share of attention that training sets to zero."""
+    """Share of attention that gradient steps set to zero."""
 
     def check(self) -> None:
         """Check the arguments."""
