@@ -255,7 +255,7 @@ def test_the_modular_agent_drops_whatever_its_steps_are(options):
 
 
 @pytest.mark.parametrize("name", ["dqn", "ppo"])
-def test_evaluation_and_saved_agents_do_not_drop(name, tmp_path):
+def test_an_agent_does_not_drop_when_it_acts(name):
     spaces = {"states": {"type": "float", "shape": (4,)}, "actions": {"type": "int", "num_values": 3}}
     made = Agent.create(agent=name, **small(name, **networks(name, layers(0.9))), **spaces)
     states = np.asarray(X["state"])

@@ -122,6 +122,9 @@ class Cloning:
 
         value, grads = jax.value_and_grad(loss)(params)
         params, state, _ = optimise.apply(self._optimizer, params, state, grads)
+        for name, model in self._models.items():
+            if set(model.inputs) <= set(block.observation):  # critics that read actions do not imitate
+                params[name] = model.averaged(params[name], learning[name], block.observation)
         return {name: {**weights[name], "params": params[name]} for name in weights}, state, value
 
     def learn(self, trace: Trace, passes: int) -> float:

@@ -113,9 +113,10 @@ class A2C(ActorCritic):
         c = self.config
         scale, block = stability.scale_block(c, state.reward_scale, block)
         variables = self.model.observe(state.variables, block.observation, block.valid)
-        params, frozen = variables["params"], self.model.learning(variables, key)["state"]
-        grads, metrics = jax.grad(loss, has_aux=True)(params, frozen, self, block)
+        params, before = variables["params"], self.model.learning(variables, key)
+        grads, metrics = jax.grad(loss, has_aux=True)(params, before["state"], self, block)
         params, opt_state, info = optimise.apply(stability.optimizer(c), params, state.optimizer, grads)
+        params = self.model.averaged(params, before, block.observation)
         metrics |= {f"update/{name}": value for name, value in info.items()}
         metrics["update/lr"] = jnp.asarray(c.lr, jnp.float32)
         return State({**variables, "params": params}, opt_state, scale), memory, metrics

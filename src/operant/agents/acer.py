@@ -439,6 +439,7 @@ class ACER:
         params, opt_state, info = optimise.apply(
             stability.optimizer(self.config), params, state.optimizer, grads
         )
+        params = self.model.averaged(params, variables, block.observation)
         decay = jnp.asarray(self.config.ema_alpha, jnp.float32)
         average = jax.tree.map(lambda a, p: p + decay.astype(p.dtype) * (a - p), state.average, params)
         state = state._replace(

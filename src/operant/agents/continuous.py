@@ -259,10 +259,13 @@ class Continuous(abc.ABC):
 
     def value(self, name: str, variables: Tree, observation: Arrays, units: Arrays) -> Array:
         """Return a critic's value `[*B]` of actions in units."""
-        states = self.spaces.states.components
-        inputs = {critic_input(action, states): x for action, x in units.items()}
-        output: Array = self.critics[name].apply(variables, {**observation, **inputs})[0]["value"]
+        output: Array = self.critics[name].apply(variables, self._inputs(observation, units))[0]["value"]
         return output
+
+    def _inputs(self, observation: Arrays, units: Arrays) -> Arrays:
+        """Return what critics read."""
+        states = self.spaces.states.components
+        return {**observation, **{critic_input(action, states): x for action, x in units.items()}}
 
     def target_variables(self, state: Any, name: str) -> Tree:
         """Return a target network: parameters of its own, running moments of the network that it follows."""
@@ -281,6 +284,11 @@ class Continuous(abc.ABC):
         gradient = jax.value_and_grad(critic_loss, has_aux=True)
         (loss, value), grads = gradient(params, self, state, batch, target)
         new, optimizer, info = optimise.apply(self.critic_optimizer, params, state.critic_optimizer, grads)
+        inputs = self._inputs(batch.observation, batch.action)
+        new = tuple(
+            self.critics[name].averaged(own, getattr(state, name), inputs)
+            for name, own in zip(names, new, strict=True)
+        )
         metrics = {"loss/critic": loss, "value/mean": value, "update/grad_norm": info["grad_norm"]}
         return Improved(new, optimizer, info["skipped"] == 0, metrics)
 

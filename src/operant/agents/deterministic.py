@@ -57,6 +57,7 @@ class Deterministic(Continuous):
             params, optimizer, metrics, _ = self.improve_actor(
                 params, optimizer, lambda p: self.actor_loss(p, learning, improved.params[0], batch)
             )
+            params = self.actor.averaged(params, learning.actor, batch.observation)
             return params, optimizer, self.follow(slow, (params, *improved.params)), metrics
 
         slow = tuple(getattr(state, f"target_{name}") for name in names)

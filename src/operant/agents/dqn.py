@@ -306,7 +306,10 @@ class DQN(QLearner):
                 memory = replay.update_priorities(memory, batch.index, error, c.priority_alpha)
             metrics |= {f"update/{k}": v for k, v in info.items()}
             total = {k: total[k] + v for k, v in metrics.items()}
-            return self._put(state, learned)._replace(optimizer=opt_state), memory, total
+            before = self.model.learning(state.variables, own)
+            state = self._put(state, learned)._replace(optimizer=opt_state)
+            params = self.model.averaged(state.variables["params"], before, batch.observation)
+            return state._replace(variables={**state.variables, "params": params}), memory, total
 
         names = ("loss/td", "value/mean", "update/grad_norm", "update/skipped")
         start = (state, memory, dict.fromkeys(names, jnp.zeros(())))

@@ -255,7 +255,9 @@ class Modular:
         if self.config.variable_noise is None:
             return Acting(state.variables, ())
         key = fold(state.noise, counters.rows)
-        moved = exploration.perturbed(state.variables["params"], key, self.config.variable_noise)
+        params, steady = state.variables["params"], self.models["model"].averages
+        moved = exploration.perturbed(params, key, self.config.variable_noise)
+        moved |= {name: params[name] for name in steady}
         return Acting(state.variables, moved)
 
     def noise(self, key: Key, n: int) -> Tree:
@@ -353,7 +355,7 @@ class Modular:
         together, opt_state, watched = steps.fit(
             lambda params, rows: objective.loss(params, frozen, rows),
             together, state.optimizer, optimizers[0], rows, counts, plan, words[1],
-            self._noisy(objective.loss, frozen) if plan.natural is None else None,
+            self._learning(objective.loss, frozen, used=plan.natural is not None),
         )  # fmt: skip
         grad_norm, skipped = watched.pop("grad_norm"), watched.pop("skipped")
         state = state._replace(optimizer=opt_state)
@@ -364,7 +366,7 @@ class Modular:
                 lambda params, rows: baseline.value_loss(params, frozen, rows),
                 own, state.baseline_optimizer, optimizers[1], rows, counts,
                 steps.Plan(c.baseline_multi_step, c.subsampling_fraction, c.l2_regularization), words[2],
-                self._noisy(baseline.value_loss, frozen),
+                self._learning(baseline.value_loss, frozen),
             )  # fmt: skip
             grad_norm, skipped = jnp.hypot(grad_norm, other.pop("grad_norm")), skipped + other.pop("skipped")
             watched, state = {**watched, **other}, state._replace(baseline_optimizer=opt_state)
@@ -376,25 +378,40 @@ class Modular:
         state = state._replace(made=state.made + jnp.any(counts).astype(jnp.uint32))
         return self._follow(state), metrics
 
-    def _noisy(
-        self, loss: Callable[[Tree, Tree, Rows], tuple[Array, Metrics]], frozen: Tree
-    ) -> Callable[[Array], steps.Loss] | None:
-        """Return what makes the loss of a gradient step of key data, with networks as in training; None if they have no such layers.
+    def _learning(
+        self,
+        loss: Callable[[Tree, Tree, Rows], tuple[Array, Metrics]],
+        frozen: Tree,
+        used: bool = False,
+    ) -> steps.Learning | None:
+        """Return how networks are applied in gradient steps, None if as in use.
 
-        The natural gradient goes without: its Fisher matrix and its gradient must speak of one function.
+        The natural gradient has its loss as `used`: its Fisher matrix and its gradient must speak of one function.
         """
         if not any(model.learns_otherwise for model in self.models.values()):
             return None
 
-        def noisy(words: Array) -> steps.Loss:
+        def marked(words: Array) -> Tree:
             key = jax.random.wrap_key_data(words)
-            learning = {
+            return {
                 name: model.learning({"params": {}, "state": frozen[name]}, key, i)["state"]
                 for i, (name, model) in enumerate(self.models.items())
             }
-            return lambda params, rows: loss(params, learning, rows)
 
-        return noisy
+        def noisy(words: Array) -> steps.Loss:
+            state = marked(words)
+            return lambda params, rows: loss(params, state, rows)
+
+        def averaged(words: Array, before: Tree, after: Tree, rows: Rows) -> Tree:
+            state = marked(words)
+            return {
+                name: self.models[name].averaged(
+                    own, {"params": before[name], "state": state[name]}, rows.observation
+                )
+                for name, own in after.items()
+            }
+
+        return steps.Learning(None if used else noisy, averaged)
 
     def _plan(self, frozen: Tree) -> steps.Plan:
         """Return how gradient steps are taken."""

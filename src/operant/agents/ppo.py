@@ -172,8 +172,10 @@ class PPO(ActorCritic):
         def step(learned: tuple[Tree, Tree], part: Part) -> tuple[tuple[Tree, Tree], Metrics]:
             (params, opt_state), (own, start, key) = learned, part
             frozen = self.model.learning(variables, key)["state"]
+            before: Tree = {"params": params, "state": frozen}
             (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, frozen, self, own, start)
             params, opt_state, info = optimise.apply(optimizer, params, opt_state, grads)
+            params = self.model.averaged(params, before, own.observation)
             return (params, opt_state), {**metrics, **{f"update/{k}": v for k, v in info.items()}}
 
         return passes(

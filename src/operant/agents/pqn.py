@@ -196,8 +196,10 @@ class PQN(QLearner):
         def step(learned: tuple[Tree, Tree], part: Part) -> tuple[tuple[Tree, Tree], Metrics]:
             params, opt_state = learned
             frozen = self.model.learning(variables, part[2])["state"]
+            before: Tree = {"params": params, "state": frozen}
             (_, metrics), grads = gradient(params, frozen, self, part[0])
             params, opt_state, info = optimise.apply(optimizer, params, opt_state, grads)
+            params = self.model.averaged(params, before, part[0].observation)
             return (params, opt_state), metrics | {f"update/{k}": v for k, v in info.items()}
 
         start = (variables["params"], state.optimizer)

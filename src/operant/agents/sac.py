@@ -187,6 +187,7 @@ class SAC(Continuous):
             params, optimizer, metrics, entropy = self.improve_actor(
                 params, optimizer, lambda p: self.actor_loss(p, learning, improved.params, batch, noise)
             )
+            params = self.actor.averaged(params, learning.actor, batch.observation)
             metrics |= {"policy/entropy": entropy, "loss/temperature": nan}
             if self.config.learn_temperature:
                 gradient = jax.value_and_grad(temperature_loss)

@@ -58,6 +58,16 @@ class Search(NamedTuple):
     """What remains of a step that was refused."""
 
 
+class Learning(NamedTuple):
+    """What networks do that learning applies otherwise than use does: `operant.nn.Model.learning`."""
+
+    loss: Callable[[Array], Loss] | None
+    """Key data to the loss of a step, under noise that is the same for all chunks of its rows, its search and its estimates;
+    None: as in use."""
+    averaged: Callable[[Array, Tree, Tree, Any], Tree]
+    """(key data, parameters before a step, those after it, its rows) to the latter with running averages moved."""
+
+
 class Plan(NamedTuple):
     """What an update does with its batch."""
 
@@ -81,7 +91,7 @@ def fit(
     counts: Bool[Array, " R"],
     plan: Plan,
     words: UInt32[Array, " K"],
-    noisy: Callable[[Array], Loss] | None = None,
+    learning: Learning | None = None,
 ) -> tuple[Tree, Tree, Metrics]:
     """Take the planned gradient steps on the mean loss.
 
@@ -93,9 +103,8 @@ def fit(
         rows: leaves `[R, ...]`.
         counts: which rows make the batch. If there are none, nothing changes.
         plan: how many steps on how many rows.
-        words: key data, for the samples and `noisy`.
-        noisy: in place of the loss, the loss of one step under noise that its key data gives: the same for all chunks of
-            its rows, its search and its estimates.
+        words: key data, for the samples and the noise of networks.
+        learning: for networks that learning applies otherwise than use does.
 
     Returns:
         Parameters, the optimizer's state, means of what is watched over the steps, and the sum of those skipped.
@@ -110,7 +119,7 @@ def fit(
         words_i = jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(words), i))
         order = _ordered(counts, None if plan.fraction is None else jax.random.wrap_key_data(words_i))
 
-        own = loss if noisy is None else noisy(words_i)
+        own = loss if learning is None or learning.loss is None else learning.loss(words_i)
         value = functools.partial(_penalised, own, plan.l2, rows, order, size)
         if plan.evolution is None:
             grads, watched = _gradient(own, params, rows, order, size)
@@ -125,6 +134,8 @@ def fit(
         if plan.search is not None:
             moved, accepted = _searched(value, params, moved, plan.search)
             info["update/accepted"] = accepted
+        if learning is not None:
+            moved = learning.averaged(words_i, params, moved, _first(rows, order, size))
         watched = {**watched, **info}
         return moved, opt_state, total + jnp.stack([watched[name] for name in names])
 
@@ -177,11 +188,11 @@ def _penalised(
 def _summed(f: Callable[[Any, Array], Tree], rows: Any, order: Array, size: Array) -> Tree:
     """Sum up `f(rows, weights)` over the chunks of the first `size` rows of an order."""
     length = len(order)
-    # In place of rows that do not count the first that does, with a weight of 0: a NaN has no gradient of 0.
-    order = jnp.where(jnp.arange(length) < size, order, order[0])
+    # In place of rows that do not count those that do, again, with a weight of 0: a NaN has no gradient of 0, and batch
+    # normalisation reads all.
+    order = _again(order, size, length if length <= CHUNK else length + -length % CHUNK)
     if length <= CHUNK:
         return f(jax.tree.map(lambda x: x[order], rows), _weights(0, length, size))
-    order = jnp.concatenate([order, jnp.zeros(-length % CHUNK, order.dtype)])
 
     def part(i: Array, total: Tree) -> Tree:
         own = jax.lax.dynamic_slice(order, (i * CHUNK,), (CHUNK,))
@@ -192,6 +203,17 @@ def _summed(f: Callable[[Any, Array], Tree], rows: Any, order: Array, size: Arra
     shapes = jax.eval_shape(lambda rows: f(rows, jnp.zeros(CHUNK)), one)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     return jax.lax.fori_loop(0, -(-size // CHUNK), part, zeros)
+
+
+def _again(order: Array, size: Array, length: int) -> Array:
+    """Return the first `size` of an order over and over, as many as `length`."""
+    return order[jnp.arange(length, dtype=jnp.int32) % jnp.maximum(size, 1)]
+
+
+def _first(rows: Any, order: Array, size: Array) -> Any:
+    """Return the first `size` rows of an order, at most `CHUNK`, over and over."""
+    chosen = _again(order, size, min(len(order), CHUNK))
+    return jax.tree.map(lambda x: x[chosen], rows)
 
 
 def _natural(

@@ -291,7 +291,9 @@ class TRPO(ActorCritic):
         value, advantage, target = self.advantages(value, block)
         # The row after the block was there for its value only.
         block = block._replace(observation=jax.tree.map(lambda x: x[:-1], block.observation))
+        before = self.model.learning(actor, key)
         actor, metrics = self._improve(actor, carry["actor"], block, advantage)
+        actor = {**actor, "params": self.model.averaged(actor["params"], before, block.observation)}
         fit = Fit(block.observation, value, target, block.valid)
         critic, optimizer, fitted = self._fit(critic, state.optimizer, carry["critic"], fit, key)
         metrics |= {
@@ -383,6 +385,8 @@ class TRPO(ActorCritic):
             frozen = self.critic.learning(critic, key)["state"]
             grads, metrics = jax.grad(value_loss, has_aux=True)(learned[0], frozen, self, own, start)
             params, opt_state, info = optimise.apply(optimizer, *learned, grads)
+            before: Tree = {"params": learned[0], "state": frozen}
+            params = self.critic.averaged(params, before, own.observation)
             return (params, opt_state), metrics | {f"update/{k}": v for k, v in info.items()}
 
         (params, opt_state), metrics = passes(

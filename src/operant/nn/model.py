@@ -19,14 +19,18 @@ from operant.nn.backend import keras, numpy_promotion
 from operant.nn.convolutions import as_products
 from operant.nn.drawing import Drawable
 from operant.nn.graph import Carries
-from operant.nn.phases import LEARNING, differs
+from operant.nn.phases import LEARNING, averages, differs
 from operant.nn.weights import Weight, collect, is_seed, named_variables
 from operant.ops import random, statistics
 from operant.spaces import Leaf
 from operant.types import Array, Arrays, Key, Tree
 
 Variables: TypeAlias = dict[str, Arrays]
-"""``{"params": {name: array}, "state": {name: array}}``: what is trained, and what is not."""
+"""``{"params": {name: array}, "state": {name: array}}``: what gradient steps change, and what they do not.
+
+Running averages of batch normalisation are among `params`, without a gradient: each step moves them (`Model.averaged`), and whatever
+follows a network, as target networks do, follows them with the rest.
+"""
 
 _NOISE = 0xD20
 """Address, under a key, of the noise of `Model.learning`."""
@@ -79,6 +83,14 @@ class Model:
         self._params = [order[id(v)] for v in network.trainable_variables]
         self._state = [order[id(v)] for v in network.non_trainable_variables]
         self._seeds = tuple(name for name in self._state if is_seed(name))
+        running = (order[id(v)] for v in averages(network))
+        self.averages = tuple(name for name in running if not is_seed(name))
+        """Running averages among the parameters."""
+        if self.averages and self.recurrent:
+            raise SpecError(
+                f"Recurrent networks take no layers with running averages, such as batch normalisation. "
+                f"Received: {', '.join(self.averages)}. Use layer normalisation instead (layer_normalization)."
+            )
         self.learns_otherwise = differs(network)
         """Whether learning applies it in another way than use does (see `learning`)."""
         self._draw = jax.jit(self._drawn)
@@ -102,9 +114,12 @@ class Model:
         drawn = self._draw(key)
         fixed = {w.name: w.draw(key) for w in self._weights if w.name not in drawn}
         values = {**drawn, **fixed}
+        return self._variables(values)
+
+    def _variables(self, values: Arrays) -> Variables:
         return {
-            "params": {name: values[name] for name in self._params},
-            "state": {name: values[name] for name in self._state},
+            "params": {name: values[name] for name in (*self._params, *self.averages)},
+            "state": {name: values[name] for name in self._state if name not in self.averages},
         }
 
     def _drawn(self, key: Key) -> Arrays:
@@ -138,7 +153,25 @@ class Model:
         """Undo `learning`: return variables with which calls apply layers as in use."""
         if LEARNING not in variables["state"]:
             return variables
-        return {**variables, "state": {name: variables["state"][name] for name in self._state}}
+        return {**variables, "state": {k: x for k, x in variables["state"].items() if k != LEARNING}}
+
+    def averaged(self, params: Arrays, variables: Variables, observation: Arrays) -> Arrays:
+        """Return parameters with the running averages moved by the batch of a gradient step.
+
+        XLA finds most of this call in the loss, and computes that once.
+
+        Args:
+            params: after the gradient step; themselves, if the model has no such averages.
+            variables: with which the loss called the model: those before the step, of `learning`.
+            observation: the step's batch, as in `apply`.
+        """
+        if not self.averages:
+            return params
+        after = self._call(variables, observation, ())[2]
+        old = variables["params"]
+        # A batch with a NaN in it is no step of the optimizer either.
+        moved = {k: jnp.where(jnp.all(jnp.isfinite(after[k])), after[k], old[k]) for k in self.averages}
+        return {**params, **moved}
 
     def apply(self, variables: Variables, observation: Arrays, carry: Tree = ()) -> tuple[Arrays, Tree]:
         """Return outputs by head, `[*B, *head.shape]`, and the recurrent state after the step.
@@ -181,14 +214,14 @@ class Model:
             carry = {name: jnp.where(first[..., None], jnp.zeros_like(x), x) for name, x in carry.items()}
             current = {"params": variables["params"], "state": state}
             outputs, carry, state = self._call(current, observation, carry)
-            return (carry, state), outputs
+            return (carry, {name: state[name] for name in before[1]}), outputs
 
         with jax.numpy_rank_promotion("allow"):  # [*B, 1] against [*B, size]
             (carry, _), outputs = jax.lax.scan(step, (carry, variables["state"]), (rows, reset))
         return outputs, carry
 
     def _call(self, variables: Variables, observation: Arrays, carry: Tree) -> tuple[Arrays, Tree, Arrays]:
-        """Return outputs, carry, and ``variables["state"]`` as layers leave it, marked as it was."""
+        """Return outputs, carry, and what layers leave of ``variables["state"]``, its mark and running averages."""
         lead, arguments = self._arguments(observation)
         if self.recurrent:
             if set(carry) != set(self._carries):
@@ -197,7 +230,11 @@ class Model:
                 )
             arguments |= {name: x.reshape(-1, self._carries[name]) for name, x in carry.items()}
         params = [variables["params"][name] for name in self._params]
-        state = [variables["state"][name] for name in self._state]
+        held = {
+            **variables["state"],
+            **{k: jax.lax.stop_gradient(variables["params"][k]) for k in self.averages},
+        }
+        state = [held[name] for name in self._state]
         marked: Tree = {LEARNING: ()} if LEARNING in variables["state"] else {}
         with numpy_promotion(), as_products():
             outputs, after = self._network.stateless_call(params, state, arguments, training=bool(marked))
@@ -304,7 +341,4 @@ class Model:
             listed = ", ".join(f"{n} (here {wanted.get(n)}, there {shapes.get(n)})" for n in differing[:3])
             raise SpecError(f"The Keras model {model.name!r} does not fit. Weights that differ: {listed}.")
         values = {name: jnp.array(v.value, copy=True) for name, v in found.items()}
-        return {
-            "params": {name: values[name] for name in self._params},
-            "state": {name: values[name] for name in self._state},
-        }
+        return self._variables(values)

@@ -17,6 +17,12 @@ def differs(network: Any) -> bool:
     return any(_differs(layer) for layer in leaves(network))
 
 
+def averages(network: Any) -> list[Any]:
+    """Return the variables of a Keras model that calls in training change, beside the states of random numbers: running averages."""
+    found = [v for layer in leaves(network) if _differs(layer) for v in layer.non_trainable_variables]
+    return list({id(v): v for v in found}.values())
+
+
 def leaves(network: Any) -> list[Any]:
     """Return the layers of a Keras model that are no models themselves, at any depth."""
     model = keras().Model
