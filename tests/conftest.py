@@ -45,8 +45,10 @@ EVERYDAY = ("dqn", "ppo")
 OWN = (*EVERYDAY, "td3", "modular")
 """Agents whose own tests run every day, too: several networks, modules."""
 SHARED = (
+    "test_batch_normalization.py",
     "test_conformance.py",
     "test_drivers.py",
+    "test_dropout.py",
     "test_experience.py",
     "test_knobs.py",
     "test_modular.py",

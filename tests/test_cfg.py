@@ -266,6 +266,12 @@ def test_weights_are_a_function_of_the_seed():
     assert not np.allclose(*free)
 
 
+def test_normalisation_of_both_types():
+    text = "[normalization-0]\ntype=batch\n[normalization-1]\ntype=layer\n[dense-0]\noutput=1"
+    found = [type(layer).__name__ for layer in model(text, [4], (4,), 0).layers]
+    assert found[1:3] == ["BatchNormalization", "LayerNormalization"]
+
+
 # Errors
 
 

@@ -354,7 +354,9 @@ DETERMINISTIC = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["together", "own optimizer"])
+@pytest.mark.parametrize(
+    "own", [pytest.param(False, marks=pytest.mark.slow), True], ids=["together", "own optimizer"]
+)
 def test_a_deterministic_policy_climbs_the_values_of_its_actions(own):
     """One update against the formulas: of the policy -mean Q(s, μ(s)), of the baseline mean (r + γ Q'(s', μ'(s')) - Q(s, a))²."""
     options = {"baseline_optimizer": "sgd", "baseline_lr": 0.2} if own else {"baseline_weight": 2.0}

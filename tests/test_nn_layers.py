@@ -278,7 +278,7 @@ def test_every_layer_is_tested():
         "embedding",
         "block",
     }
-    elsewhere = {"dropout", "batch_normalization", "lstm", "gru"}  # test_nn_model; refused below
+    elsewhere = {"dropout", "batch_normalization", "lstm", "gru"}  # tests of their own
     assert set(LAYERS) - tried - elsewhere == {"pool2d", "rnn"}
 
 
@@ -292,25 +292,3 @@ def test_pool2d_and_rnn():
     }
     assert {cell: len(carry) for cell, carry in carries.items()} == {"gru": 1, "lstm": 2}
     assert all(x.shape == (5, 2) for carry in carries.values() for x in carry.values())
-
-
-def test_batch_normalisation_without_trained_averages_is_refused(tmp_path):
-    # no agent would ever update them: it would be a layer that does nothing
-    k = keras()
-    fresh = k.layers.BatchNormalization()
-    whole = k.Sequential([k.Input((3,)), k.layers.Dense(4), fresh, k.layers.Dense(1)])
-    file = tmp_path / "net.cfg"
-    file.write_text("[normalization-0]\ntype=batch\n[dense-0]\noutput=1\n")
-    for network in (
-        [{"type": "batch_normalization"}],
-        ["batch_normalization"],
-        [{"type": "keras", "layer": "BatchNormalization"}],
-        [k.layers.BatchNormalization()],
-        whole,
-        lambda: k.models.clone_model(whole),
-        str(file),
-    ):
-        with pytest.raises(SpecError, match=r"no agent updates.* Use layer normalisation instead"):
-            build(network, one((3,)), {"q": Head((1,))})
-    fresh.moving_variance.assign(np.full(4, 2.0))
-    build(whole, one((3,)), {"q": Head((1,))})

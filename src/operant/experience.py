@@ -18,7 +18,7 @@ from operant.errors import SpaceError, UsageError
 from operant.ops import optimise
 from operant.spaces import Spaces
 from operant.traces import Flat, Trace
-from operant.types import Action, Block, Tree
+from operant.types import Action, Block, Key, Tree
 
 COLUMN = 64
 """Rows of a column in pretraining: long enough for recurrent networks to learn from, short enough to shuffle."""
@@ -86,7 +86,7 @@ class Cloning:
         engine: of the agent; its algorithm must have `imitation`.
         lr: learning rate of Adam.
         batch_size: steps in a gradient step, about.
-        seed: of the order of steps.
+        seed: of the order of steps, and of the noise of networks that have any.
     """
 
     def __init__(self, engine: Engine, lr: float, batch_size: int, seed: int) -> None:
@@ -94,27 +94,37 @@ class Cloning:
         self._optimizer = optimise.optimizer("adam", lr, max_norm=1.0)
         self._columns = max(1, batch_size // COLUMN)
         self._order = np.random.default_rng(seed)
+        self._key, self._taken = jax.random.key(seed), 0
         self._step = jax.jit(self._stepped)
         self._models = engine.learner.algorithm.models
         weights = engine.learner.algorithm.weights(engine.train.state)
         self._weights = jax.tree.map(jnp.copy, weights)
         self._state = self._optimizer.init({name: w["params"] for name, w in weights.items()})
 
-    def _stepped(self, weights: Tree, state: Tree, hyper: Tree, block: Block) -> tuple[Tree, Tree, Any]:
+    def _stepped(
+        self, weights: Tree, state: Tree, hyper: Tree, block: Block, key: Key
+    ) -> tuple[Tree, Tree, Any]:
         algorithm: Any = self._engine.learner.at(hyper)
         weights = {
             name: model.observe(weights[name], block.observation, block.valid)
             for name, model in self._models.items()
         }
         params = {name: w["params"] for name, w in weights.items()}
+        learning = {
+            name: model.learning(weights[name], key, i)
+            for i, (name, model) in enumerate(self._models.items())
+        }
 
         def loss(params: Tree) -> Any:
             return algorithm.imitation(
-                {name: {**weights[name], "params": params[name]} for name in weights}, block
+                {name: {**learning[name], "params": params[name]} for name in weights}, block
             )
 
         value, grads = jax.value_and_grad(loss)(params)
         params, state, _ = optimise.apply(self._optimizer, params, state, grads)
+        for name, model in self._models.items():
+            if set(model.inputs) <= set(block.observation):  # critics that read actions do not imitate
+                params[name] = model.averaged(params[name], learning[name], block.observation)
         return {name: {**weights[name], "params": params[name]} for name in weights}, state, value
 
     def learn(self, trace: Trace, passes: int) -> float:
@@ -124,9 +134,11 @@ class Cloning:
         for _ in range(passes):
             values = []
             for block in self._batches(columns):
+                key = jax.random.fold_in(self._key, self._taken)
                 self._weights, self._state, one = self._step(
-                    self._weights, self._state, self._engine.train.hyper, block
+                    self._weights, self._state, self._engine.train.hyper, block, key
                 )
+                self._taken += 1
                 values.append(float(one))
             value = float(np.mean(values))
         return value

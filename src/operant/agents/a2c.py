@@ -65,11 +65,11 @@ class State(NamedTuple):
 
 
 def loss(params: Tree, state: Tree, algorithm: A2C, block: Block) -> tuple[Array, Metrics]:
-    """Return the loss on a block, and what to watch. One pass gives values, returns and the policy."""
+    """Return the loss on a block, and what to watch. One pass gives values, returns and the policy (see `steady`)."""
     c = algorithm.config
     variables = {"params": params, "state": state}
     outputs = algorithm.evaluate(variables, block.observation, block.carry, block.valid)
-    estimate = algorithm.advantages(jax.lax.stop_gradient(outputs["value"]), block)
+    estimate = algorithm.advantages(algorithm.steady(variables, outputs, block), block)
     # The row after the block is there for its value only.
     outputs, observation = jax.tree.map(lambda x: x[:-1], (outputs, block.observation))
     policy = algorithm.policy.distribution(outputs, split_masks(observation)[1])
@@ -113,9 +113,10 @@ class A2C(ActorCritic):
         c = self.config
         scale, block = stability.scale_block(c, state.reward_scale, block)
         variables = self.model.observe(state.variables, block.observation, block.valid)
-        params = variables["params"]
-        grads, metrics = jax.grad(loss, has_aux=True)(params, variables["state"], self, block)
+        params, before = variables["params"], self.model.learning(variables, key)
+        grads, metrics = jax.grad(loss, has_aux=True)(params, before["state"], self, block)
         params, opt_state, info = optimise.apply(stability.optimizer(c), params, state.optimizer, grads)
+        params = self.model.averaged(params, before, block.observation)
         metrics |= {f"update/{name}": value for name, value in info.items()}
         metrics["update/lr"] = jnp.asarray(c.lr, jnp.float32)
         return State({**variables, "params": params}, opt_state, scale), memory, metrics

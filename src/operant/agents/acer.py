@@ -158,6 +158,13 @@ class Row(NamedTuple):
     q_ret: Float[Array, "*B"]
 
 
+class Moved(NamedTuple):
+    """What the loss's gradient goes through, where learning applies the network otherwise than in use; else the same."""
+
+    policy: Categorical
+    q: Array
+
+
 def policy_gradient(row: Row, *, c: float | Array, epsilon: float | Array) -> Float[Array, "*B K"]:
     """Return g of eq. 9: the objective's gradient in the probabilities φ, truncated and with bias correction.
 
@@ -197,15 +204,21 @@ def project(
 
 
 def loss(params: Tree, algorithm: ACER, state: State, block: Block) -> tuple[Array, Metrics]:
-    """Return the loss on a block, fresh or replayed, and what to watch."""
-    variables = {**state.variables, "params": params}
-    outputs = algorithm.evaluate(variables, block)
+    """Return the loss on a block, fresh or replayed, and what to watch; the state's variables may be of `Model.learning`."""
+    variables = algorithm.model.in_use(state.variables)
+    outputs = algorithm.evaluate({**variables, "params": params}, block)
     policy = algorithm.policy(outputs, block.observation)
-    average = policy
+    average, learned, learned_policy = policy, outputs, policy
     if algorithm.config.trust_region:
-        averaged = algorithm.evaluate({**state.variables, "params": state.average}, block)
+        averaged = algorithm.evaluate({**variables, "params": state.average}, block)
         average = algorithm.policy(averaged, block.observation)
-    parts = [algorithm.terms(name, outputs, policy[name], average[name], block) for name in policy]
+    if variables is not state.variables:
+        learned = algorithm.evaluate({**state.variables, "params": params}, block)
+        learned_policy = algorithm.policy(learned, block.observation)
+    parts = []
+    for name in policy:
+        moved = Moved(learned_policy[name], learned[f"{name}/q"])
+        parts.append(algorithm.terms(name, outputs, policy[name], average[name], moved, block))
     terms = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=-1), *parts)
     weight = block.valid.astype(jnp.float32)
     mean = {name: losses.weighted_mean(jnp.mean(x, axis=-1), weight) for name, x in terms.items()}
@@ -328,9 +341,18 @@ class ACER:
         return evaluate(self.model, variables, block.observation, block.carry, block.valid)
 
     def terms(
-        self, name: str, outputs: Arrays, policy: Categorical, average: Categorical, block: Block
+        self,
+        name: str,
+        outputs: Arrays,
+        policy: Categorical,
+        average: Categorical,
+        moved: Moved,
+        block: Block,
     ) -> Arrays:
-        """Return the parts of the loss of one action component before averaging, `[T, B, E]` for its `E` elements."""
+        """Return the parts of the loss of one action component before averaging, `[T, B, E]` for its `E` elements.
+
+        What is constant in the loss is made of `outputs`, of the network as in use.
+        """
         c = self.config
 
         def elements(x: Array) -> Array:
@@ -360,6 +382,9 @@ class ACER:
             log_average = elements(average.log_probs)[:-1]
             z = project(z, log_prob, log_average, delta=c.delta, epsilon=c.epsilon)
         z, q_ret = jax.lax.stop_gradient((z, q_ret))
+        if moved.policy is not policy:
+            q_taken = losses.pick(elements(moved.q)[:-1], action)
+            prob, log_prob = elements(moved.policy.probs)[:-1], elements(moved.policy.log_probs)[:-1]
         return {
             "policy": -jnp.sum(z * prob, axis=-1),
             "critic": 0.5 * losses.squared(q_ret - q_taken),
@@ -376,7 +401,7 @@ class ACER:
         scale, scaled = stability.scale_block(c, state.reward_scale, block)
         variables = self.model.observe(state.variables, block.observation, block.valid)
         state = state._replace(variables=variables, reward_scale=scale)
-        state, metrics = self._step(state, scaled)
+        state, metrics = self._step(state, scaled, key)
         key_count, key_sample = jax.random.split(key)
         # Enough rows for some actor's to be a sequence and one more.
         ready = counters.timesteps >= jnp.uint32(c.initial_size)
@@ -390,7 +415,7 @@ class ACER:
             own = fold(jax.random.wrap_key_data(words, impl=impl), i)
             sample = self.memory.sample_sequences(memory, own, c.buffer_batch_size * self.actors, c.n_steps)
             reward = stability.scale_replayed(c, state.reward_scale, sample.reward)
-            state, metrics = self._step(state, sample._replace(reward=reward))
+            state, metrics = self._step(state, sample._replace(reward=reward), own)
             return state, {name: total[name] + x for name, x in metrics.items()}
 
         fresh = {**metrics, "memory/importance_weight": jnp.zeros(())}
@@ -405,13 +430,16 @@ class ACER:
         }
         return state, memory, metrics
 
-    def _step(self, state: State, block: Block) -> tuple[State, Metrics]:
+    def _step(self, state: State, block: Block, key: Key) -> tuple[State, Metrics]:
         """Take one gradient step and move the average."""
-        params = state.variables["params"]
-        grads, metrics = jax.grad(loss, has_aux=True)(params, self, state, block)
+        params, variables = state.variables["params"], self.model.learning(state.variables, key)
+        grads, metrics = jax.grad(loss, has_aux=True)(
+            params, self, state._replace(variables=variables), block
+        )
         params, opt_state, info = optimise.apply(
             stability.optimizer(self.config), params, state.optimizer, grads
         )
+        params = self.model.averaged(params, variables, block.observation)
         decay = jnp.asarray(self.config.ema_alpha, jnp.float32)
         average = jax.tree.map(lambda a, p: p + decay.astype(p.dtype) * (a - p), state.average, params)
         state = state._replace(

@@ -238,22 +238,36 @@ class Continuous(abc.ABC):
 
     def value(self, name: str, variables: Tree, observation: Arrays, action: Arrays) -> Array:
         """Return a critic's value `[*B]` of actions in units."""
-        states = self.spaces.states.components
-        inputs = {critic_input(own, states): x for own, x in action.items()}
-        output: Array = self.critics[name].apply(variables, {**observation, **inputs})[0]["value"]
+        output: Array = self.critics[name].apply(variables, self._inputs(observation, action))[0]["value"]
         return output
+
+    def _inputs(self, observation: Arrays, action: Arrays) -> Arrays:
+        """Return what critics read."""
+        states = self.spaces.states.components
+        return {**observation, **{critic_input(name, states): x for name, x in action.items()}}
 
     def target_variables(self, state: Any, name: str) -> Tree:
         """Return a target network: parameters of its own, running moments of the network that it follows."""
         return {**getattr(state, name), "params": getattr(state, f"target_{name}")}
 
+    def learning(self, state: Any, key: Key, address: int) -> Any:
+        """Return a state whose networks losses apply as in training, under noise of their own (see `Model.learning`)."""
+        models = enumerate(self.models.items())
+        found = {name: model.learning(getattr(state, name), key, address, i) for i, (name, model) in models}
+        return state._replace(**found)
+
     def improve_critics(self, state: Any, batch: Transition, target: Array) -> Improved:
-        """Take one step on the squared error to the target `[B]`, summed over the critics."""
+        """Take one step on the squared error to the target `[B]`, summed over the critics; the state is of `learning`."""
         names = tuple(self.critics)
         params = tuple(getattr(state, name)["params"] for name in names)
         gradient = jax.value_and_grad(critic_loss, has_aux=True)
         (loss, value), grads = gradient(params, self, state, batch, target)
         new, optimizer, info = optimise.apply(self.critic_optimizer, params, state.critic_optimizer, grads)
+        inputs = self._inputs(batch.observation, batch.action)
+        new = tuple(
+            self.critics[name].averaged(own, getattr(state, name), inputs)
+            for name, own in zip(names, new, strict=True)
+        )
         metrics = {"loss/critic": loss, "value/mean": value, "update/grad_norm": info["grad_norm"]}
         return Improved(new, optimizer, info["skipped"] == 0, metrics)
 

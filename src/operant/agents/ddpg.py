@@ -8,10 +8,10 @@ Paper: Lillicrap et al. 2016, "Continuous control with deep reinforcement learni
     θ' <- τ θ + (1 - τ) θ'                             for both targets, after every step   (algorithm 1)
 
 Deviations: acting noise is Gaussian and independent from step to step (Fujimoto et al. 2018, section 6.1), not an
-Ornstein-Uhlenbeck process; the paper's weight decay and batch normalisation are left out, and the critic reads the action in its
-first layer. Steps before `buffer_initial_size` act uniformly at random and count as environment steps. Terminal targets keep
-the value of the last observation when the episode was cut by a time limit. A step in which the critic's gradient is not finite
-changes nothing.
+Ornstein-Uhlenbeck process; the paper's weight decay is left out, its batch normalisation left to the networks that are given, and
+the critic reads the action in its first layer. Steps before `buffer_initial_size` act uniformly at random and count as
+environment steps. Terminal targets keep the value of the last observation when the episode was cut by a time limit. A step in
+which the critic's gradient is not finite changes nothing but running averages.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class DDPG(Deterministic):
 
     def step(self, state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
         """Step the critic, then the actor, then move both targets."""
-        improved = self.improve_critics(state, batch, self.target(state, batch))
-        return self.move(state, improved, batch, improved.ok)
+        improved = self.improve_critics(self.learning(state, key, 0), batch, self.target(state, batch))
+        return self.move(state, improved, batch, improved.ok, key)
 
     def update(
         self, state: State, memory: Tree, block: Block, counters: Counters, key: Key

@@ -13,7 +13,7 @@ from operant.agents.continuous import NO_STEP, Continuous, Improved, merged, onc
 from operant.nn import Head
 from operant.ops import losses
 from operant.spaces import Spaces
-from operant.types import Array, Arrays, Metrics, Transition, Tree
+from operant.types import Array, Arrays, Key, Metrics, Transition, Tree
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,21 +37,24 @@ class Deterministic(Continuous):
         return {name: jnp.clip(x + coef * noise[name], -1.0, 1.0) for name, x in units.items()}
 
     def actor_loss(self, params: Tree, state: Any, critic: Tree, batch: Transition) -> tuple[Array, Tree]:
-        """Return -mean Q₁(s, μ(s)) (Silver et al. 2014, eq. 9, written as a loss), and nothing beside."""
+        """Return -mean Q₁(s, μ(s)) (Silver et al. 2014, eq. 9, written as a loss), and nothing beside; the state is of `learning`."""
         name = next(iter(self.critics))
         units = self.greedy({**state.actor, "params": params}, batch.observation)
         value = self.value(name, {**getattr(state, name), "params": critic}, batch.observation, units)
         return -losses.weighted_mean(value, batch.weight), ()
 
-    def move(self, state: Any, improved: Improved, batch: Transition, due: Array) -> tuple[Any, Metrics]:
+    def move(
+        self, state: Any, improved: Improved, batch: Transition, due: Array, key: Key
+    ) -> tuple[Any, Metrics]:
         """Put improved critics in; if `due` step the actor, too, and let all targets follow."""
-        names = ("actor", *self.critics)
+        names, learning = ("actor", *self.critics), self.learning(state, key, 1)
 
         def once(carry: tuple[Tree, Tree, Tree, Metrics]) -> tuple[Tree, Tree, Tree, Metrics]:
             params, optimizer, slow, _ = carry
             params, optimizer, metrics, _ = self.improve_actor(
-                params, optimizer, lambda p: self.actor_loss(p, state, improved.params[0], batch)
+                params, optimizer, lambda p: self.actor_loss(p, learning, improved.params[0], batch)
             )
+            params = self.actor.averaged(params, learning.actor, batch.observation)
             return params, optimizer, self.follow(slow, (params, *improved.params)), metrics
 
         slow = tuple(getattr(state, f"target_{name}") for name in names)

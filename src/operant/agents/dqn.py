@@ -194,13 +194,13 @@ class Outputs(NamedTuple):
 def loss(
     learned: Tree, state: State, algorithm: DQN, batch: Transition, key: Key
 ) -> tuple[Array, tuple[Array, Metrics]]:
-    """Return the mean loss of a batch; beside it the priorities `[B]` and what to watch. The key is for `noisy` only."""
+    """Return the mean loss of a batch; beside it the priorities `[B]` and what to watch. The key is for noise in the network."""
 
-    def outputs(learned: Tree, observation: Arrays, draw: int) -> Arrays:
+    def outputs(learned: Tree, observation: Arrays, draw: int, variables: Tree = state.variables) -> Arrays:
         params = algorithm.perturbed(learned, key, draw)
-        return algorithm.outputs({**state.variables, "params": params}, observation)
+        return algorithm.outputs({**variables, "params": params}, observation)
 
-    online = outputs(learned, batch.observation, 0)
+    online = outputs(learned, batch.observation, 0, algorithm.model.learning(state.variables, key))
     target = outputs(state.target, batch.next_observation, 1)
     choosing = outputs(learned, batch.next_observation, 2) if algorithm.config.double else target
     return compared(algorithm.values, Outputs(online, target, choosing), batch)
@@ -213,15 +213,16 @@ def sequence_loss(
     c = algorithm.config
     rest = sequences.cut(block, c.burn_in)
 
-    def outputs(learned: Tree, draw: int) -> Arrays:
-        variables = {**state.variables, "params": algorithm.perturbed(learned, key, draw)}
+    def outputs(learned: Tree, draw: int, variables: Tree = state.variables) -> Arrays:
+        variables = {**variables, "params": algorithm.perturbed(learned, key, draw)}
         carry = sequences.warmed(algorithm.model, variables, block, c.burn_in)
         return algorithm.joined(evaluate(algorithm.model, variables, rest.observation, carry, rest.valid))
 
-    online, target = outputs(learned, 0), outputs(state.target, 1)
-    choosing = target
+    online = outputs(learned, 0, algorithm.model.learning(state.variables, key))
+    target = choosing = outputs(state.target, 1)
     if c.double:  # without noise the network that chooses is the online one, as unrolled already
-        choosing = outputs(jax.lax.stop_gradient(learned), 2) if c.noisy else online
+        fresh = c.noisy or algorithm.model.learns_otherwise
+        choosing = outputs(jax.lax.stop_gradient(learned), 2) if fresh else online
     batch, after = sequences.transitions(rest, c.sequence_length, c.n_steps, c.gamma)
     first = sequences.flat({name: x[: c.sequence_length] for name, x in online.items()})
     following = sequences.at((target, jax.lax.stop_gradient(choosing)), after)
@@ -411,7 +412,10 @@ class DQN(QLearner):
                 memory = replay.update_priorities(memory, batch.index, error, c.priority_alpha)
             metrics |= {f"update/{k}": v for k, v in info.items()}
             total = {k: total[k] + v for k, v in metrics.items()}
-            return self._put(state, learned)._replace(optimizer=opt_state), memory, total
+            before = self.model.learning(state.variables, own)
+            state = self._put(state, learned)._replace(optimizer=opt_state)
+            params = self.model.averaged(state.variables["params"], before, batch.observation)
+            return state._replace(variables={**state.variables, "params": params}), memory, total
 
         names = ("loss/td", "value/mean", "update/grad_norm", "update/skipped")
         start = (state, memory, dict.fromkeys(names, jnp.zeros(())))

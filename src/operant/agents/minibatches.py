@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,11 @@ from operant.ops.spread import spread
 from operant.types import Array, Key, Metrics, Tree
 
 L = TypeVar("L")
+Part: TypeAlias = tuple[Any, Tree, Any]
+"""A minibatch, its part of `carry`, and a key of its own, None unless the pass is `noisy`."""
+
+_NOISE = 0xD20
+"""Address of the minibatches' keys under that of an epoch."""
 
 
 def divisible(config: Any, units: int, made_of: str) -> None:
@@ -32,7 +37,7 @@ def divisible(config: Any, units: int, made_of: str) -> None:
 
 
 def passes(
-    step: Callable[[L, tuple[Tree, Tree]], tuple[L, Metrics]],
+    step: Callable[[L, Part], tuple[L, Metrics]],
     learned: L,
     batch: Tree,
     key: Key,
@@ -41,14 +46,14 @@ def passes(
     parts: int,
     carry: Tree = (),
     sequences: bool = False,
+    noisy: bool = False,
 ) -> tuple[L, Metrics]:
     """Pass over a block several times, each time in minibatches of another order.
 
     If the rows do not divide into the minibatches, each pass leaves out another random remainder.
 
     Args:
-        step: takes what is learned and a minibatch with its part of `carry`; returns what is learned then, and metrics,
-            `update/skipped` among them.
+        step: takes what is learned and a minibatch; returns what is learned then, and metrics, `update/skipped` among them.
         learned: what the steps change.
         batch: leaves `[T, N, ...]`.
         key: consumed.
@@ -56,6 +61,7 @@ def passes(
         parts: minibatches of a pass.
         carry: leaves `[N, ...]`, only with `sequences`.
         sequences: whether minibatches are whole columns, `[T, B, ...]`, instead of rows, `[B, ...]`.
+        noisy: whether each step wants a key.
 
     Returns:
         What is learned in the end, and the mean of every metric over the steps, of `update/skipped` the sum.
@@ -73,7 +79,15 @@ def passes(
         shares = jax.tree.map(lambda x: jnp.moveaxis(jnp.take(x, order, axis=axis), axis, 0), batch)
         starts = jax.tree.map(lambda x: jnp.take(x, order, axis=0), carry)
         shares, starts = spread(shares, 1 + axis), spread(starts, 1)
-        return jax.lax.scan(step, learned, (shares, starts))
+        data: Tree = ()
+        if noisy:
+            data = random.bits(jax.random.fold_in(own, _NOISE), (parts, *words.shape))
+        return jax.lax.scan(each, learned, (shares, starts, data))
+
+    def each(learned: L, part: tuple[Tree, Tree, Tree]) -> tuple[L, Metrics]:
+        share, start, words = part
+        own = jax.random.wrap_key_data(words, impl=jax.random.key_impl(key)) if noisy else None
+        return step(learned, (share, start, own))
 
     # As plain numbers: under `vmap`, JAX's check of key reuse takes the keys of a scan for used.
     words = jax.random.key_data(jax.random.split(key, epochs))

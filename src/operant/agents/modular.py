@@ -260,7 +260,9 @@ class Modular:
         if self.config.variable_noise is None:
             return Acting(state.variables, (), baseline)
         key = fold(state.noise, counters.rows)
-        moved = exploration.perturbed(state.variables["params"], key, self.config.variable_noise)
+        params, steady = state.variables["params"], self.models["model"].averages
+        moved = exploration.perturbed(params, key, self.config.variable_noise)
+        moved |= {name: params[name] for name in steady}
         return Acting(state.variables, moved, baseline)
 
     def noise(self, key: Key, n: int) -> Tree:
@@ -338,9 +340,10 @@ class Modular:
         c, objective = self.config, self.objective
         params = {name: variables["params"] for name, variables in weights.items()}
         frozen = {name: variables["state"] for name, variables in weights.items()}
+        steady = {name: self.models[name].in_use(weights[name])["state"] for name in weights}
         values = None
         if isinstance(objective, objectives.PolicyGradient) and c.baseline_model is not None:
-            values = objective.values(params, (), frozen, self.view(block, block.carry))
+            values = objective.values(params, (), steady, self.view(block, block.carry))
             values = jax.lax.stop_gradient(values).reshape(-1, block.reward.shape[1], 1)
         target = estimate(block, values, gamma=c.gamma, lambda_=c.lam, horizon=None)
         rows = self.flat(block, target, target[..., 0], block.carry)
@@ -369,10 +372,15 @@ class Modular:
         together, own = self._learned(state)
         frozen = {name: variables["state"] for name, variables in self.weights(state).items()}
         optimizers, whole = self._optimizers(), bool(self.recurrent)
-        plan = self._plan(frozen)
+        plan, held = self._plan(frozen), own
+
+        def with_own(params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
+            return objective.loss({**held, **params}, frozen, rows)
+
         together, opt_state, watched = steps.fit(
-            lambda params, rows: objective.loss({**own, **params}, frozen, rows),
-            together, state.optimizer, optimizers[0], rows, counts, plan, words[1], whole=whole,
+            lambda params, rows: with_own(params, frozen, rows),
+            together, state.optimizer, optimizers[0], rows, counts, plan, words[1],
+            self._learning(with_own, frozen, used=plan.natural is not None), whole=whole,
         )  # fmt: skip
         grad_norm, skipped = watched.pop("grad_norm"), watched.pop("skipped")
         state = state._replace(optimizer=opt_state)
@@ -383,7 +391,7 @@ class Modular:
                 lambda params, rows: baseline.value_loss(params, frozen, rows),
                 own, state.baseline_optimizer, optimizers[1], rows, counts,
                 steps.Plan(c.baseline_multi_step, c.subsampling_fraction, c.l2_regularization), words[2],
-                whole=whole,
+                self._learning(baseline.value_loss, frozen), whole=whole,
             )  # fmt: skip
             grad_norm, skipped = jnp.hypot(grad_norm, other.pop("grad_norm")), skipped + other.pop("skipped")
             watched, state = {**watched, **other}, state._replace(baseline_optimizer=opt_state)
@@ -394,6 +402,41 @@ class Modular:
         metrics |= {**watched, "update/grad_norm": grad_norm, "update/skipped": skipped}
         state = state._replace(made=state.made + jnp.any(counts).astype(jnp.uint32))
         return self._follow(state), metrics
+
+    def _learning(
+        self,
+        loss: Callable[[Tree, Tree, Rows], tuple[Array, Metrics]],
+        frozen: Tree,
+        used: bool = False,
+    ) -> steps.Learning | None:
+        """Return how networks are applied in gradient steps, None if as in use.
+
+        The natural gradient has its loss as `used`: its Fisher matrix and its gradient must speak of one function.
+        """
+        if not any(model.learns_otherwise for model in self.models.values()):
+            return None
+
+        def marked(words: Array) -> Tree:
+            key = jax.random.wrap_key_data(words)
+            return {
+                name: model.learning({"params": {}, "state": frozen[name]}, key, i)["state"]
+                for i, (name, model) in enumerate(self.models.items())
+            }
+
+        def noisy(words: Array) -> steps.Loss:
+            state = marked(words)
+            return lambda params, rows: loss(params, state, rows)
+
+        def averaged(words: Array, before: Tree, after: Tree, rows: Rows) -> Tree:
+            state = marked(words)
+            return {
+                name: self.models[name].averaged(
+                    own, {"params": before[name], "state": state[name]}, self.objective.shown(name, rows)
+                )
+                for name, own in after.items()
+            }
+
+        return steps.Learning(None if used else noisy, averaged)
 
     def _plan(self, frozen: Tree) -> steps.Plan:
         """Return how gradient steps are taken."""

@@ -65,6 +65,10 @@ class Objective(Protocol):
         """Return what a baseline with a network of its own reads."""
         ...
 
+    def shown(self, name: str, rows: Rows) -> Arrays:
+        """Return what a model reads of rows in its loss."""
+        ...
+
     def followed(self, params: Tree) -> Tree:
         """Return the parameters of which target networks are copies; `()`: there are none."""
         ...
@@ -105,6 +109,10 @@ class Networks:
     def baseline_inputs(self) -> dict[str, Leaf]:
         """Return what a baseline with a network of its own reads."""
         return dict(self.spaces.states.components)
+
+    def shown(self, name: str, rows: Rows) -> Arrays:
+        """Return what a model reads of rows in its loss."""
+        return rows.view.observation
 
     def followed(self, params: Tree) -> Tree:
         """Return the parameters of which target networks are copies; `()`: there are none."""
@@ -268,11 +276,23 @@ class DeterministicGradient(Networks):
         """Return the policy's actions `[R, *shape]`, in units."""
         return self._clipped(self.outputs_of("model", params, frozen, view))
 
+    def _with(self, units: Arrays, observation: Arrays) -> Arrays:
+        """Return what the baseline reads."""
+        states = self.spaces.states.components
+        return {**observation, **{critic_input(name, states): x for name, x in units.items()}}
+
+    def shown(self, name: str, rows: Rows) -> Arrays:
+        """Return states, and for the baseline what was done, too."""
+        observation = rows.view.observation
+        return observation if name == "model" else self._with(self._done(rows), observation)
+
+    def _done(self, rows: Rows) -> Arrays:
+        """Return the actions of rows in units; what the environment clips counts as clipped."""
+        return self._clipped(to_units(self.spaces.actions.components, rows.action))
+
     def action_value(self, params: Tree, frozen: Tree, view: View, units: Arrays) -> Array:
         """Return the baseline's values `[R]` of actions in units."""
-        states = self.spaces.states.components
-        inputs = {critic_input(name, states): x for name, x in units.items()}
-        shown = view._replace(observation={**view.observation, **inputs})
+        shown = view._replace(observation=self._with(units, view.observation))
         return self.outputs_of("baseline", params, frozen, shown)[VALUE]
 
     def values(self, params: Tree, target: Tree, frozen: Tree, view: View) -> Array:
@@ -281,9 +301,8 @@ class DeterministicGradient(Networks):
         return self.action_value(target["baseline"], frozen, view, units)[:, None]
 
     def value_loss(self, params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
-        """Return the baseline's error for what was done; what the environment clips counts as clipped."""
-        units = self._clipped(to_units(self.spaces.actions.components, rows.action))
-        value = self.action_value(params["baseline"], frozen, rows.view, units)
+        """Return the baseline's error for what was done."""
+        value = self.action_value(params["baseline"], frozen, rows.view, self._done(rows))
         loss = self.error(value - rows.target[:, 0])
         return loss, {"loss/value": loss, "value/mean": value}
 

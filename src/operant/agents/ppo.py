@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from operant.agents import stability
 from operant.agents.config import ModelConfig, RolloutConfig
-from operant.agents.minibatches import divisible, passes
+from operant.agents.minibatches import Part, divisible, passes
 from operant.agents.protocol import Counters, split_masks
 from operant.agents.rollouts import ActorCritic
 from operant.ops import losses, optimise
@@ -169,12 +169,13 @@ class PPO(ActorCritic):
         """Run all gradient steps of one update in one scan."""
         optimizer = stability.optimizer(self.config)
 
-        def step(learned: tuple[Tree, Tree], part: tuple[Batch, Tree]) -> tuple[tuple[Tree, Tree], Metrics]:
-            params, opt_state = learned
-            (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(
-                params, variables["state"], self, *part
-            )
+        def step(learned: tuple[Tree, Tree], part: Part) -> tuple[tuple[Tree, Tree], Metrics]:
+            (params, opt_state), (own, start, key) = learned, part
+            frozen = self.model.learning(variables, key)["state"]
+            before: Tree = {"params": params, "state": frozen}
+            (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, frozen, self, own, start)
             params, opt_state, info = optimise.apply(optimizer, params, opt_state, grads)
+            params = self.model.averaged(params, before, own.observation)
             return (params, opt_state), {**metrics, **{f"update/{k}": v for k, v in info.items()}}
 
         return passes(
@@ -186,4 +187,5 @@ class PPO(ActorCritic):
             parts=self.config.mini_batches,
             carry=carry,
             sequences=self.model.recurrent,
+            noisy=self.model.learns_otherwise,
         )

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 
 from operant.agents import stability
 from operant.agents.config import EpsilonConfig, ModelConfig
-from operant.agents.minibatches import divisible, passes
+from operant.agents.minibatches import Part, divisible, passes
 from operant.agents.protocol import Counters, split_masks
 from operant.agents.qvalues import QLearner
 from operant.memory.replay import Replay
@@ -193,14 +193,25 @@ class PQN(QLearner):
         optimizer = stability.optimizer(c)
         gradient = jax.value_and_grad(loss, has_aux=True)
 
-        def step(learned: tuple[Tree, Tree], part: tuple[Batch, Tree]) -> tuple[tuple[Tree, Tree], Metrics]:
+        def step(learned: tuple[Tree, Tree], part: Part) -> tuple[tuple[Tree, Tree], Metrics]:
             params, opt_state = learned
-            (_, metrics), grads = gradient(params, variables["state"], self, part[0])
+            frozen = self.model.learning(variables, part[2])["state"]
+            before: Tree = {"params": params, "state": frozen}
+            (_, metrics), grads = gradient(params, frozen, self, part[0])
             params, opt_state, info = optimise.apply(optimizer, params, opt_state, grads)
+            params = self.model.averaged(params, before, part[0].observation)
             return (params, opt_state), metrics | {f"update/{k}": v for k, v in info.items()}
 
         start = (variables["params"], state.optimizer)
-        (params, opt_state), metrics = passes(step, start, batch, key, epochs=c.epochs, parts=c.mini_batches)
+        (params, opt_state), metrics = passes(
+            step,
+            start,
+            batch,
+            key,
+            epochs=c.epochs,
+            parts=c.mini_batches,
+            noisy=self.model.learns_otherwise,
+        )
         metrics |= {
             "value/target": losses.weighted_mean(
                 jnp.mean(batch.target, axis=-1), block.valid.astype(jnp.float32)

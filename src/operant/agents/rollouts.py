@@ -134,11 +134,18 @@ class ActorCritic:
         """Return how badly networks imitate a block: -mean log π(a|s), and the error of the values to their λ-returns."""
         variables = weights["model"]
         outputs = self.evaluate(variables, block.observation, block.carry, block.valid)
-        return self.clone(outputs, outputs["value"], block)
+        return self.clone(outputs, self.steady(variables, outputs, block), block)
 
-    def clone(self, outputs: Arrays, value: Array, block: Block) -> Array:
-        """Return the loss of `imitation` for outputs and values of all rows `[T + 1, N]`."""
-        target = self.advantages(jax.lax.stop_gradient(value), block).target
+    def steady(self, variables: Tree, outputs: Arrays, block: Block) -> Array:
+        """Return the values to estimate returns with: those among outputs, or as in use if learning has others."""
+        if self.model.learns_otherwise:
+            variables = self.model.in_use(variables)
+            outputs = self.evaluate(variables, block.observation, block.carry, block.valid)
+        return jax.lax.stop_gradient(outputs["value"])
+
+    def clone(self, outputs: Arrays, steady: Array, block: Block) -> Array:
+        """Return the loss of `imitation` for outputs and steady values of all rows `[T + 1, N]`."""
+        value, target = outputs["value"], self.advantages(steady, block).target
         outputs, observation = jax.tree.map(lambda x: x[:-1], (outputs, block.observation))
         policy = self.policy.distribution(outputs, split_masks(observation)[1])
         cloned = imitation.policy(policy.log_prob(block.action), block.valid)

@@ -159,7 +159,7 @@ class SAC(Continuous):
     def actor_loss(
         self, params: Tree, state: State, critics: Tree, batch: Transition, noise: Arrays
     ) -> tuple[Array, Array]:
-        """Return eq. 7, and beside it the entropy: -mean log π."""
+        """Return eq. 7, and beside it the entropy: -mean log π; the state is of `learning`."""
         variables = {**state.actor, "params": params}
         action, log_prob = self.draw(variables, batch.observation, noise)
         values = [
@@ -174,19 +174,21 @@ class SAC(Continuous):
         size = batch.reward.shape[0]
         drawn = self.smoothing(key, 2 * size)
         now, following = (jax.tree.map(lambda z, i=i: z[i * size : (i + 1) * size], drawn) for i in range(2))
-        improved = self.improve_critics(state, batch, self.target(state, batch, following))
-        return self._follow_up(state, improved, batch, now)
+        target = self.target(state, batch, following)
+        improved = self.improve_critics(self.learning(state, key, 0), batch, target)
+        return self._follow_up(state, improved, batch, now, key)
 
     def _follow_up(
-        self, state: State, improved: Improved, batch: Transition, noise: Arrays
+        self, state: State, improved: Improved, batch: Transition, noise: Arrays, key: Key
     ) -> tuple[State, Metrics]:
         """Put improved critics in; step actor and temperature and move the targets, if the critics took a step."""
 
         def once(carry: tuple[Any, ...]) -> tuple[Any, ...]:
             params, optimizer, log_temperature, of_temperature, slow, _ = carry
             params, optimizer, metrics, entropy = self.improve_actor(
-                params, optimizer, lambda p: self.actor_loss(p, state, improved.params, batch, noise)
+                params, optimizer, lambda p: self.actor_loss(p, learning, improved.params, batch, noise)
             )
+            params = self.actor.averaged(params, learning.actor, batch.observation)
             metrics |= {"policy/entropy": entropy, "loss/temperature": nan}
             if self.config.learn_temperature:
                 gradient = jax.value_and_grad(temperature_loss)
@@ -198,7 +200,7 @@ class SAC(Continuous):
             slow = self.follow(slow, improved.params)
             return params, optimizer, log_temperature, of_temperature, slow, metrics
 
-        nan = jnp.float32(jnp.nan)
+        nan, learning = jnp.float32(jnp.nan), self.learning(state, key, 1)
         slow = (state.target_critic1, state.target_critic2)
         none = {**NO_STEP, "policy/entropy": nan, "loss/temperature": nan}
         learnt = (state.actor["params"], state.actor_optimizer, state.log_temperature)

@@ -59,6 +59,16 @@ class Search(NamedTuple):
     """What remains of a step that was refused."""
 
 
+class Learning(NamedTuple):
+    """What networks do that learning applies otherwise than use does: `operant.nn.Model.learning`."""
+
+    loss: Callable[[Array], Loss] | None
+    """Key data to the loss of a step, under noise that is the same for all chunks of its rows, its search and its estimates;
+    None: as in use."""
+    averaged: Callable[[Array, Tree, Tree, Any], Tree]
+    """(key data, parameters before a step, those after it, its rows) to the latter with running averages moved."""
+
+
 class Plan(NamedTuple):
     """What an update does with its batch."""
 
@@ -93,6 +103,7 @@ def fit(
     counts: Bool[Array, " R"],
     plan: Plan,
     words: UInt32[Array, " K"],
+    learning: Learning | None = None,
     *,
     whole: bool = False,
 ) -> tuple[Tree, Tree, Metrics]:
@@ -106,7 +117,8 @@ def fit(
         rows: leaves `[R, ...]`.
         counts: which rows make the batch. If there are none, nothing changes.
         plan: how many steps on how many rows.
-        words: key data, for the samples.
+        words: key data, for the samples and the noise of networks.
+        learning: for networks that learning applies otherwise than use does.
         whole: whether the loss must see all rows in their own order, also those that do not count.
 
     Returns:
@@ -125,9 +137,10 @@ def fit(
         order = _ordered(counts, None if plan.fraction is None else jax.random.wrap_key_data(words_i))
         sample = Sample(rows, order, size, whole)
 
-        value = functools.partial(_penalised, loss, plan.l2, sample)
+        own = loss if learning is None or learning.loss is None else learning.loss(words_i)
+        value = functools.partial(_penalised, own, plan.l2, sample)
         if plan.evolution is None:
-            grads, watched = _gradient(loss, params, sample)
+            grads, watched = _gradient(own, params, sample)
             grads = jax.tree.map(lambda g, p: g + 2.0 * jnp.asarray(plan.l2, p.dtype) * p, grads, params)
         else:
             watched = value(params)[1]
@@ -139,6 +152,8 @@ def fit(
         if plan.search is not None:
             moved, accepted = _searched(value, params, moved, plan.search)
             info["update/accepted"] = accepted
+        if learning is not None:
+            moved = learning.averaged(words_i, params, moved, _head(sample)[0])
         watched = {**watched, **info}
         return moved, opt_state, total + jnp.stack([watched[name] for name in names])
 
@@ -188,11 +203,11 @@ def _summed(f: Callable[[Any, Array], Tree], sample: Sample) -> Tree:
     length = len(order)
     if whole:
         return f(rows, _in_place(sample))
-    # In place of rows that do not count the first that does, with a weight of 0: a NaN has no gradient of 0.
-    order = jnp.where(jnp.arange(length) < size, order, order[0])
+    # In place of rows that do not count those that do, again, with a weight of 0: a NaN has no gradient of 0, and batch
+    # normalisation reads all.
+    order = _again(order, size, length if length <= CHUNK else length + -length % CHUNK)
     if length <= CHUNK:
         return f(jax.tree.map(lambda x: x[order], rows), _weights(0, length, size))
-    order = jnp.concatenate([order, jnp.zeros(-length % CHUNK, order.dtype)])
 
     def part(i: Array, total: Tree) -> Tree:
         own = jax.lax.dynamic_slice(order, (i * CHUNK,), (CHUNK,))
@@ -203,6 +218,11 @@ def _summed(f: Callable[[Any, Array], Tree], sample: Sample) -> Tree:
     shapes = jax.eval_shape(lambda rows: f(rows, jnp.zeros(CHUNK)), one)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     return jax.lax.fori_loop(0, -(-size // CHUNK), part, zeros)
+
+
+def _again(order: Array, size: Array, length: int) -> Array:
+    """Return the first `size` of an order over and over, as many as `length`."""
+    return order[jnp.arange(length, dtype=jnp.int32) % jnp.maximum(size, 1)]
 
 
 def _natural(natural: Natural, params: Tree, grads: Tree, sample: Sample) -> tuple[Tree, Metrics]:
@@ -229,8 +249,8 @@ def _head(sample: Sample) -> tuple[Any, Array]:
     if whole:
         return rows, _in_place(sample)
     length = min(len(order), CHUNK)
-    own = jax.tree.map(lambda x: x[jnp.where(jnp.arange(length) < size, order[:length], order[0])], rows)
-    return own, _weights(0, length, jnp.minimum(size, length))
+    chosen = _again(order, size, length)
+    return jax.tree.map(lambda x: x[chosen], rows), _weights(0, length, jnp.minimum(size, length))
 
 
 def _estimated(value: Value, params: Tree, evolution: Evolution, words: Array) -> Tree:

@@ -30,7 +30,7 @@ from jax.flatten_util import ravel_pytree
 
 from operant.agents import stability
 from operant.agents.config import ActorCriticConfig, RolloutConfig
-from operant.agents.minibatches import divisible, passes
+from operant.agents.minibatches import Part, divisible, passes
 from operant.agents.protocol import Counters, split_masks
 from operant.agents.rollouts import ActorCritic, evaluate
 from operant.nn import Head, Model, Policy, build
@@ -268,11 +268,15 @@ class TRPO(ActorCritic):
     def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
         """Return how badly networks imitate a block; see `ActorCritic.imitation`."""
         carry = block.carry if self.recurrent else {"actor": (), "critic": ()}
-        outputs, values = (
-            evaluate(model, weights[name], block.observation, carry[name], block.valid)
-            for name, model in self.models.items()
-        )
-        return self.clone(outputs, values["value"], block)
+
+        def value(variables: Tree) -> Array:
+            return evaluate(self.critic, variables, block.observation, carry["critic"], block.valid)["value"]
+
+        critic = weights["critic"]
+        outputs = evaluate(self.model, weights["actor"], block.observation, carry["actor"], block.valid)
+        outputs = {**outputs, "value": value(critic)}
+        steady = value(self.critic.in_use(critic)) if self.critic.learns_otherwise else outputs["value"]
+        return self.clone(outputs, jax.lax.stop_gradient(steady), block)
 
     def update(
         self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
@@ -287,7 +291,9 @@ class TRPO(ActorCritic):
         value, advantage, target = self.advantages(value, block)
         # The row after the block was there for its value only.
         block = block._replace(observation=jax.tree.map(lambda x: x[:-1], block.observation))
+        before = self.model.learning(actor, key)
         actor, metrics = self._improve(actor, carry["actor"], block, advantage)
+        actor = {**actor, "params": self.model.averaged(actor["params"], before, block.observation)}
         fit = Fit(block.observation, value, target, block.valid)
         critic, optimizer, fitted = self._fit(critic, state.optimizer, carry["critic"], fit, key)
         metrics |= {
@@ -301,7 +307,10 @@ class TRPO(ActorCritic):
         return State(actor, critic, optimizer, scale), memory, metrics
 
     def _improve(self, actor: Tree, carry: Tree, block: Block, advantage: Array) -> tuple[Tree, Metrics]:
-        """Take one natural-gradient step of the policy, as far as the line search allows."""
+        """Take one natural-gradient step of the policy, as far as the line search allows.
+
+        Gradient, Fisher matrix and line search must speak of one function: the network as in use, without dropout.
+        """
         c, weight = self.config, block.valid.astype(jnp.float32)
         start, tree = ravel_pytree(actor["params"])
         advantage = losses.normalise(advantage, weight, epsilon=c.advantage_epsilon)
@@ -371,9 +380,13 @@ class TRPO(ActorCritic):
         """Take all gradient steps of the critic in one scan."""
         c, optimizer = self.config, stability.optimizer(self.config)
 
-        def step(learned: tuple[Tree, Tree], part: tuple[Fit, Tree]) -> tuple[tuple[Tree, Tree], Metrics]:
-            grads, metrics = jax.grad(value_loss, has_aux=True)(learned[0], critic["state"], self, *part)
+        def step(learned: tuple[Tree, Tree], part: Part) -> tuple[tuple[Tree, Tree], Metrics]:
+            own, start, key = part
+            frozen = self.critic.learning(critic, key)["state"]
+            grads, metrics = jax.grad(value_loss, has_aux=True)(learned[0], frozen, self, own, start)
             params, opt_state, info = optimise.apply(optimizer, *learned, grads)
+            before: Tree = {"params": learned[0], "state": frozen}
+            params = self.critic.averaged(params, before, own.observation)
             return (params, opt_state), metrics | {f"update/{k}": v for k, v in info.items()}
 
         (params, opt_state), metrics = passes(
@@ -385,5 +398,6 @@ class TRPO(ActorCritic):
             parts=c.mini_batches,
             carry=carry,
             sequences=self.critic.recurrent,
+            noisy=self.critic.learns_otherwise,
         )
         return {**critic, "params": params}, opt_state, metrics

@@ -8,10 +8,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from operant.errors import SpecError, value_error
+from operant.errors import value_error
 from operant.nn.backend import keras
 from operant.nn.graph import activation
-from operant.nn.layers import FLOAT, NO_AVERAGES, choice, whole
+from operant.nn.layers import FLOAT, choice, whole
 
 Values = Mapping[str, Any]
 VARIANCES = {
@@ -124,14 +124,8 @@ def _pooling(values: Values, seed: int | None) -> Any:
 
 
 def _normalization(values: Values, seed: int | None) -> Any:
-    return keras().layers.LayerNormalization(**FLOAT)
-
-
-def _no_batch(key: str, text: str) -> Any:
-    """Read the type of a normalisation."""
-    if text == "batch":
-        raise SpecError(NO_AVERAGES)
-    return _one_of("layer")(key, text)
+    k = keras().layers
+    return (k.BatchNormalization if values.get("type") == "batch" else k.LayerNormalization)(**FLOAT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,6 +171,6 @@ KINDS: dict[str, Kind] = {
         ranks=(0, 1),
     ),
     "flatten": Kind(lambda v, seed: keras().layers.Flatten(data_format="channels_last", **FLOAT), {}),
-    "normalization": Kind(_normalization, {"type": _no_batch}),
+    "normalization": Kind(_normalization, {"type": _one_of("layer", "batch")}),
     "pooling": Kind(_pooling, {"reduction": _one_of("max", "average"), **_WINDOW}, ranks=(3,)),
 }

@@ -89,7 +89,7 @@ class Weighted(Layer):
     bias: bool = True
     activation: str | None = None
     dropout: float = 0.0
-    """Share of outputs that `Model.train` sets to zero (no agent calls it)."""
+    """Share of outputs that gradient steps set to zero."""
     initialization_scale: float = 1.0
     """Factor on the initial kernel."""
     vars_trainable: bool = True
@@ -343,7 +343,7 @@ class Activation(Layer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dropout(Layer):
-    """Sets a share of its input to zero in `Model.train`. Agents use `Model.apply`, where it does nothing."""
+    """Sets a share of its input to zero in gradient steps, another with every step (Srivastava et al. 2014); does nothing else."""
 
     type = "dropout"
     rate: float
@@ -412,13 +412,6 @@ class LayerNormalization(Layer):
         return keras().layers.LayerNormalization(name=graph.name(self.type, self.name), **FLOAT)(x)
 
 
-NO_AVERAGES = (
-    "Batch normalisation standardises by running averages, which no agent updates: it would not normalise anything. "
-    "Use layer normalisation instead (layer_normalization), and normalize_observations for inputs."
-)
-"""Old and new log-probabilities must come from one function, so agents apply networks as in use, never as in training."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupNormalization(Layer):
     """Standardises groups of channels over the positions of each row (Wu and He 2018)."""
@@ -463,7 +456,7 @@ class Attention(Layer):
     heads: int = 1
     """Number of heads; it must divide the size."""
     dropout: float = 0.0
-    """Share of attention that training sets to zero."""
+    """Share of attention that gradient steps set to zero."""
 
     def check(self) -> None:
         """Check the arguments."""
@@ -492,11 +485,18 @@ class Attention(Layer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchNormalization(Layer):
-    """Refused, as no agent would train its running averages (Ioffe and Szegedy 2015): use `layer_normalization`."""
+    """Standardises each channel over the batch in gradient steps, by running averages elsewhere (Ioffe and Szegedy 2015)."""
 
     type = "batch_normalization"
     momentum: float = 0.99
+    """Share of the running averages that a gradient step leaves."""
 
     def check(self) -> None:
-        """Name what to use instead."""
-        raise SpecError(NO_AVERAGES)
+        """Check the arguments."""
+        if not 0.0 <= self.momentum < 1.0:
+            raise value_error("momentum", "at least 0 and below 1", self.momentum)
+
+    def __call__(self, graph: Graph, x: Any) -> Any:
+        """Add the layer."""
+        name = graph.name(self.type, self.name)
+        return keras().layers.BatchNormalization(momentum=self.momentum, name=name, **FLOAT)(x)

@@ -19,13 +19,21 @@ from operant.nn.backend import keras, numpy_promotion
 from operant.nn.convolutions import as_products
 from operant.nn.drawing import Drawable
 from operant.nn.graph import Carries
-from operant.nn.weights import Weight, collect, named_variables
-from operant.ops import statistics
+from operant.nn.phases import LEARNING, averages, differs
+from operant.nn.weights import Weight, collect, is_seed, named_variables
+from operant.ops import random, statistics
 from operant.spaces import Leaf
 from operant.types import Array, Arrays, Key, Tree
 
 Variables: TypeAlias = dict[str, Arrays]
-"""``{"params": {name: array}, "state": {name: array}}``: what is trained, and what a call may change."""
+"""``{"params": {name: array}, "state": {name: array}}``: what gradient steps change, and what they do not.
+
+Running averages of batch normalisation are among `params`, without a gradient: each step moves them (`Model.averaged`), and whatever
+follows a network, as target networks do, follows them with the rest.
+"""
+
+_NOISE = 0xD20
+"""Address, under a key, of the noise of `Model.learning`."""
 
 
 class Port(NamedTuple):
@@ -74,6 +82,17 @@ class Model:
         order = {id(v): name for name, v in named_variables(network)}
         self._params = [order[id(v)] for v in network.trainable_variables]
         self._state = [order[id(v)] for v in network.non_trainable_variables]
+        self._seeds = tuple(name for name in self._state if is_seed(name))
+        running = (order[id(v)] for v in averages(network))
+        self.averages = tuple(name for name in running if not is_seed(name))
+        """Running averages among the parameters."""
+        if self.averages and self.recurrent:
+            raise SpecError(
+                f"Recurrent networks take no layers with running averages, such as batch normalisation. "
+                f"Received: {', '.join(self.averages)}. Use layer normalisation instead (layer_normalization)."
+            )
+        self.learns_otherwise = differs(network)
+        """Whether learning applies it in another way than use does (see `learning`)."""
         self._draw = jax.jit(self._drawn)
 
     @functools.cached_property
@@ -95,69 +114,96 @@ class Model:
         drawn = self._draw(key)
         fixed = {w.name: w.draw(key) for w in self._weights if w.name not in drawn}
         values = {**drawn, **fixed}
+        return self._variables(values)
+
+    def _variables(self, values: Arrays) -> Variables:
         return {
-            "params": {name: values[name] for name in self._params},
-            "state": {name: values[name] for name in self._state},
+            "params": {name: values[name] for name in (*self._params, *self.averages)},
+            "state": {name: values[name] for name in self._state if name not in self.averages},
         }
 
     def _drawn(self, key: Key) -> Arrays:
-        random = [w for w in self._weights if w.is_seed or w.value is None]
+        fresh = [w for w in self._weights if w.is_seed or w.value is None]
         with numpy_promotion():
-            keys = jax.random.split(key, max(len(random), 1))
-            return {w.name: w.draw(k) for w, k in zip(random, keys, strict=False)}
+            keys = jax.random.split(key, max(len(fresh), 1))
+            return {w.name: w.draw(k) for w, k in zip(fresh, keys, strict=False)}
+
+    def learning(self, variables: Variables, key: Key, *path: int | Array) -> Variables:
+        """Return variables with which calls apply layers as in training: for losses, and for nothing else.
+
+        Dropout and other noise draw anew with every key; one key gives one noise to as many calls as read the result. Batch
+        normalisation standardises by the batch. A network without such layers gets its variables back as they are, so its
+        programs do not know of any of this.
+
+        Args:
+            variables: as from `init`.
+            key: of the noise; it may serve other purposes as well, as noise has an address of its own under it.
+            path: address of the noise under the key.
+        """
+        if not self.learns_otherwise:
+            return variables
+        state: Tree = {**variables["state"], LEARNING: ()}
+        if self._seeds:
+            for step in (_NOISE, *path):
+                key = jax.random.fold_in(key, step)
+            state |= zip(self._seeds, random.bits(key, (len(self._seeds), 2)), strict=True)
+        return {**variables, "state": state}
+
+    def in_use(self, variables: Variables) -> Variables:
+        """Undo `learning`: return variables with which calls apply layers as in use."""
+        if LEARNING not in variables["state"]:
+            return variables
+        return {**variables, "state": {k: x for k, x in variables["state"].items() if k != LEARNING}}
+
+    def averaged(self, params: Arrays, variables: Variables, observation: Arrays) -> Arrays:
+        """Return parameters with the running averages moved by the batch of a gradient step.
+
+        XLA finds most of this call in the loss, and computes that once.
+
+        Args:
+            params: after the gradient step; themselves, if the model has no such averages.
+            variables: with which the loss called the model: those before the step, of `learning`.
+            observation: the step's batch, as in `apply`.
+        """
+        if not self.averages:
+            return params
+        after = self._call(variables, observation, ())[2]
+        old = variables["params"]
+        # A batch with a NaN in it is no step of the optimizer either.
+        moved = {k: jnp.where(jnp.all(jnp.isfinite(after[k])), after[k], old[k]) for k in self.averages}
+        return {**params, **moved}
 
     def apply(self, variables: Variables, observation: Arrays, carry: Tree = ()) -> tuple[Arrays, Tree]:
         """Return outputs by head, `[*B, *head.shape]`, and the recurrent state after the step.
 
-        Layers are as in use: dropout off, running averages fixed. `train` is the same with layers as in training.
+        Layers are as in use: dropout off, running averages fixed; with variables of `learning` they are as in training.
 
         Args:
-            variables: as from `init`.
+            variables: as from `init`, or of `learning`.
             observation: components `[*B, *leaf.shape]`; masks and components that the model does not read are ignored.
             carry: recurrent state before the step, `[*B, size]` by name; `()` for a feed-forward model.
 
         Raises:
             SpaceError: a component is missing or has another shape.
         """
-        outputs, carry, _ = self._call(variables, observation, carry, training=False)
+        outputs, carry, _ = self._call(variables, observation, carry)
         return outputs, carry
-
-    def train(
-        self, variables: Variables, observation: Arrays, carry: Tree = (), reset: Array | None = None
-    ) -> tuple[Arrays, Tree, Arrays]:
-        """Return outputs, carry and new ``variables["state"]``, with layers as in training.
-
-        Args:
-            variables: as from `init`.
-            observation: as in `apply`; with `reset`, components `[T, *B, *leaf.shape]`.
-            carry: as in `apply`.
-            reset: as in `unroll`; None: a single step.
-        """
-        if reset is None or not self.recurrent:
-            return self._call(variables, observation, carry, training=True)
-        return self._scan(variables, observation, carry, reset, training=True)
 
     def unroll(
         self, variables: Variables, observation: Arrays, carry: Tree, reset: Array
     ) -> tuple[Arrays, Tree]:
         """Return the outputs of successive rows, and the carry after the last.
 
-        A feed-forward model takes all rows in one call.
+        A feed-forward model takes all rows in one call. With variables of `learning`, noise is drawn anew for every row.
 
         Args:
-            variables: as from `init`.
+            variables: as from `init`, or of `learning`.
             observation: components `[T, *B, *leaf.shape]`.
             carry: recurrent state before row 0, `[*B, size]` by name.
             reset: `[T, *B]`, where a row starts from `initial_carry` instead: the first rows of episodes.
         """
         if not self.recurrent:
             return self.apply(variables, observation, carry)
-        outputs, carry, _ = self._scan(variables, observation, carry, reset, training=False)
-        return outputs, carry
-
-    def _scan(
-        self, variables: Variables, observation: Arrays, carry: Tree, reset: Array, training: bool
-    ) -> tuple[Arrays, Tree, Arrays]:
         rows = {name: observation[name] for name in self._ports if name in observation}
 
         def step(
@@ -167,16 +213,15 @@ class Model:
             observation, first = row
             carry = {name: jnp.where(first[..., None], jnp.zeros_like(x), x) for name, x in carry.items()}
             current = {"params": variables["params"], "state": state}
-            outputs, carry, state = self._call(current, observation, carry, training)
-            return (carry, state), outputs
+            outputs, carry, state = self._call(current, observation, carry)
+            return (carry, {name: state[name] for name in before[1]}), outputs
 
         with jax.numpy_rank_promotion("allow"):  # [*B, 1] against [*B, size]
-            (carry, state), outputs = jax.lax.scan(step, (carry, variables["state"]), (rows, reset))
-        return outputs, carry, state
+            (carry, _), outputs = jax.lax.scan(step, (carry, variables["state"]), (rows, reset))
+        return outputs, carry
 
-    def _call(
-        self, variables: Variables, observation: Arrays, carry: Tree, training: bool
-    ) -> tuple[Arrays, Tree, Arrays]:
+    def _call(self, variables: Variables, observation: Arrays, carry: Tree) -> tuple[Arrays, Tree, Arrays]:
+        """Return outputs, carry, and what layers leave of ``variables["state"]``, its mark and running averages."""
         lead, arguments = self._arguments(observation)
         if self.recurrent:
             if set(carry) != set(self._carries):
@@ -185,16 +230,21 @@ class Model:
                 )
             arguments |= {name: x.reshape(-1, self._carries[name]) for name, x in carry.items()}
         params = [variables["params"][name] for name in self._params]
-        state = [variables["state"][name] for name in self._state]
+        held = {
+            **variables["state"],
+            **{k: jax.lax.stop_gradient(variables["params"][k]) for k in self.averages},
+        }
+        state = [held[name] for name in self._state]
+        marked: Tree = {LEARNING: ()} if LEARNING in variables["state"] else {}
         with numpy_promotion(), as_products():
-            outputs, after = self._network.stateless_call(params, state, arguments, training=training)
+            outputs, after = self._network.stateless_call(params, state, arguments, training=bool(marked))
 
         def unflatten(x: Array) -> Array:
             return x.reshape(*lead, *x.shape[1:])
 
         heads = {name: unflatten(outputs[inner]) for name, inner in self._heads.items()}
         carry = {name: unflatten(outputs[name]) for name in self._carries} if self.recurrent else carry
-        return heads, carry, dict(zip(self._state, after, strict=True))
+        return heads, carry, dict(zip(self._state, after, strict=True)) | marked
 
     def _arguments(self, observation: Arrays) -> tuple[tuple[int, ...], dict[str, Array]]:
         """Return the leading axes, and the Keras model's inputs with one batch axis."""
@@ -291,7 +341,4 @@ class Model:
             listed = ", ".join(f"{n} (here {wanted.get(n)}, there {shapes.get(n)})" for n in differing[:3])
             raise SpecError(f"The Keras model {model.name!r} does not fit. Weights that differ: {listed}.")
         values = {name: jnp.array(v.value, copy=True) for name, v in found.items()}
-        return {
-            "params": {name: values[name] for name in self._params},
-            "state": {name: values[name] for name in self._state},
-        }
+        return self._variables(values)

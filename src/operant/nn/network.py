@@ -15,7 +15,7 @@ from operant.nn.cfg import Cfg
 from operant.nn.graph import Graph, activation
 from operant.nn.layers import whole
 from operant.nn.recurrent import Lstm
-from operant.nn.structure import add, add_all, config, from_config, read, refuse_fresh_averages
+from operant.nn.structure import add, add_all, config, from_config, read
 from operant.spec import Registry, build
 
 FORMS = (
@@ -262,7 +262,6 @@ class KerasModel:
             model = build(model, {}, getattr(model, "__name__", "network"))
         if not isinstance(model, k.Model):
             raise SpecError(f"The network must be a Keras model, or return one. Received: {model!r}.")
-        refuse_fresh_averages(model._flatten_layers())
         return cls(model)
 
     def to_spec(self) -> Any:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
-
-import numpy as np
 
 from operant.errors import SpecError, suggest
 from operant.nn import layers
@@ -159,7 +157,6 @@ def keras_layer(layer: Any, name: str | None = None, **arguments: Any) -> KerasL
     if isinstance(layer, k.layers.Layer):
         if arguments:
             raise SpecError(f"A Keras layer that is made already takes no arguments. Received: {arguments}.")
-        refuse_fresh_averages([layer])
         return KerasLayer(layer=layer, name=name)
     cls = getattr(k.layers, layer, None) if isinstance(layer, str) else layer
     if not (isinstance(cls, type) and issubclass(cls, k.layers.Layer)):
@@ -169,30 +166,12 @@ def keras_layer(layer: Any, name: str | None = None, **arguments: Any) -> KerasL
         )
     if cls is k.layers.Lambda:
         raise SpecError("Lambda layers cannot be saved as data. Write a registered Keras layer instead.")
-    if cls is k.layers.BatchNormalization:
-        raise SpecError(layers.NO_AVERAGES)
     try:
         return KerasLayer(layer=cls(**arguments), name=name)
     except (TypeError, ValueError) as error:
         raise SpecError(
             f"The Keras layer {cls.__name__} refuses its arguments: {_first_line(error)}"
         ) from None
-
-
-def refuse_fresh_averages(given: Iterable[Any]) -> None:
-    """Refuse batch normalisation among Keras layers, unless its averages come from earlier training.
-
-    Raises:
-        SpecError: a layer would go without normalisation for ever.
-    """
-    for layer in given:
-        if not isinstance(layer, keras().layers.BatchNormalization):
-            continue
-        trained = layer.built and (
-            np.any(np.asarray(layer.moving_mean)) or np.any(np.asarray(layer.moving_variance) != 1)
-        )
-        if not trained:
-            raise SpecError(f"{layer.name}: {layers.NO_AVERAGES}")
 
 
 def config(layer: Any) -> dict[str, Any]:

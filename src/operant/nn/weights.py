@@ -37,7 +37,7 @@ class Weight:
     @property
     def is_seed(self) -> bool:
         """Whether it is the state of a layer's random numbers."""
-        return self.name.rpartition("/")[2].startswith("seed_generator_state")
+        return is_seed(self.name)
 
     def draw(self, key: Key) -> Array:
         """Return an initial value: a pure function of the key."""
@@ -51,6 +51,11 @@ class Weight:
             initializer = copy.copy(initializer)
             initializer.seed = key
         return jnp.asarray(initializer(self.shape, dtype=self.dtype), self.dtype)
+
+
+def is_seed(name: str) -> bool:
+    """Return whether a weight of this name is the state of a layer's random numbers."""
+    return name.rpartition("/")[2].startswith("seed_generator_state")
 
 
 def collect(model: Any, scope: Any, copied: Iterable[tuple[Any, Any]] = ()) -> tuple[Weight, ...]:
