@@ -44,6 +44,8 @@ EVERYDAY = ("dqn", "ppo")
 """Agents whose shared tests run every day: replay, rollouts. Those of the others are slow."""
 OWN = (*EVERYDAY, "td3", "modular")
 """Agents whose own tests run every day, too: several networks, modules."""
+LONG = ("test_knobs.py",)
+"""Files that compile for each of their many tests, slow as a whole."""
 SHARED = (
     "test_batch_normalization.py",
     "test_conformance.py",
@@ -65,7 +67,7 @@ def pytest_collection_modifyitems(items):
     modules = {entry.module for entry in AGENTS.values() if entry.learns}
     own = {f"test_{module}.py" for module in modules - {AGENTS[name].module for name in OWN}}
     for item in items:
-        if item.path.name in own and not item.get_closest_marker("exhaustive"):
+        if item.path.name in {*own, *LONG} and not item.get_closest_marker("exhaustive"):
             item.add_marker(pytest.mark.slow)
         given = getattr(item, "callspec", None)
         if item.path.name not in SHARED or given is None or item.get_closest_marker("exhaustive"):

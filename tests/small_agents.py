@@ -142,6 +142,13 @@ ONCE = [
     for name in NAMES
 ]
 """The agents, to parametrise with: those that are another one with other options are slow tests."""
+SOME = [
+    pytest.param(
+        name, marks=pytest.mark.slow if name in ("dqn", "modular", "ppo", "sac") else pytest.mark.exhaustive
+    )
+    for name in NAMES
+]
+"""The agents, where one of a kind is enough for every run of the slow tests."""
 RECURRENT_NAMES = tuple(name for name in NAMES if AGENTS[name].recurrent)
 
 

@@ -286,6 +286,7 @@ def test_loading_says_what_is_missing(tmp_path):
         Agent.load(directory=tmp_path, environment=other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", ["gru", pytest.param("lstm", marks=pytest.mark.slow)])
 def test_recurrent_policy_keeps_its_state_per_actor(cell, tmp_path):
     spec = {**ROLLOUT, "mini_batches": 1, "model": [{"type": "dense", "size": 8}, {"type": cell, "size": 4}]}
@@ -356,6 +357,7 @@ def test_what_is_held_is_learnt_from_at_the_next_call():
     assert held.updates == free.updates and held.timesteps == free.timesteps == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [ROLLOUT, REPLAY], ids=["ppo", "dqn"])
 def test_loading_for_another_number_of_actors(tmp_path, spec):
     agent = create(spec, parallel_interactions=2, seed=3)

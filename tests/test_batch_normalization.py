@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.small_agents import ONCE, compile_agent, countdown, equal, networks
+from tests.small_agents import SOME, compile_agent, countdown, equal, networks
 
 from operant.agents import steps
 from operant.errors import SpecError
@@ -142,8 +142,7 @@ def test_rows_that_do_not_count_are_no_part_of_a_batch(length):
         assert np.ptp(numbers) <= 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ONCE)
+@pytest.mark.parametrize("name", SOME)
 def test_every_algorithm_moves_the_averages(name):
     made = compile_agent(name, countdown(name), **networks(name, NORMALISED))
     start, _ = made.begin(0)
@@ -161,6 +160,7 @@ def test_every_algorithm_moves_the_averages(name):
     assert equal(made.run(0, 4)[0], train)
 
 
+@pytest.mark.slow
 def test_a_target_network_keeps_averages_of_its_own():
     made = compile_agent("dqn", countdown("dqn"), **networks("dqn", NORMALISED), target_sync_steps=1000)
     train, _, _ = made.run(0, 6)

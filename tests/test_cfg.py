@@ -492,6 +492,7 @@ def test_one_vector_in_place_of_several():
         build(critic, {**inputs, "state": Leaf("float", (4,))}, {"value": Head(())})
 
 
+@pytest.mark.slow
 def test_a_reader_model_survives_as_data_in_another_process(tmp_path):
     """Its class and initialisers are operant's own: whoever reads the data must have them registered."""
     found = model("[dense-0]\nunits=4\ninitializer=orthogonal\n[dense-1]\noutput=1", [2], (3,))
@@ -667,6 +668,7 @@ def test_old_import_paths_stand_and_load_nothing():
 # Training
 
 
+@pytest.mark.slow
 def test_a_file_and_its_keras_model_train_alike(tmp_path):
     """The file of an agent and the Keras model made of it: the same parameters, and the same step from equal ones."""
     from operant.agents.learner import Learner
@@ -695,6 +697,7 @@ def test_a_file_and_its_keras_model_train_alike(tmp_path):
     assert any(not np.array_equal(a, b) for a, b in zip(*leaves, strict=True))
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_page_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[1] / "docs" / "models.md").read_text()

@@ -254,6 +254,7 @@ def test_help_loads_neither_jax_nor_keras():
     assert result.stderr.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_interrupt_saves_and_says_how_to_continue(tmp_path):
     import os
     import signal

@@ -103,6 +103,7 @@ def test_two_devices_compute_what_one_does(kind, env, options, blocks):
     assert found["spread"] == [2] and found["gradients"] > 0
 
 
+@pytest.mark.slow
 def test_what_cannot_be_shared_out_is_refused(tmp_path):
     for arguments, message in [
         (["--n-devices", "3"], r"n_devices must be at most 2, the number of JAX's devices (cpu)"),

@@ -51,12 +51,14 @@ def test_the_readme_example_runs(tmp_path, monkeypatch):
     assert (tmp_path / "data" / "agent").is_dir()
 
 
+@pytest.mark.slow
 def test_the_readme_example_of_a_class_runs(capsys):
     code = code_of("README.md", "from operant import PPO").replace("200_000", "2_000")
     exec(compile(code, "README.md", "exec"), {})
     assert "5 episodes: mean reward" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_page_on_adding_an_algorithm_followed_literally_works(monkeypatch):
     """The file of the page, put where the page says, with the line that the page says, learns."""
     import jax

@@ -186,6 +186,7 @@ def test_noise_has_mean_zero_and_follows_sigma():
     np.testing.assert_allclose(drawn.std(0), np.asarray(sigma["a/kernel"]) * np.sqrt(2 / np.pi), rtol=0.06)
 
 
+@pytest.mark.slow
 def test_noise_of_acting_is_new_after_every_update_and_greedy_acting_has_none():
     agent = compiled("dqn", Countdown(), noisy=True)
     train, _, metrics = agent.run(0, 10)

@@ -170,6 +170,7 @@ def test_an_episode_that_begins_behind_the_burn_in_begins_at_zero():
     assert sequences.warmed(algorithm.model, state.variables, block, 0) is block.carry
 
 
+@pytest.mark.slow
 def test_replayed_states_are_those_that_acting_had_also_at_random():
     """Without learning one network made all of them: unrolled from the first, it comes to the others."""
     agent = compiled("dqn", Countdown(), model=RECURRENT)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.small_agents import ONCE, SMALL, Compiled, compile_agent, countdown, equal, networks, small
+from tests.small_agents import SMALL, SOME, Compiled, compile_agent, countdown, equal, networks, small
 
 from operant import Agent
 from operant.agents import AGENTS
@@ -197,8 +197,7 @@ def params(agent: Compiled, train):
     return {name: variables["params"] for name, variables in weights.items()}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ONCE)
+@pytest.mark.parametrize("name", SOME)
 def test_every_algorithm_learns_with_dropout_and_acts_without(name):
     dropping, plain, train, other, world, plain_world = alike(name)
     block, _ = dropping.collect(train, world)
@@ -222,7 +221,7 @@ def test_every_algorithm_learns_with_dropout_and_acts_without(name):
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(learned))
 
 
-@pytest.mark.parametrize("name", ONCE)
+@pytest.mark.parametrize("name", SOME)
 def test_every_gradient_step_draws_anew(name, monkeypatch):
     seen, learning = [], Model.learning
 

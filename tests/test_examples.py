@@ -21,6 +21,7 @@ def run(name, folder, arguments=(), **variables):
     return result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["action_masking.py", "save_and_restore.py", "summaries.py"])
 def test_small_examples(name, tmp_path):
     run(name, tmp_path)

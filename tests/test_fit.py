@@ -227,6 +227,7 @@ def test_what_was_learnt_before_an_error_is_saved(tmp_path):
     assert 500 < header["training"]["step"] <= 700
 
 
+@pytest.mark.slow
 def test_a_run_directory_is_that_of_a_run(tmp_path):
     folder = tmp_path / "run"
     agent = operant.PPO("jax:CartPole-v1", NET, run_dir=str(folder), **SMALL)

@@ -260,6 +260,7 @@ def test_action_values_are_learned_without_exploration_too():
     assert np.isfinite(metrics[-1]["loss/td"])
 
 
+@pytest.mark.slow
 def test_variable_noise_changes_actions_only_while_exploring():
     env, n = Countdown(kind="float"), 4
     made = learner("modular", env, n, variable_noise=0.5, temperature=0.0)
@@ -354,6 +355,7 @@ DETERMINISTIC = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "own", [pytest.param(False, marks=pytest.mark.slow), True], ids=["together", "own optimizer"]
 )

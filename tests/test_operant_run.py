@@ -194,6 +194,7 @@ def free_ports(count):
     return ports
 
 
+@pytest.mark.slow
 def test_parallel_machines():
     """The script as it stands, with other ports and ten episodes."""
     pytest.importorskip("operant.envs.remote", reason="environments on other machines are not there yet")

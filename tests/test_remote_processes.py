@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.asking import ask
 
 from operant.envs import Environment
 from operant.envs.remote import connect
@@ -39,14 +40,6 @@ def is_gone(pid):
     except ProcessLookupError:
         return True
     return False
-
-
-def ask(connection, actions=None, seed=None):
-    if actions is None:
-        connection.send_reset(seed)
-    else:
-        connection.send_execute(actions)
-    return connection.receive()
 
 
 @pytest.fixture

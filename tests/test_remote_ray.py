@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.asking import ask
 
 from operant import Runner
 from operant.envs import Environment
@@ -57,14 +58,6 @@ def module():
         yield remote_envs
         if "ray" in sys.modules:
             sys.modules["ray"].shutdown()
-
-
-def ask(connection, actions=None, seed=None):
-    if actions is None:
-        connection.send_reset(seed)
-    else:
-        connection.send_execute(actions)
-    return connection.receive()
 
 
 @pytest.fixture

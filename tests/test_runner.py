@@ -173,6 +173,7 @@ def test_closing_leaves_given_objects_open(agent):
     agent.act(np.zeros(2), independent=True)
 
 
+@pytest.mark.slow
 def test_masks_reach_the_agent():
     with Runner(PPO, Masked, num_parallel=2) as runner:
         runner.run(num_episodes=4, **QUIET)
@@ -564,6 +565,7 @@ def test_it_is_the_run_of_the_device_driver():
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_timesteps_that_make_no_whole_block_are_taken_one_by_one():
     with quick() as runner:
         for total in (7, 101, 64):
@@ -580,6 +582,7 @@ def test_timesteps_that_make_no_whole_block_are_taken_one_by_one():
             assert sum(runner.episode_timesteps) <= total
 
 
+@pytest.mark.slow
 def test_replayed_rows_are_those_of_the_run():
     """Nothing is learnt across the cut between the compiled part and the steps after it."""
     agent = {
@@ -623,6 +626,7 @@ def test_an_agent_that_writes_takes_single_steps(tmp_path):
         assert runner.driver == "interactive" and runner.updates == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

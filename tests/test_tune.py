@@ -303,6 +303,7 @@ def interrupted(here, storage=None):
     return out, process.returncode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", [None, pytest.param("s.journal", marks=pytest.mark.slow)])
 def test_interrupted_trials_come_first_when_the_study_goes_on(here, storage):
     out, status = interrupted(here, storage)
@@ -378,6 +379,7 @@ def assert_nothing_lost(known, processes=2):
     assert len({t.user_attrs["seed"] for t in trials}) == len(trials)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", [pytest.param("sqlite:///s.db", marks=pytest.mark.slow), "s.journal"])
 def test_two_processes_lose_no_trial(here, storage):
     assert_nothing_lost(together(storage))

@@ -26,7 +26,7 @@ class Ahead:
 
     def __init__(self, draw: Callable[[Key, Array], Tree]) -> None:
         self._draw = jax.jit(lambda key, first: jax.vmap(lambda i: draw(key, i))(_addresses(first)))
-        self._chunks: dict[int, Tree] = {}
+        self._chunks: dict[int, list[Tree]] = {}
 
     def clear(self) -> None:
         """Forget what was drawn with another key."""
@@ -38,8 +38,12 @@ class Ahead:
         if number not in self._chunks:
             while len(self._chunks) >= 4:  # actors out of step may need an older chunk than the newest
                 self._chunks.pop(min(self._chunks))
-            self._chunks[number] = jax.tree.map(np.asarray, self._draw(key, np.uint32(number * AHEAD)))
-        return jax.tree.map(lambda x: x[offset], self._chunks[number])
+            leaves, structure = jax.tree.flatten(self._draw(key, np.uint32(number * AHEAD)))
+            rows = zip(*map(np.asarray, leaves), strict=True) if leaves else [()] * AHEAD
+            self._chunks[number] = [
+                jax.tree.unflatten(structure, row) for row in rows
+            ]  # once, not at every step
+        return self._chunks[number][offset]
 
 
 def _addresses(first: Array) -> Array:

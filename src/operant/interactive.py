@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -228,15 +229,19 @@ class Interactive:
         engine = self._engine
         if len(actors) == 1:  # without stacking, which takes as long as acting
             index, carry = actors[0].index, actors[0].rows[-1].carry
-            drawn = jax.tree.map(lambda x: x[index : index + 1], engine.noise(actors[0].row))
+            drawn = engine.noise(actors[0].row)
+            if self.parallel_interactions > 1:
+                drawn = jax.tree.map(lambda x: x[index : index + 1], drawn)
             carried = jax.tree.map(lambda x: x[None], carry) if carry else carry
         else:
             drawn = stack([jax.tree.map(lambda x, a=a: x[a.index], engine.noise(a.row)) for a in actors])
             carried = stack([a.rows[-1].carry for a in actors])
         first = np.zeros(len(actors), bool)  # a row's carry is the start's where an episode begins
-        action = jax.tree.map(np.asarray, engine.act(observation, carried, first, drawn))
+        leaves, structure = jax.tree.flatten(engine.act(observation, carried, first, drawn))
+        leaves = [np.asarray(x) for x in leaves]
+        action = jax.tree.unflatten(structure, leaves)
         for i, actor in enumerate(actors):
-            own = jax.tree.map(lambda x, i=i: x[i], action)
+            own = jax.tree.unflatten(structure, [x[i] for x in leaves])
             actor.fill_row(action=own.action, extras=own.extras)
             actor.carry = own.carry
             actor.row += 1
@@ -339,7 +344,7 @@ class Interactive:
         if not actor.acted:
             raise UsageError(f"observe was called without act for parallel={actor.index}. Call act first.")
         reward = float(reward)
-        if not np.isfinite(reward):
+        if not math.isfinite(reward):
             raise SpaceError(f"reward must be finite. Received: reward={reward}.")
         if terminal not in (0, 1, 2):
             raise SpaceError(
