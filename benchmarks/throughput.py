@@ -160,7 +160,7 @@ def write(
             middle = [statistics.median(sizes[size]) for size in SIZES]
             cells = " | ".join(f"{x:,.0f}" for x in middle)
             lines.append(f"| {way} | {cells} | {middle[-1] / middle[0]:.1f}x |")
-    lines += ["", NOTE]
+    lines += ["", NOTE, "", cycle(speeds["waits 5 ms"]["processes"])]
     RESULTS.joinpath("throughput.md").write_text("\n".join(lines) + "\n")
     RESULTS.joinpath("throughput.json").write_text(json.dumps(speeds, indent=1) + "\n")
     draw(speeds)
@@ -170,6 +170,17 @@ NOTE = f"""Read it so: an environment that takes {STEP * 1000:g} ms makes at mos
 others, so n of them make n x 200 until the agent's process, which packs, sends and reads each step, has no time left: at a cost of c
 per step that is at 1 / c steps a second. One that computes needs a processor of its own: processors x 200 is the most there can be, less
 what the way itself computes. In this process all take turns, and the number does not matter."""
+
+
+def cycle(sizes: dict[int, list[float]]) -> str:
+    """Say what a step of all environments in processes takes: the line through the middle values, ms."""
+    took = [size / statistics.median(sizes[size]) * 1000 for size in SIZES]
+    slope, start = np.polyfit(SIZES, took, 1)
+    last = SIZES[-1]
+    return (
+        f"A step of n waiting environments in processes took {start:.1f} + n x {slope:.2f} ms, the line through the rows above: "
+        f"{last / (start + last * slope) * 1000:,.0f} steps a second with {last}, where {took[-1]:.1f} ms were measured."
+    )
 
 
 def draw(speeds: dict[str, dict[str, dict[int, list[float]]]]) -> None:
