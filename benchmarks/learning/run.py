@@ -64,7 +64,7 @@ GATES = {
     "ppo:halfcheetah-1m": Gate(
         1300.0, "CleanRL's settings: 1443 ± 46 (3 seeds); above 3000 means that settings differ"
     ),
-    "ppo:lunarlander": Gate(200.0, "rl-zoo3: 242.1 ± 31.8 (LunarLander-v2, one run)"),
+    "ppo:lunarlander": Gate(200.0, "rl-zoo3: 242.1 ± 31.8 (LunarLander-v2, one run, greedy)", greedy=True),
     "trpo:cartpole": Gate(480.0, "rl-zoo3: 500 ± 0 (100k steps, one run, greedy)"),
     "ppo:mountaincar-default": Gate(-200.5, "CleanRL: -200 ± 0 (must fail: a negative control)"),
 }
