@@ -42,8 +42,8 @@ def key():
 
 EVERYDAY = ("dqn", "ppo")
 """Agents whose shared tests run every day: replay, rollouts. Those of the others are slow."""
-OWN = (*EVERYDAY, "td3", "modular")
-"""Agents whose own tests run every day, too: several networks, modules."""
+OWN = (*EVERYDAY, "modular")
+"""Agents whose own tests run every day, too."""
 LONG = ("test_knobs.py",)
 """Files that compile for each of their many tests, slow as a whole."""
 SHARED = (

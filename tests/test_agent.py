@@ -174,6 +174,7 @@ def test_seeds():
     assert a == b != c
 
 
+@pytest.mark.slow
 def test_batched_calls_equal_each_other_in_both_forms():
     one, other = (create(parallel_interactions=3, seed=1) for _ in range(2))
     for i in range(30):

@@ -287,6 +287,7 @@ def test_no_ops_at_the_start_differ_with_the_seed():
     assert [env.reset(seed=seed)[1]["episode_frame_number"] for seed in range(8)] == starts
 
 
+@pytest.mark.slow
 @needs_ale
 def test_lives_of_a_real_game_and_equal_seeds():
     def run(seed, **options):

@@ -111,6 +111,7 @@ def test_what_stands_in_a_dataset_is_what_the_environment_knows():
     assert list(episode.terminations) == [False, False, True] and not episode.truncations.any()
 
 
+@pytest.mark.slow
 def test_an_agent_imitates_a_dataset(tmp_path):
     rng = np.random.default_rng(0)
     spaces = Spaces.read(*FLAT)

@@ -210,6 +210,7 @@ def test_noise_of_acting_is_new_after_every_update_and_greedy_acting_has_none():
     assert (act(acting[0], True) != act(acting[2], True)).any()
 
 
+@pytest.mark.slow
 def test_without_deviations_the_first_update_is_that_of_the_plain_agent():
     """With σ = 0 losses and gradients of μ are the plain ones, whatever the noise; σ gets gradients all the same."""
     plain, state = made()
@@ -249,6 +250,7 @@ def test_gradient_of_sigma_is_that_of_mu_times_the_noise():
     assert differing(grads["params"], other["params"]) != []
 
 
+@pytest.mark.slow
 def test_training_moves_sigma_and_syncs_it_to_the_target():
     agent = compiled("dqn", Countdown(), noisy=True)
     start = agent.begin(0)[0]

@@ -75,7 +75,7 @@ def softmax(x):
 @pytest.mark.parametrize(
     ("n", "options"),
     [
-        (1, {}),
+        pytest.param(1, {}, marks=pytest.mark.slow),
         (3, {"double": True, "dueling": True}),
         pytest.param(3, {"distributional": "c51", "double": True}, marks=pytest.mark.slow),
         pytest.param(2, {"huber": 0.5, "burn_in": 0}, marks=pytest.mark.slow),
@@ -128,6 +128,7 @@ def test_loss_equals_a_plain_loop_over_rows(n, options):
     np.testing.assert_allclose(metrics["value/mean"], np.mean(chosen), rtol=2e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_rows_of_the_burn_in_count_but_get_no_gradient():
     algorithm, state = made(masked=False)
     state = state._replace(target=state.variables["params"])
@@ -188,6 +189,7 @@ def test_replayed_states_are_those_that_acting_had_also_at_random():
     assert np.abs(stored[valid]).max() > 0.1
 
 
+@pytest.mark.slow
 def test_learning_waits_for_a_sequence_and_the_row_that_follows_it():
     agent = compiled("dqn", Countdown(), model=RECURRENT)
     train, world = agent.begin(0)

@@ -260,6 +260,7 @@ def test_the_modular_agent_drops_whatever_its_steps_are(options):
     assert found[0].counters.updates == found[1].counters.updates > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dqn", "ppo"])
 def test_an_agent_does_not_drop_when_it_acts(name):
     spaces = {"states": {"type": "float", "shape": (4,)}, "actions": {"type": "int", "num_values": 3}}

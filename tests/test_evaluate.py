@@ -76,6 +76,7 @@ def test_episodes_are_checked(made):
         evaluate(learner, train, env, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", [pytest.param("CartPole-v1", marks=pytest.mark.slow), "jax:CartPole-v1"])
 def test_a_run_is_opened_again(env, tmp_path):
     run = RunConfig(env=env, n_envs=2, max_steps=500, seed=1, quiet=True, run_dir=str(tmp_path / "run"))

@@ -37,6 +37,7 @@ def test_stablehlo_acts_as_the_agent_does(tmp_path, case):
     assert len(varied) > len(wanted) / 2, f"one answer to everything would prove nothing; varied: {varied}"
 
 
+@pytest.mark.slow
 def test_a_loaded_policy_acts_in_the_structure_of_the_specification(tmp_path):
     pytest.importorskip("flatbuffers", reason="StableHLO files need flatbuffers")
     agent = create("hybrid")

@@ -109,6 +109,7 @@ def test_batches_that_are_counted_per_environment_anyway_are_not_summed_up():
     agent.close()
 
 
+@pytest.mark.slow
 def test_a_jax_native_environment_trains_compiled_and_keeps_the_time_limit():
     agent = operant.PPO(CartPole(), NET, n_envs=2, max_episode_timesteps=7, **SMALL)
     assert agent.session.environments.native is not None
@@ -218,6 +219,7 @@ class Breaks(gymnasium.Wrapper):
         return self.env.step(action)
 
 
+@pytest.mark.slow
 def test_what_was_learnt_before_an_error_is_saved(tmp_path):
     env = Breaks(gymnasium.make("CartPole-v1"))
     agent = operant.PPO([env], NET, run_dir=str(tmp_path), **SMALL)

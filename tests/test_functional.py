@@ -314,6 +314,7 @@ def test_real_brax():
     assert (last != fresh).all()
 
 
+@pytest.mark.slow
 @foreign
 def test_real_brax_unknown_name_and_mutated_state():
     brax()

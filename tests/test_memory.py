@@ -384,6 +384,7 @@ def test_nothing_to_sample(key):
     assert not compiled(replay)[2](state, keys[1], 4).valid.any()
 
 
+@pytest.mark.slow
 def test_compiled_is_the_same(key):
     replay = Replay(18, 3)
     plain = PlainMemory([Stream((1, c), c) for c in range(3)], 6)

@@ -442,6 +442,7 @@ def test_the_ratio_is_that_to_the_policy_at_the_beginning_of_the_update():
 # Of what states
 
 
+@pytest.mark.slow
 def test_states_are_preprocessed_before_every_network():
     """Bounds 0 to 10 become -2 to 2, open ones leave numbers alone, choices are no numbers."""
     states = {

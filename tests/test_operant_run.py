@@ -227,6 +227,7 @@ def test_recordings_are_traces_to_learn_from(tiny, tmp_path):
     assert any(np.any(a != b) for a, b in zip(before, after, strict=True))
 
 
+@pytest.mark.slow
 def test_a_run_on_a_native_environment_is_compiled(tiny, capsys):
     arguments = ["run", "--agent", "tiny.json", "--environment", "jax:CartPole-v1", "--num-parallel", "4"]
     assert main([*arguments, "--timesteps", "3001"]) == 0

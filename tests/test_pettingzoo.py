@@ -127,6 +127,7 @@ def test_ids():
         Environment.create(environment="pettingzoo:classic/rps-v2", cycles=3)
 
 
+@pytest.mark.slow
 def test_a_runner_learns_from_all_of_them():
     agent = {"agent": "ppo", "n_steps": 8, "mini_batches": 2, "model": [{"type": "dense", "size": 8}]}
     with Runner(agent, Meadow()) as runner:

@@ -39,6 +39,7 @@ def trained(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_plays(trained, capsys):
     assert main(["play", str(trained / "run"), "--episodes", "3"]) == 0
     assert "3 episodes: mean reward" in capsys.readouterr().out

@@ -415,6 +415,7 @@ def processes():
         process.stdout.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_is_named_and_found_again(processes, caplog):
     process, port = processes("--environment", "remote_envs.Count")
     with clients(port, timeout_seconds=5.0) as (connection,):

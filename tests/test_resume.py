@@ -87,6 +87,7 @@ def test_resume_on_gymnasium_goes_on_from_the_same_state(agent, tmp_path, monkey
     assert (np.diff(history["step"]) >= 0).all()
 
 
+@pytest.mark.slow
 def test_the_history_is_on_the_disk_before_the_checkpoint_that_counts_on_it(tmp_path, monkeypatch):
     """A process killed right after a checkpoint was written must not have lost the episodes before it."""
     monkeypatch.chdir(tmp_path)

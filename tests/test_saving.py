@@ -51,6 +51,7 @@ def actions(agent, count=1000):
 CASES = [(PPO, "numpy"), (PPO, "hdf5"), (PPO, "safetensors"), (SAC, "numpy")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "format"), CASES, ids=[f"{s['agent']}-{f}" for s, f in CASES])
 def test_weights_go_round(tmp_path, spec, format):
     agent = create(spec, normalize_observations=True)

@@ -140,8 +140,8 @@ class Modular:
         """Build the networks and the memory.
 
         Raises:
-            SpaceError: action values are to be learned of float actions.
-            SpecError: options do not fit one another.
+            SpaceError: the objective cannot serve the actions.
+            SpecError: options and networks do not fit one another.
         """
         _served(config, spaces)
         states = spaces.states.components
