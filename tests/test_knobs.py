@@ -140,11 +140,13 @@ KNOBS: dict[str, dict[str, Knob]] = {
         "linesearch_iterations": Knob(3, context={"lr": 1.0}),
         "linesearch_factor": Knob(0.3, context={"lr": 1.0, "linesearch_iterations": 3}),
     },
+    "StatesConfig": {
+        "state_preprocessing": Knob([{"type": "clipping", "lower": -0.5, "upper": 0.5}]),
+    },
     "ActingConfig": {
         "exploration": Knob(0.1, context={"exploration": 0.5}),
         "variable_noise": Knob(0.1, context={"variable_noise": 0.5}),
         "temperature": Knob(0.1),
-        "state_preprocessing": Knob([{"type": "clipping", "lower": -0.5, "upper": 0.5}]),
     },
     "modular": {},
     "a2c": {"normalize_advantage": Knob(True), "separate": Knob(True, "shapes")},
@@ -351,7 +353,7 @@ def test_every_traced_option_takes_a_schedule(name):
                 name, **{option: {"type": "linear", "start": now, "end": now, "steps": 10}}
             ).config
             assert getattr(changed, option).range() == (now, now), option
-        elif not option.endswith("model"):  # which may be any dict
+        elif not option.endswith(("model", "state_preprocessing")):  # which may be any dict
             with pytest.raises(SpecError, match=option):
                 define(name, **{option: {"type": "linear", "start": 1.0, "end": 1.0, "steps": 10}})
 
