@@ -677,7 +677,7 @@ def test_a_file_and_its_keras_model_train_alike(tmp_path):
     path = write(tmp_path, text)
     made = ModelReader(path, [3, 1], 5, optimizer="adam", seed=3).build_model()
     settings = {**small("ppo"), "n_steps": 4, "mini_batches": 1, "ppo_epochs": 1}
-    trained = []
+    trained, start = [], None
     for network in (path, made):
         definition = define("ppo", **{**settings, "model": network})
         learner = Learner(definition.cls.create(definition.config, spaces("ppo", "ann"), 2))

@@ -20,7 +20,7 @@ _keras = keras()
 
 
 @_keras.saving.register_keras_serializable("operant")
-class Orthogonal(_keras.initializers.Orthogonal):
+class Orthogonal(_keras.initializers.Orthogonal):  # type: ignore[name-defined]
     """Keras's orthogonal initialiser (Saxe et al. 2014), faster for tall kernels.
 
     The Q of a QR decomposition with positive diagonal of R is unique, so for a matrix at least twice as tall as wide (which is
@@ -42,7 +42,7 @@ class Orthogonal(_keras.initializers.Orthogonal):
 
 
 @_keras.saving.register_keras_serializable("operant")
-class LearnedConstant(_keras.layers.Layer):
+class LearnedConstant(_keras.layers.Layer):  # type: ignore[name-defined]
     """A trainable array that does not depend on the input: `[B, ...]` to `[B, *shape]`."""
 
     def __init__(self, shape: Sequence[int], value: float = 0.0, **kwargs: Any) -> None:
@@ -70,7 +70,7 @@ class LearnedConstant(_keras.layers.Layer):
 
 
 @_keras.saving.register_keras_serializable("operant")
-class Normalizer(_keras.layers.Layer):
+class Normalizer(_keras.layers.Layer):  # type: ignore[name-defined]
     """Standardises its input by running moments, which `operant.nn.Model.observe` updates, and clips to ±`clip`."""
 
     def __init__(self, clip: float = 10.0, **kwargs: Any) -> None:

@@ -24,7 +24,7 @@ class Loaded:
 
 
 @_keras.saving.register_keras_serializable("operant")
-class WeightsModel(_keras.Model):
+class WeightsModel(_keras.Model):  # type: ignore[name-defined]
     """A functional Keras model that also loads the files of a run's `checkpoints`, which are folders."""
 
     def load_weights(self, filepath: str | Path, **kwargs: Any) -> Loaded:

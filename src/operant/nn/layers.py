@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from numbers import Real
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -27,6 +28,19 @@ def whole(name: str, value: Any, low: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise value_error(name, f"a whole number of at least {low}", value)
     return value
+
+
+def typed(name: str, value: Any, annotation: str) -> None:
+    """Check an argument that is a number, a flag or a string; others are left to their layers."""
+    kind = annotation.removesuffix(" | None")
+    if value is None and kind != annotation:
+        return
+    if kind == "float" and (isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value)):
+        raise value_error(name, "a number", value)
+    if kind == "bool" and not isinstance(value, bool):
+        raise value_error(name, "True or False", value)
+    if kind == "str" and not isinstance(value, str):
+        raise value_error(name, "a string", value)
 
 
 def pair(name: str, value: Any) -> Any:
@@ -58,10 +72,12 @@ class Layer:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
+        for field in dataclasses.fields(self):
+            typed(field.name, getattr(self, field.name), str(field.type))
         self.check()
 
     def check(self) -> None:
-        """Raise `SpecError` on a wrong argument."""
+        """Raise `SpecError` on a wrong argument; those that are numbers, flags or strings have these types already."""
 
     def __call__(self, graph: Graph, x: Any) -> Any:
         """Add the layer to the graph and return its output."""
@@ -365,6 +381,13 @@ class Clipping(Layer):
     type = "clipping"
     lower: float | None = None
     upper: float | None = None
+
+    def check(self) -> None:
+        """Check the range."""
+        if self.lower is None and self.upper is None:
+            raise SpecError("clipping needs lower, upper or both. Received: neither.")
+        if self.lower is not None and self.upper is not None and self.lower >= self.upper:
+            raise value_error("lower", f"below upper {self.upper}", self.lower)
 
     def __call__(self, graph: Graph, x: Any) -> Any:
         """Add the operation."""

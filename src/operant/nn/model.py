@@ -19,7 +19,7 @@ from operant.nn.backend import keras, numpy_promotion
 from operant.nn.convolutions import as_products
 from operant.nn.drawing import Drawable
 from operant.nn.graph import Carries
-from operant.nn.phases import LEARNING, averages, differs
+from operant.nn.phases import LEARNING, averages, differs, leaves
 from operant.nn.weights import Weight, collect, is_seed, named_variables
 from operant.ops import random, statistics
 from operant.spaces import Leaf
@@ -86,6 +86,12 @@ class Model:
         running = (order[id(v)] for v in averages(network))
         self.averages = tuple(name for name in running if not is_seed(name))
         """Running averages among the parameters."""
+        for layer in leaves(network):
+            if isinstance(layer, keras().layers.SpectralNormalization):
+                raise SpecError(
+                    f"Spectral normalisation changes its kernel in every call of training, which compiled learning does not keep. "
+                    f"Received: the layer {layer.name!r}. Use layer normalisation instead (layer_normalization)."
+                )
         if self.averages and self.recurrent:
             raise SpecError(
                 f"Recurrent networks take no layers with running averages, such as batch normalisation. "

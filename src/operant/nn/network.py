@@ -15,7 +15,7 @@ from operant.nn.cfg import Cfg
 from operant.nn.graph import Graph, activation
 from operant.nn.layers import whole
 from operant.nn.recurrent import Lstm
-from operant.nn.structure import add, add_all, config, from_config, read
+from operant.nn.structure import LAYERS, add, add_all, config, from_config, read
 from operant.spec import Registry, build
 
 FORMS = (
@@ -69,8 +69,8 @@ class Auto:
             whole("size", self.size)
         if self.activation is not None:
             activation(self.activation)
-        if not isinstance(self.rnn, bool):
-            whole("rnn", self.rnn)
+        if not isinstance(self.rnn, int) or self.rnn < 0:
+            raise value_error("rnn", "True, False, or the horizon, a whole number of at least 1", self.rnn)
         if self.norm not in (None, "layer"):
             raise value_error("norm", "None or 'layer'", self.norm)
 
@@ -307,6 +307,10 @@ def parse(network: Any) -> Parsed:
         return _from_file(Path(network))
     if isinstance(network, Sequence) and not isinstance(network, str):
         return Layered.parse(network)
+    if isinstance(network, str) and network in LAYERS and network not in NETWORKS:
+        raise SpecError(
+            f"{network!r} is a layer, not a network. Give a list of layers: [{{'type': {network!r}, ...}}]."
+        )
     if isinstance(network, str | Mapping):
         target, arguments, label = NETWORKS.parse(network)
         found = build(target, arguments, f"The network {label!r}")

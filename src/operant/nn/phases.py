@@ -37,4 +37,4 @@ def _differs(layer: Any) -> bool:
         return bool(layer._call_has_training_arg)  # a class of the user's says so itself
     if all(hasattr(layer, name) for name in _RATES):  # recurrent ones have a seed whether they draw or not
         return any(getattr(layer, name) for name in _RATES)
-    return isinstance(layer, k.SpectralNormalization) or bool(layer._seed_generators)
+    return bool(layer._seed_generators)

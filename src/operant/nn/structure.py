@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from operant.errors import SpecError, suggest
+from operant.errors import SpecError, suggest, value_error
 from operant.nn import layers
 from operant.nn.backend import keras
 from operant.nn.graph import Graph
@@ -53,6 +53,8 @@ class Retrieve(Layer):
         if not names:
             raise SpecError("tensors must name at least one tensor. Received: tensors=().")
         object.__setattr__(self, "tensors", names)
+        if isinstance(self.axis, bool) or not isinstance(self.axis, int):
+            raise value_error("axis", "a whole number", self.axis)
         choice("aggregation", self.aggregation, ("concat", "max", "mean", "product", "stack", "sum"))
 
     def __call__(self, graph: Graph, x: Any) -> Any:
@@ -106,6 +108,8 @@ class Block(Layer):
 
     def check(self) -> None:
         """Read the layers."""
+        if not isinstance(self.layers, list | tuple):
+            raise value_error("layers", "a list of layers", self.layers)
         object.__setattr__(
             self, "layers", tuple(read(spec, f"layers[{i}]") for i, spec in enumerate(self.layers))
         )
