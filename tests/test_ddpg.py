@@ -211,7 +211,10 @@ def test_floats_without_bounds_are_refused(name):
 @pytest.mark.parametrize("option", ["actor_model", "critic_model"])
 def test_recurrent_networks_are_refused(name, option):
     recurrent = [{"type": "dense", "size": 4}, {"type": "gru", "size": 4}]
-    with pytest.raises(SpecError, match=rf"{option} must be a feed-forward network: {name}"):
+    with pytest.raises(
+        SpecError,
+        match=rf"{option} must be a feed-forward network: {name}.* or use one of these agents: .*modular, .*ppo, trpo",
+    ):
         make(name, **{option: recurrent})
 
 

@@ -277,7 +277,3 @@ def test_what_cannot_be_replayed_in_sequences_is_refused():
         made(sequence_length=0)
     with pytest.raises(SpecError, match=r"burn_in must be at least 0"):
         made(burn_in=-1)
-    with pytest.raises(
-        SpecError, match=r"pqn takes feed-forward networks only: .*, or use one of .* acer, dqn"
-    ):
-        learner("pqn", Countdown(), 2, model=RECURRENT)

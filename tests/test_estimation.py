@@ -42,6 +42,9 @@ def estimated(end: str, values=VALUES, **settings) -> list[float]:
         ("terminated", {}, [2.75, 3.5, 3.0, 34.0]),
         # at a time limit the prediction for the last observation, 40, counts: 3 + 40/2; 2 + 23/2; 1 + 13.5/2
         ("truncated", {}, [7.75, 13.5, 23.0, 34.0]),
+        # the same where an interrupted run did not say so: the row behind has only the last observation
+        ("neither", {}, [7.75, 13.5, 23.0, 34.0]),
+        ("neither", {"horizon": 2}, [9.5, 13.5, 23.0, 34.0]),
         # the same where terminations are predicted, too
         ("terminated", {"predict_terminal_values": True}, [7.75, 13.5, 23.0, 34.0]),
         # without predictions both are ends, and the open episode is what is known of it
@@ -90,14 +93,22 @@ def test_truncated_lambda_returns_equal_their_siblings(n):
 
 
 def test_complete_rows_are_those_whose_rewards_are_known():
-    ended, going = block("terminated"), block("neither")
+    ended, going, cut = block("terminated"), block("neither", valid=[True] * 5), block("neither")
     rows = [True, True, True, False, False]
     assert complete(ended, None)[:, 0].tolist() == rows
     assert complete(going, None)[:, 0].tolist() == [False] * 5
+    assert (
+        complete(cut, None)[:, 0].tolist() == rows
+    )  # nobody flagged the end, but a last observation stands behind it
     assert complete(ended, 1)[:, 0].tolist() == VALID
     assert complete(ended, 2)[:, 0].tolist() == rows
-    assert complete(going, 2)[:, 0].tolist() == [True, True, True, False, False]
+    assert complete(going, 2)[:, 0].tolist() == [True, True, True, True, False]
     assert complete(going, 4)[:, 0].tolist() == [True, True, False, False, False]
+
+
+def test_an_episode_that_an_interrupted_run_left_is_one_of_its_own():
+    rows = newest_episodes(block("neither"), 1)[:, 0].tolist()
+    assert rows == newest_episodes(block("truncated"), 1)[:, 0].tolist() == [True, True, True, False, False]
 
 
 def test_newest_rows_count_back_through_time_and_actors():

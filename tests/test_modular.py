@@ -511,9 +511,9 @@ def test_preprocessing_that_is_elsewhere_is_answered():
     for spec, message in [
         ("exponential_normalization", "Give normalize_observations=True"),
         ({"state": [{"type": "sequence", "length": 4}]}, "gymnasium.wrappers.FrameStackObservation"),
-        ({"stat": "clipping"}, r"names 'stat', which is no state. Did you mean 'state'"),
+        ({"stat": {"type": "clipping", "lower": 0}}, r"names 'stat', which is no state. Did you mean 'state'"),
         ([{"type": "linear_normalization", "min_value": 2.0, "max_value": 1.0}], r"min_value must be below max_value 1.0"),
-        (["clipping", "linear_normalization"], r"state_preprocessing\['state'\]\[1\].*give min_value and max_value"),
+        ([{"type": "clipping", "lower": 0}, "linear_normalization"], r"state_preprocessing\['state'\]\[1\].*give min_value and max_value"),
     ]:  # fmt: skip
         with pytest.raises(SpecError, match=message):
             small(state_preprocessing=spec)

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.small_agents import Countdown, compiled, learner, small
+from tests.small_agents import RECURRENT, Countdown, compiled, learner, small
 
 from operant.agents import pqn
+from operant.agents.learner import reset_carry
 from operant.agents.making import define
 from operant.errors import SpaceError, SpecError
 from operant.types import Block
@@ -43,7 +44,8 @@ def test_lambda_returns_by_hand(monkeypatch):
     algorithm = learner("pqn", Countdown(), 1, gamma=0.5, lam=0.5).algorithm
     best = jnp.array([10.0, 20.0, 30.0, 40.0])
     q = jnp.stack([best, best - 1.0, best - 2.0], axis=-1)[:, None]
-    monkeypatch.setattr(type(algorithm), "q_values", lambda *_: {"action": q})
+    q = jnp.concatenate([jnp.zeros_like(q[:1]), q])  # row 0 is worth nothing to any return
+    monkeypatch.setattr(type(algorithm), "evaluate", lambda *_: {"action": q})
     row2 = jnp.array([[False], [False], [True], [False]])
     never = jnp.zeros((4, 1), bool)
     reward = jnp.array([[1.0], [2.0], [3.0], [4.0]])
@@ -121,6 +123,65 @@ def test_one_step_of_gradient_descent_goes_against_the_mean_gradient():
     np.testing.assert_allclose(metrics["value/target"], np.asarray(target)[valid].mean(), rtol=1e-5)
 
 
+def recurrent(**options):
+    """A recurrent agent, its train after some blocks, a block whose rows begin in an episode, and their values row by row."""
+    agent, train, block = run("discrete", model=RECURRENT, mini_batches=1, n_steps=5, **options)
+    assert any(np.any(x) for x in jax.tree.leaves(block.carry))
+    assert not block.valid.all()
+    algorithm = agent.learner.algorithm
+
+    def step(params, observation, carry):
+        variables = {**train.state.variables, "params": params}
+        q = algorithm.q_values(variables, observation, carry)
+        return q, algorithm.model.apply(variables, observation, carry)[1]
+
+    def row_by_row(params):
+        carry, found = block.carry, []
+        for t in range(6):
+            q, after = step(params, {name: x[t] for name, x in block.observation.items()}, carry)
+            found.append(q)
+            carry = after if t == 5 else reset_carry(algorithm, after, ~block.valid[t])
+        return jax.tree.map(lambda *rows: jnp.stack(rows), *found)
+
+    return agent, train, block, row_by_row
+
+
+def test_returns_of_a_recurrent_network_are_those_of_its_values_row_by_row():
+    agent, train, block, row_by_row = recurrent()
+    algorithm, c = agent.learner.algorithm, agent.learner.algorithm.config
+    q = row_by_row(train.state.variables["params"])
+    best = [np.asarray(q[name]).max(-1).reshape(6, 3, -1) for name in algorithm.spaces.actions.components]
+    best = np.concatenate(best, axis=-1)[1:]
+    found = np.asarray(jax.jit(algorithm.targets)(train.state.variables, block))
+    for n, e in np.ndindex(found.shape[1:]):
+        parts = (block.reward, block.terminated, block.truncated, block.valid)
+        slow = returns_slowly(*(np.asarray(x)[:, n] for x in parts), best[:, n, e], c.gamma, c.lam)
+        valid = np.asarray(block.valid)[:, n]
+        np.testing.assert_allclose(found[valid, n, e], slow[valid], rtol=1e-4)
+
+
+def test_a_recurrent_network_steps_against_the_gradient_through_its_rows():
+    """One step of plain descent on the mean over valid rows, with a graph that goes through them one after the other."""
+    agent, train, block, row_by_row = recurrent(epochs=1, optimizer="sgd", grad_norm=None)
+    algorithm, params = agent.learner.algorithm, train.state.variables["params"]
+    target = algorithm.targets(train.state.variables, block)
+
+    def slow_loss(params):
+        taken, values = [], row_by_row(params)
+        for name in algorithm.spaces.actions.components:
+            q = values[name]
+            index = block.action[name].astype(jnp.int32)[..., None]
+            taken.append(jnp.take_along_axis(q[:5], index, axis=-1)[..., 0].reshape(5, 3, -1))
+        error = jnp.square(jnp.concatenate(taken, axis=-1) - target).mean(-1)
+        return jnp.sum(jnp.where(block.valid, error, 0.0)) / int(block.valid.sum())
+
+    after, _ = agent.absorb(train, block)
+    for name, gradient in jax.grad(slow_loss)(params).items():
+        assert np.any(gradient), name
+        expected = params[name] - 0.01 * gradient
+        np.testing.assert_allclose(after.state.variables["params"][name], expected, rtol=1e-4, atol=1e-6)
+
+
 def test_an_auto_network_is_normalised_unless_told_otherwise():
     def weights(model):
         state = learner("pqn", Countdown(), 2, model=model).algorithm.init(jax.random.key(0))
@@ -161,8 +222,11 @@ def test_settings_that_do_not_fit_are_refused():
         SpecError, match=r"mini_batches must be at most 12 \(2 environments x n_steps 6 rows\)"
     ):
         learner("pqn", Countdown(), 2, mini_batches=13)
-    with pytest.raises(SpecError, match="pqn takes feed-forward networks only"):
-        learner("pqn", Countdown(), 2, model=[{"type": "gru", "size": 4}])
+    with pytest.raises(
+        SpecError,
+        match=r"mini_batches must be at most 2 \(2 environments, whose sequences stay whole for a recurrent model\).* fewer mini_batches, or more",
+    ):
+        learner("pqn", Countdown(), 2, model=RECURRENT, mini_batches=3)
     with pytest.raises(SpaceError, match="pqn serves 'int' and 'bool' actions only"):
         learner("pqn", Countdown(kind="float"), 2)
     with pytest.raises(

@@ -84,8 +84,8 @@ def policy_value(made: Learner, policy: Tree, observation: Arrays, carry: Tree) 
 
 def baseline_value(made: Learner, state: Tree, observation: Arrays, carry: Tree) -> Array:
     """Return what the baseline predicts."""
-    first = jnp.zeros((1, len(next(iter(observation.values())))), bool) if carry else ()
-    return made.algorithm.values(state, View(observation, carry, first))[:, 0]
+    valid = jnp.ones((1, len(next(iter(observation.values())))), bool) if carry else ()
+    return made.algorithm.values(state, View(observation, carry, valid))[:, 0]
 
 
 def acted_value(made: Learner, state: Tree, observation: Arrays, carry: Tree) -> Array:
@@ -201,6 +201,7 @@ LEARNING: dict[str, Learning] = {
         },
         32_000,
         greedy_value,
+        {"model": [{"type": "dense", "size": 16}, {"type": "gru", "size": 16}], "mini_batches": 1},
     ),
     "ppo": Learning(
         {

@@ -137,7 +137,11 @@ AGENTS: dict[str, Entry] = {
         recurrent=True,
     ),
     "pqn": Entry(
-        "pqn", "PQN", "Parallel Q-learning: no replay, no target; discrete actions", ("int", "bool")
+        "pqn",
+        "PQN",
+        "Parallel Q-learning: no replay, no target; discrete actions",
+        ("int", "bool"),
+        recurrent=True,
     ),
     "ppo": Entry(
         "ppo",
@@ -206,9 +210,9 @@ def serving(action_type: str) -> str:
     return f"one of these agents: {', '.join(names)}"
 
 
-def remembering() -> str:
-    """Say which agents take recurrent networks, for messages."""
-    names = [name for name, known in AGENTS.items() if known.recurrent]
+def remembering(action_type: str) -> str:
+    """Say which agents with a type of action take recurrent networks, for messages."""
+    names = [name for name, known in AGENTS.items() if known.recurrent and action_type in known.actions]
     return f"one of these agents: {', '.join(names)}"
 
 

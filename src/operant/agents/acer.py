@@ -405,6 +405,7 @@ class ACER:
         key_count, key_sample = jax.random.split(key)
         # Enough rows for some actor's to be a sequence and one more.
         ready = counters.timesteps >= jnp.uint32(c.initial_size)
+        ready &= self.memory.begun(memory, c.initial_size)
         ready &= self.memory.rows(memory) > self.actors * c.n_steps
         count = jnp.where(ready, random.poisson(key_count, c.replay_ratio), 0)
         # As plain numbers: JAX's check of key reuse takes any key that a loop reads for one used by every round.

@@ -48,6 +48,11 @@ def critic_inputs(states: Mapping[str, Leaf], actions: Mapping[str, Leaf]) -> di
     return {**states, **{critic_input(name, states): in_units(leaf) for name, leaf in actions.items()}}
 
 
+def with_actions(observation: Arrays, units: Arrays, states: Mapping[str, Leaf]) -> Arrays:
+    """Return what critics read of observations `[*B, ...]` and actions `[*B, *shape]` in units."""
+    return {**observation, **{critic_input(name, states): x for name, x in units.items()}}
+
+
 def in_units(leaf: Leaf) -> Leaf:
     """Return an action as networks see it."""
     return dataclasses.replace(leaf, min_value=-1.0, max_value=1.0, dtype="float32")

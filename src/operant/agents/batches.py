@@ -27,9 +27,10 @@ def block_rows(config: ModularConfig, actors: int) -> int:
 
 def interval(config: ModularConfig, frequency: Any) -> Any:
     """Return the timesteps or episodes between updates, of a share of the batch or a number."""
+    size = config.batch_size * (1.0 + 1e-6)  # 0.29 x 100 is 29, whatever the rounding of a type
     if isinstance(frequency, int | float):
-        return max(1, int(frequency * config.batch_size)) if frequency < 1 else int(frequency)
-    share = jnp.maximum(jnp.floor(frequency * config.batch_size), 1.0)
+        return max(1, int(frequency * size)) if frequency < 1 else int(frequency)
+    share = jnp.maximum(jnp.floor(frequency * size), 1.0)
     return jnp.where(frequency < 1.0, share, jnp.floor(frequency))
 
 

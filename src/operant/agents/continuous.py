@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from operant.agents import AGENTS, algorithm_class, serving, stability
-from operant.agents.action_units import critic_input, critic_inputs, from_units, require_bounds, to_units
+from operant.agents import AGENTS, algorithm_class, imitation, remembering, serving, stability
+from operant.agents.action_units import critic_inputs, from_units, require_bounds, to_units, with_actions
 from operant.agents.config import ContinuousConfig
 from operant.agents.protocol import Counters
 from operant.errors import SpecError
@@ -100,7 +100,7 @@ class Continuous(abc.ABC):
             if model.recurrent:
                 raise SpecError(
                     f"{option} must be a feed-forward network: {name} replays single steps. Received a recurrent one. "
-                    "Leave its recurrent layers out, or stack observations."
+                    f"Leave its recurrent layers out, stack observations, or use {remembering('float')}."
                 )
         return cls(config, spaces, actors, actor, made)
 
@@ -218,13 +218,9 @@ class Continuous(abc.ABC):
     def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
         """Return how badly the actor imitates a block: the mean squared distance of its actions, in units."""
         observation = {name: x[:-1] for name, x in block.observation.items()}
-        chosen, wanted = self.greedy(weights["actor"], observation), self.units(block.action)
-        weight = block.valid.astype(jnp.float32)
-        each = [
-            jnp.mean(losses.squared(chosen[k] - wanted[k]).reshape(*weight.shape, -1), axis=-1)
-            for k in chosen
-        ]
-        return losses.weighted_mean(sum(each[1:], each[0]) / len(each), weight)
+        return imitation.distance(
+            self.greedy(weights["actor"], observation), self.units(block.action), block.valid
+        )
 
     def measured(self, action: Arrays) -> Arrays:
         """Return actions `[*B, *shape]` in the environment's measure."""
@@ -243,8 +239,7 @@ class Continuous(abc.ABC):
 
     def _inputs(self, observation: Arrays, action: Arrays) -> Arrays:
         """Return what critics read."""
-        states = self.spaces.states.components
-        return {**observation, **{critic_input(name, states): x for name, x in action.items()}}
+        return with_actions(observation, action, self.spaces.states.components)
 
     def target_variables(self, state: Any, name: str) -> Tree:
         """Return a target network: parameters of its own, running moments of the network that it follows."""
@@ -321,7 +316,8 @@ class Continuous(abc.ABC):
         state = state._replace(**observed, reward_scale=scale)
         most = self.rows * self.actors if c.gradient_steps is None else c.gradient_steps
         count = jnp.sum(block.valid, dtype=jnp.int32) if c.gradient_steps is None else most
-        steps = jnp.where(counters.timesteps >= jnp.uint32(c.initial_size), count, 0)
+        ready = (counters.timesteps >= jnp.uint32(c.initial_size)) & self.memory.begun(memory, c.initial_size)
+        steps = jnp.where(ready, count, 0)
         names = (*self.reported, "update/skipped")
         # Two keys a step, as plain numbers: JAX's check of key reuse takes any key that a loop reads for one used by every
         # round. Hashed: a cipher's loop for them would take as long as a small network's step.

@@ -35,9 +35,9 @@ value of the last observation when the episode was cut by a time limit. ε falls
 `epsilon_end` over `epsilon_decay_steps` after that; with `noisy` it is 0 then. The target network is a copy every
 `target_sync_steps` environment steps (also when several environments step past the multiple at once), or a moving average
 with `tau` < 1. Noisy layers keep the network's own initial weights, and all environments act under the same noise.
-Priorities are the divergence from the target (`c51`) or the mean absolute difference of quantiles (`quantile`). Sequences
-begin at any row and are drawn uniformly, not by priority; they run over ends of episodes, where h starts anew. Values are
-not rescaled.
+Importance weights are divided by their sum over the batch, not by the largest (Schaul et al. 2016, section 3.4). Priorities
+are the divergence from the target (`c51`) or the mean absolute difference of quantiles (`quantile`). Sequences begin at any
+row and are drawn uniformly, not by priority; they run over ends of episodes, where h starts anew. Values are not rescaled.
 """
 
 from __future__ import annotations
@@ -266,7 +266,6 @@ class DQN(QLearner):
             network=config.model,
             atoms=atoms,
             dueling=config.dueling,
-            sequences=True,
         )
         if made.model.recurrent:
             made._check_sequences()
@@ -378,7 +377,8 @@ class DQN(QLearner):
         scale, _ = stability.scale_block(self.config, state.reward_scale, block)
         variables = self.model.observe(state.variables, block.observation, block.valid)
         state = state._replace(variables=variables, reward_scale=scale)
-        ready = counters.timesteps >= jnp.uint32(self.config.initial_size)
+        initial = self.config.initial_size
+        ready = (counters.timesteps >= jnp.uint32(initial)) & self.memory.begun(memory, initial)
         if self.model.recurrent:
             ready &= Replay.has_sequence(memory, self.sequence_rows)
         state, memory, metrics = self._learn(state, memory, ready, key)

@@ -71,14 +71,20 @@ def newest(usable: Bool[Array, "L N"], count: int) -> Bool[Array, "L N"]:
 
 def newest_episodes(block: Block, count: int) -> Bool[Array, "L N"]:
     """Return the rows of the newest `count` episodes that ended, or of all if there are fewer."""
-    ended = block.valid & (block.terminated | block.truncated)
+    ended = _ended(block)
     chosen = jnp.concatenate([newest(ended, count), jnp.zeros_like(ended[:1])])
     return block.valid & jnp.take_along_axis(chosen, _next_end(block), axis=0)
+
+
+def _ended(block: Block) -> Bool[Array, "L N"]:
+    """Return the rows with which episodes end: flagged, or behind them there is an invalid row (an interrupted run flags nothing)."""
+    last = jnp.concatenate([~block.valid[1:], jnp.zeros_like(block.valid[:1])])
+    return block.valid & (block.terminated | block.truncated | last)
 
 
 def _next_end(block: Block) -> Int[Array, "L N"]:
     """Return the row with which the episode of each row ends, L where that is not known yet."""
     rows = len(block.reward)
-    ended = block.valid & (block.terminated | block.truncated)
+    ended = _ended(block)
     row = jnp.broadcast_to(jnp.arange(rows, dtype=jnp.int32)[:, None], ended.shape)
     return jax.lax.cummin(jnp.where(ended, row, rows), axis=0, reverse=True)

@@ -20,6 +20,21 @@ def policy(log_prob: Float[Array, "*B"], valid: Bool[Array, "*B"]) -> Float[Arra
     return -losses.weighted_mean(log_prob, valid.astype(jnp.float32))
 
 
+def distance(chosen: Arrays, wanted: Arrays, valid: Bool[Array, "*B"]) -> Float[Array, ""]:
+    """Return the mean squared distance of actions, the mean over action elements and valid rows.
+
+    Args:
+        chosen: `[*B, *shape]` by action name.
+        wanted: `[*B, *shape]`, what was done, in the same units.
+        valid: which rows count.
+    """
+    weight = valid.astype(jnp.float32)
+    each = [
+        jnp.mean(losses.squared(chosen[k] - wanted[k]).reshape(*weight.shape, -1), axis=-1) for k in chosen
+    ]
+    return losses.weighted_mean(sum(each[1:], each[0]) / len(each), weight)
+
+
 def value(
     predicted: Float[Array, "*B"], target: Float[Array, "*B"], valid: Bool[Array, "*B"]
 ) -> Float[Array, ""]:

@@ -21,8 +21,10 @@ _NOISE = 0xD20
 """Address of the minibatches' keys under that of an epoch."""
 
 
-def divisible(config: Any, units: int, made_of: str) -> None:
-    """Refuse more `mini_batches` than there are units to share out.
+def divisible(
+    config: Any, units: int, made_of: str, more: str = "a larger n_steps or more environments"
+) -> None:
+    """Refuse more `mini_batches` than there are units to share out, of which `more` makes more.
 
     Raises:
         SpecError: names `mini_batches`, the units and what they are made of.
@@ -32,7 +34,7 @@ def divisible(config: Any, units: int, made_of: str) -> None:
             "mini_batches",
             f"at most {units} ({made_of})",
             config.mini_batches,
-            "Use fewer mini_batches, a larger n_steps or more environments.",
+            f"Use fewer mini_batches, {more}.",
         )
 
 

@@ -13,8 +13,8 @@ et al. 2016; Schulman et al. 2016 and 2017); the agents of this module in the ta
 and is due every `frequency` timesteps or episodes.
 
 Recurrent networks go through the rows that the memory holds in order, from the state that was stored when the oldest was acted on; rows
-older than the batch, as many as the layer's `horizon`, only warm them up and give no loss (Kapturowski et al. 2019, stored state and
-burn-in).
+older than the batch, as many as the layer's `horizon`, only warm them up: they give no loss of their own, though gradients go back
+through them (Kapturowski et al. 2019, stored state and burn-in).
 
 Deviations: predictions, and the policy of which the ratio of importance sampling tells the change, are those at the beginning of the
 update. Timesteps are counted as rows of all actors, of which one for
@@ -154,15 +154,16 @@ class Modular:
             network = _network(config, config.baseline_model, spaces)
             models["baseline"] = build(network, inputs, head, normalize=model.normalized, name="baseline")
         recurrent = [name for name, model in models.items() if model.recurrent]
-        if recurrent and config.memory == "replay":
-            raise SpecError(
-                f"memory='replay' draws single steps, without those before them. Received: a recurrent {recurrent[0]}. "
-                "Use memory='recent', or an agent that replays sequences."
-            )
         if recurrent and config.objective == DETERMINISTIC:
             raise SpecError(
                 f"objective={DETERMINISTIC!r} takes feed-forward networks. Received: a recurrent {recurrent[0]}. "
                 "Leave its recurrent layers out, or use objective='policy_gradient'."
+            )
+        if recurrent and config.memory == "replay":
+            raise SpecError(
+                f"memory='replay' draws single steps, without those before them. Received: a recurrent {recurrent[0]}. "
+                "Use memory='recent', or an agent that replays sequences (which is no form of this one: leave out "
+                "the words of the modular interface, such as memory and start_updating)."
             )
         rows, n_step = block_rows(config, actors), 0
         memory: Replay | Recent
@@ -254,6 +255,10 @@ class Modular:
         """Return a state whose next call of `update` makes one, due or not."""
         return state._replace(hastened=jnp.ones((), jnp.bool_))
 
+    def resumed(self, state: State, counters: Counters) -> State:
+        """Return a state that counts on from these counters."""
+        return state._replace(made=jnp.copy(counters.updates), last=jnp.copy(self._now(counters)))
+
     def acting(self, state: State, counters: Counters) -> Acting:
         """Acting needs the network, and noise on its parameters if that is wanted: another with every block."""
         baseline = state.baseline if "baseline" in self.recurrent else ()
@@ -297,10 +302,15 @@ class Modular:
             return Action(action, (), carry)
         return Action(action, {"carry": carry}, after)
 
+    def _now(self, counters: Counters) -> Array:
+        """Return the timesteps or episodes so far, whichever count."""
+        return (
+            counters.episodes if self.config.unit == "episodes" else counters.rows * jnp.uint32(self.actors)
+        )
+
     def due(self, state: State, counters: Counters) -> tuple[Array, Array]:
         """Return whether an update is due, and the timesteps or episodes so far."""
-        c = self.config
-        now = counters.episodes if c.unit == "episodes" else counters.rows * jnp.uint32(self.actors)
+        c, now = self.config, self._now(counters)
         frequency = c.batch_size if c.frequency is None else c.frequency
         every = jnp.asarray(interval(c, frequency), jnp.float32)
         passed = (now - state.last).astype(jnp.float32) >= every
@@ -353,10 +363,7 @@ class Modular:
         """Return the first `count` rows of a block, or all and the one after them, as networks read them."""
         observation = {name: x[:count] for name, x in block.observation.items()}
         observation = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), observation)
-        if not self.recurrent:
-            return View(observation)
-        first = jnp.concatenate([jnp.zeros_like(block.valid[:1]), ~block.valid])
-        return View(observation, carry, first[:count])
+        return View(observation, carry, block.valid) if self.recurrent else View(observation)
 
     def flat(self, block: Block, target: Array, advantage: Array, carry: Tree) -> Rows:
         """Return the rows of a block `[L, N]` to learn from, `[L * N]`."""

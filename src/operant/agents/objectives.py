@@ -14,10 +14,11 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from operant.agents import imitation
-from operant.agents.action_units import critic_input, critic_inputs, from_units, to_units, unit_heads
+from operant.agents.action_units import critic_inputs, from_units, to_units, unit_heads, with_actions
 from operant.agents.modules import ModularConfig
 from operant.agents.protocol import split_masks
 from operant.agents.qvalues import joined, q_heads
+from operant.agents.rollouts import evaluate
 from operant.agents.value_heads import Expected
 from operant.nn import Head, Model, Policy
 from operant.ops import losses
@@ -34,11 +35,11 @@ class View(NamedTuple):
     """What networks are shown: rows, and for recurrent ones how these follow one another."""
 
     observation: Arrays
-    """`[R, ...]`; for recurrent networks R is `T * N`, the rows of `N` actors in the order of time."""
+    """`[R, ...]`; for recurrent networks the rows of `N` actors in the order of time."""
     carry: Tree = ()
     """Recurrent state before the first row of each actor, `[N, size]` by name, by model."""
-    first: Bool[Array, "T N"] | tuple[()] = ()
-    """Which rows begin an episode; `()` where no network is recurrent."""
+    valid: Bool[Array, "T N"] | tuple[()] = ()
+    """Which rows are transitions, as in a block: behind others a new episode begins. `()` where no network is recurrent."""
 
 
 class Rows(NamedTuple):
@@ -128,10 +129,10 @@ class Networks:
         model, variables = self.models[name], {"params": params, "state": frozen[name]}
         if not model.recurrent:
             return model.apply(variables, view.observation)[0]
-        assert not isinstance(view.first, tuple)
-        shape = view.first.shape
-        rows = {k: x.reshape(*shape, *x.shape[1:]) for k, x in view.observation.items()}
-        outputs = model.unroll(variables, rows, view.carry[name], view.first)[0]
+        assert not isinstance(view.valid, tuple)
+        n = view.valid.shape[1]
+        rows = {k: x.reshape(-1, n, *x.shape[1:]) for k, x in view.observation.items()}
+        outputs = evaluate(model, variables, rows, view.carry[name], view.valid)
         return {k: x.reshape(-1, *x.shape[2:]) for k, x in outputs.items()}
 
 
@@ -278,8 +279,7 @@ class DeterministicGradient(Networks):
 
     def _with(self, units: Arrays, observation: Arrays) -> Arrays:
         """Return what the baseline reads."""
-        states = self.spaces.states.components
-        return {**observation, **{critic_input(name, states): x for name, x in units.items()}}
+        return with_actions(observation, units, self.spaces.states.components)
 
     def shown(self, name: str, rows: Rows) -> Arrays:
         """Return states, and for the baseline what was done, too."""
@@ -320,11 +320,7 @@ class DeterministicGradient(Networks):
     def imitation(self, params: Tree, frozen: Tree, rows: Rows, counts: Array) -> Array:
         """Return the mean squared distance of the policy's actions from what was done, in units."""
         chosen = self.policy(params["model"], frozen, rows.view)
-        wanted = to_units(self.spaces.actions.components, rows.action)
-        each = [
-            jnp.mean(losses.squared(chosen[k] - wanted[k]).reshape(len(counts), -1), axis=-1) for k in chosen
-        ]
-        return losses.weighted_mean(sum(each[1:], each[0]) / len(each), counts.astype(jnp.float32))
+        return imitation.distance(chosen, to_units(self.spaces.actions.components, rows.action), counts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

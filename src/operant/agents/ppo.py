@@ -127,9 +127,8 @@ class PPO(ActorCritic):
         divisible(config, actors * config.n_steps, f"{actors} environments x n_steps {config.n_steps} rows")
         algorithm = cls.build(config, spaces, actors, separate=config.separate)
         if algorithm.model.recurrent:
-            divisible(
-                config, actors, f"{actors} environments, whose sequences stay whole for a recurrent model"
-            )
+            whole = f"{actors} environments, whose sequences stay whole for a recurrent model"
+            divisible(config, actors, whole, "or more environments")
         return algorithm
 
     def init(self, key: Key) -> State:

@@ -12,6 +12,9 @@ compare). What stands in for the target network is layer normalisation, which an
 Actions of several components, or of components with a shape, have values and returns G of their own, and the loss is their
 mean.
 
+A recurrent network goes through the rows of a block in order, from the state that it had before the first; minibatches are
+then whole columns, the rows of some environments.
+
 Deviations: the square is not halved. A time limit bootstraps from the value of the last observation. The return of a
 terminal step is its reward alone. If a block does not divide into minibatches, each pass leaves out another random remainder.
 """
@@ -20,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +33,7 @@ from operant.agents.config import EpsilonConfig, ModelConfig
 from operant.agents.minibatches import Part, divisible, passes
 from operant.agents.protocol import Counters, split_masks
 from operant.agents.qvalues import QLearner
+from operant.agents.sequences import flat
 from operant.memory.replay import Replay
 from operant.ops import losses, optimise, returns
 from operant.spaces import Spaces
@@ -99,19 +103,23 @@ class State(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What a gradient step reads; leaves `[B, ...]`."""
+    """What a gradient step reads; leaves `[B, ...]`, for a recurrent network `[T, B, ...]`."""
 
     observation: Arrays
     action: Arrays
     target: Array
-    """`[B, E]`, one for each element of the actions."""
+    """`[B, E]` or `[T, B, E]`, one for each element of the actions."""
     valid: Array
 
 
-def loss(params: Tree, state: Tree, algorithm: PQN, batch: Batch) -> tuple[Array, Metrics]:
+def loss(params: Tree, state: Tree, algorithm: PQN, batch: Batch, carry: Tree = ()) -> tuple[Array, Metrics]:
     """Return the mean squared error of a minibatch, and what to watch."""
-    q = algorithm.q_values({"params": params, "state": state}, batch.observation)
-    values = [algorithm.values.taken(q[name], batch.action[name]) for name in q]
+    q = algorithm.evaluate({"params": params, "state": state}, batch.observation, carry, batch.valid)
+    if algorithm.model.recurrent:
+        q, batch = flat((q, batch))
+    values = [
+        algorithm.values.taken(q[name], batch.action[name]) for name in algorithm.spaces.actions.components
+    ]
     value = jnp.concatenate(values, axis=1)
     weight = batch.valid.astype(jnp.float32)
     total = losses.weighted_mean(jnp.mean(losses.squared(batch.target - value), axis=1), weight)
@@ -132,12 +140,17 @@ class PQN(QLearner):
     """PQN for int and bool actions, masked ones included."""
 
     config: Config
+    keeps_carry: ClassVar[bool] = False
 
     @classmethod
     def create(cls, config: Config, spaces: Spaces, actors: int) -> PQN:
         """Build the network; refuse float actions, and blocks that cannot be divided into the minibatches asked for."""
         divisible(config, actors * config.n_steps, f"{actors} environments x n_steps {config.n_steps} rows")
-        return cls.build(config, spaces, actors, "pqn", network=normalised(config.model))
+        made = cls.build(config, spaces, actors, "pqn", network=normalised(config.model))
+        if made.model.recurrent:
+            whole = f"{actors} environments, whose sequences stay whole for a recurrent model"
+            divisible(config, actors, whole, "or more environments")
+        return made
 
     @property
     def rows(self) -> int:
@@ -161,14 +174,13 @@ class PQN(QLearner):
 
     def targets(self, variables: Tree, block: Block) -> Array:
         """Return the λ-returns G `[T, N, E]` of a block."""
-        following = {name: x[1:] for name, x in block.observation.items()}
-        masks = split_masks(following)[1]
-        rows = block.reward.shape
+        masks, rows = split_masks(block.observation)[1], block.valid.shape
+        q_values = self.evaluate(variables, block.observation, block.carry, block.valid)
         best = [
-            losses.max_target(q, masks.get(name)).reshape(*rows, -1)
-            for name, q in self.q_values(variables, following).items()
+            losses.max_target(q_values[name], masks.get(name)).reshape(rows[0] + 1, rows[1], -1)
+            for name in self.spaces.actions.components
         ]
-        value = jnp.concatenate(best, axis=-1)
+        value = jnp.concatenate(best, axis=-1)[1:]
 
         def each(x: Array) -> Array:
             return jnp.broadcast_to(x[..., None], value.shape)
@@ -197,7 +209,7 @@ class PQN(QLearner):
             params, opt_state = learned
             frozen = self.model.learning(variables, part[2])["state"]
             before: Tree = {"params": params, "state": frozen}
-            (_, metrics), grads = gradient(params, frozen, self, part[0])
+            (_, metrics), grads = gradient(params, frozen, self, part[0], part[1])
             params, opt_state, info = optimise.apply(optimizer, params, opt_state, grads)
             params = self.model.averaged(params, before, part[0].observation)
             return (params, opt_state), metrics | {f"update/{k}": v for k, v in info.items()}
@@ -210,6 +222,8 @@ class PQN(QLearner):
             key,
             epochs=c.epochs,
             parts=c.mini_batches,
+            carry=block.carry,
+            sequences=self.model.recurrent,
             noisy=self.model.learns_otherwise,
         )
         metrics |= {

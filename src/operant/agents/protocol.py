@@ -114,6 +114,10 @@ class Counting(Protocol):
         """Return a state whose next call of `update` makes an update, due or not."""
         ...
 
+    def resumed(self, state: Tree, counters: Counters) -> Tree:
+        """Return a state that counts on from these counters, as if the last update had just been made."""
+        ...
+
 
 def config_type(algorithm: type[Algorithm]) -> type[Config]:
     """Return the `Config` that stands in the algorithm's own file."""

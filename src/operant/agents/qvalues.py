@@ -7,16 +7,15 @@ it were alone, from the shared reward (independent learners: Tan 1993).
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 
-from operant.agents import imitation, remembering, serving
+from operant.agents import imitation, serving
 from operant.agents.protocol import Counters, split_masks
 from operant.agents.rollouts import evaluate
 from operant.agents.value_heads import Expected, Values
-from operant.errors import SpecError
 from operant.nn import Head, Model, build
 from operant.spaces import Spaces, require
 from operant.types import Action, Array, Arrays, Block, Key, Tree
@@ -68,6 +67,8 @@ class QLearner:
     spaces: Spaces
     actors: int
     model: Model
+    keeps_carry: ClassVar[bool] = True
+    """Whether a replay memory wants the recurrent state before a row, as extra of it."""
 
     @classmethod
     def build(
@@ -80,23 +81,15 @@ class QLearner:
         network: Any,
         atoms: tuple[int, ...] = (),
         dueling: bool = False,
-        sequences: bool = False,
     ) -> Self:
         """Build a head for each action, with `dueling` one more for the state; refuse what cannot be served.
 
         Raises:
             SpaceError: an action is of type float.
-            SpecError: the network is recurrent, and the algorithm does not learn from `sequences`.
         """
         require(spaces, name, {"int", "bool"}, serving("float"))
         heads = q_heads(spaces, atoms=atoms, dueling=dueling)
         model = build(network, spaces.states.components, heads, normalize=config.normalize_observations)
-        if model.recurrent and not sequences:
-            raise SpecError(
-                f"{name} takes feed-forward networks only: it learns from single steps in any order. "
-                f"Received: model={config.model!r}. Leave its recurrent layers out, stack observations, or use "
-                f"{remembering()}."
-            )
         return cls(config, spaces, actors, model)
 
     @property
@@ -160,17 +153,20 @@ class QLearner:
         """Return expected returns per action for observations, `[..., *action shape, values]`."""
         return self.expected(self.model.apply(variables, observation, carry)[0])
 
+    def evaluate(self, variables: Tree, observation: Arrays, carry: Tree, valid: Array) -> Arrays:
+        """Return expected returns per action of rows, of a recurrent network one after the other; see `rollouts.evaluate`."""
+        return self.expected(evaluate(self.model, variables, observation, carry, valid))
+
     def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
         """Return by how much other actions' values come too near to those of a block; see `operant.agents.imitation.margin`."""
         observation = {name: x[:-1] for name, x in block.observation.items()}
-        outputs = evaluate(self.model, weights["model"], observation, block.carry, block.valid)
-        q_values = self.expected(outputs)
+        q_values = self.evaluate(weights["model"], observation, block.carry, block.valid)
         return imitation.margin(q_values, block.action, split_masks(observation)[1], block.valid)
 
     def act(self, acting: Acting, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
         """Act greedily, or with probability ε at random; each actor tosses its own coin.
 
-        A recurrent network sees every row, also where the action is random. Extras are the state before it, for replay.
+        A recurrent network sees every row, also where the action is random. Extras are the state before it, where replay wants it.
         """
         coin, draws = noise
         masks = split_masks(observation)[1]
@@ -188,4 +184,4 @@ class QLearner:
             if allowed is not None:
                 q = jnp.where(allowed, q, -jnp.inf)
             action[name] = jnp.argmax(q, axis=-1).astype(jnp.dtype(leaf.dtype))
-        return Action(action, {"carry": carry} if self.model.recurrent else (), after)
+        return Action(action, {"carry": carry} if self.keeps_carry and self.model.recurrent else (), after)

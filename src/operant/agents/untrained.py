@@ -52,6 +52,10 @@ class Untrained:
         """Return the state as it is."""
         return state
 
+    def resumed(self, state: Any, counters: Counters) -> Any:
+        """Return the state as it is."""
+        return state
+
     def acting(self, state: Any, counters: Counters) -> Tree:
         """Acting needs nothing."""
         return ()

@@ -38,14 +38,17 @@ def discounts(terminated: Bool[Array, "*B"], *, gamma: float | Float[Array, ""])
 def traces(
     truncated: Bool[Array, "*B"], valid: Bool[Array, "*B"], *, lambda_: float | Float[Array, ""] = 1.0
 ) -> Float[Array, "*B"]:
-    """Return lambda, or 0 where the next row does not continue this one: at truncations and invalid rows.
+    """Return lambda, or 0 where the next row does not continue this one: at truncations, invalid rows, and the rows before these.
+
+    A row before an invalid one is an episode's last, flagged or not: where a run was interrupted, nobody flagged it.
 
     Args:
         truncated: where the episode was cut (the value of the next row counts, its reward does not).
-        valid: False on the row of an episode's last observation.
+        valid: False on the row of an episode's last observation. Time is the first axis.
         lambda_: trace decay in [0, 1].
     """
-    return jnp.where(truncated | ~valid, 0.0, jnp.asarray(lambda_, jnp.float32))
+    last = jnp.concatenate([~valid[1:], jnp.zeros_like(valid[:1])])
+    return jnp.where(truncated | ~valid | last, 0.0, jnp.asarray(lambda_, jnp.float32))
 
 
 def _accumulate(x_t: Float[Array, "T *N"], decay_t: Float[Array, "T *N"]) -> Float[Array, "T *N"]:
