@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 
@@ -127,6 +128,11 @@ def test_creation_is_checked():
         Agent.create(agent="ppo", states=STATE)
     with pytest.raises(SpaceError, match="dqn.*float.*ppo"):
         Agent.create(agent="dqn", states=STATE, actions={"type": "float", "shape": ()})
+    for given in ("CartPole-v1", Environment):
+        with pytest.raises(
+            SpecError, match=r"environment must be an Environment. Received: .* Environment.create"
+        ):
+            Agent.create(agent="ppo", environment=given)
 
 
 def test_specification_as_dict_file_class_and_alias(tmp_path):
@@ -399,6 +405,32 @@ def test_a_device_that_is_not_there_is_told_with_those_that_are():
     for name in ("cpux", "cpu:7", "cpu:x"):
         with pytest.raises(SpecError, match=f"There is no device '{name}'. JAX has: .*cpu:0"):
             create(config={"device": name})
+
+
+@pytest.mark.parametrize(
+    ("precision", "said"),
+    [(None, "DEFAULT"), ("bfloat16", "DEFAULT"), ("tensorfloat32", "HIGH"), ("float32", "HIGHEST")],
+)
+def test_precision_is_that_of_every_matrix_product(precision, said):
+    agent = create(config={"precision": precision})
+    engine, block = agent.engine, agent.learner.block_shape(1)
+    programs = {
+        "act": engine._acts[True].lower(
+            engine._leaves, {"state": np.zeros((1, 3), np.float32)}, (), np.zeros(1, bool), engine.noise(0)
+        ),
+        "absorb": engine._absorb.lower(
+            engine.train, engine.meter, block, engine._keys.at(engine.train.key, 0)
+        ),
+    }
+    for name, program in programs.items():
+        text = program.as_text()
+        found = re.findall(r"precision = \[(\w+), (\w+)\]", text)
+        assert len(found) == text.count("stablehlo.dot_general"), name
+        assert set(found) == {(said, said)}, name
+    agent.act([0.0, 1.0, 2.0])
+    agent.observe(reward=1.0)
+    with pytest.raises(SpecError, match="precision must be.*float32"):
+        create(config={"precision": "float23"})
 
 
 @pytest.mark.slow

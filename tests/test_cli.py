@@ -39,6 +39,14 @@ def fails(capsys, *arguments):
     return err
 
 
+def test_a_folder_and_json_that_are_none_are_told(capsys):
+    assert "There is no folder 'runs/nope'. Give a run's folder" in fails(capsys, "play", "runs/nope")
+    model = '[{"type": "lstm", "size": 64'
+    message = fails(capsys, "train", "ppo", "--env", "CartPole-v1", "--model", model)
+    assert "--model must be JSON where it begins with [ or {" in message
+    assert "line 1 column 29" in message
+
+
 def test_base_help(capsys):
     assert main([]) == 0
     out = capsys.readouterr().out

@@ -89,6 +89,7 @@ def test_fit_needs_a_reason_to_stop(trained):
         trained[0].fit()
 
 
+@pytest.mark.slow
 def test_buffers_are_summed_up():
     shares = [ReplayBuffer1(500, initial_size=20, batch_size=4), ReplayBuffer2(300, 5, initial_size=30)]
     envs = create_envs("CartPole-v1", 2, preprocess=False)
@@ -118,6 +119,7 @@ def test_a_jax_native_environment_trains_compiled_and_keeps_the_time_limit():
     agent.close()
 
 
+@pytest.mark.slow
 def test_an_id_of_a_game_is_preprocessed():
     pytest.importorskip("ale_py", reason="ale-py is not installed")
     agent = operant.PPO("PongNoFrameskip-v4", "auto", n_envs=1, preprocess=True, **SMALL)

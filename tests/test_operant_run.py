@@ -79,6 +79,7 @@ def test_bad_input(capsys, arguments, message):
     assert re.search(message, fails(capsys, *arguments.split()))
 
 
+@pytest.mark.slow
 def test_runs_saves_and_goes_on(tiny, capsys):
     assert main([*tiny, "-n", "6", "--num-parallel", "2", "--batch-agent-calls", "-c", "saved,mine", "-s", "events",
                  "--save-best-agent", "best", "--seed", "4"]) == 0  # fmt: skip
@@ -124,6 +125,7 @@ def test_repeats_of_unequal_length_are_as_long_as_the_shortest(tmp_path):
     assert len(repeats.write(tmp_path / "none")) == 2
 
 
+@pytest.mark.slow
 def test_videos(tiny):
     pytest.importorskip("imageio_ffmpeg", reason="needs the extra 'video'")
     assert main([*tiny, "-n", "2", "--visualize-directory", "films"]) == 0

@@ -100,6 +100,24 @@ def test_odd_sizes_become_videos_too(tmp_path):
     assert imageio_ffmpeg.count_frames_and_secs(str(video.files[0]))[0] == 5
 
 
+def test_a_run_plays_with_its_own_time_limit(tmp_path):
+    path = str(tmp_path / "run")
+    told = [
+        "--max-episode-timesteps",
+        "50",
+        "--max-steps",
+        "120",
+        "--n-steps",
+        "60",
+        "--quiet",
+        "--run-dir",
+        path,
+    ]
+    assert main(["train", "ppo", "--env", "Pendulum-v1", *told]) == 0
+    assert play(PlayConfig(run_dir=path, episodes=2)).lengths == [50, 50]
+    assert play(PlayConfig(run_dir=path, max_episode_timesteps=30)).lengths == [30]
+
+
 def test_a_window_without_a_display(monkeypatch):
     pytest.importorskip("pygame", reason="needs the extra 'classic'")
     import pygame

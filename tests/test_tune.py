@@ -170,6 +170,7 @@ def test_files_of_trials_have_their_number():
 # The search, with pretended trials
 
 
+@pytest.mark.slow
 def test_a_study_records_what_its_trials_were(here, capsys):
     tuned = tune(
         planned(

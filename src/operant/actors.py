@@ -50,6 +50,11 @@ class Actor:
         """Complete the newest row."""
         self.rows[-1] = self.rows[-1]._replace(**fields)
 
+    def drop_open(self) -> None:
+        """Take back a row that was opened and has no action yet."""
+        if self.rows and self.rows[-1].action is None:
+            self.rows.pop()
+
     def end_episode(self, observation: dict[str, np.ndarray]) -> None:
         """Add the row of an episode's last observation."""
         self.rows.append(_idle(self.rows[-1])._replace(observation=observation))
@@ -171,8 +176,8 @@ class Actors:
                 actor.fill(self._rows)
                 self.collect(actor)
         while len(self._columns) % len(self):
-            index, rows = self._columns[-1]
-            self._columns.append((index, [_idle(row) for row in rows]))
+            # Nobody's: in an actor's memory they would take the place of its rows.
+            self._columns.append((len(self), [_idle(row) for row in self._columns[-1][1]]))
 
     def take(self) -> list[tuple[int, list[Row]]]:
         """Take all columns that are complete, each with its actor."""
@@ -180,7 +185,7 @@ class Actors:
         return taken
 
     def blocks(self) -> Iterator[tuple[Block, list[int] | None]]:
-        """Give the blocks `[T, N]` that are complete, with the actors of their columns if it is not one of each."""
+        """Give the blocks `[T, N]` that are complete, with the actors of their columns if it is not one of each (N: nobody's)."""
         n = len(self)
         while len(self._columns) >= n:
             taken, self._columns = self._columns[:n], self._columns[n:]

@@ -13,6 +13,7 @@ import numpy as np
 from operant import checkpoint, experience, export, saving
 from operant.agents import AGENTS, DEFAULT
 from operant.agents.making import define
+from operant.agents.protocol import Counting
 from operant.errors import CheckpointError, SpaceError, SpecError, UsageError, value_error
 from operant.export import Exported
 from operant.interactive import Interactive, Settings
@@ -69,7 +70,9 @@ class Agent(Interactive):
             parallel_interactions: how many actors act in turn.
             seed: root of all randomness (default 0).
             config: settings that are not hyperparameters: `seed`; `device` of the arrays ('cpu', 'gpu', 'gpu:1'; default: JAX's own
-                choice); `debug`: an update that is not finite is an error, instead of being left out and counted.
+                choice); `precision` of matrix products ('bfloat16', 'tensorfloat32', 'float32'; default: JAX's own, see
+                `jax.default_matmul_precision`); `debug`: an update that is not finite is an error, instead of being left out
+                and counted.
             recorder: a folder, or `dict(directory=..., frequency=1, start=0, max_traces=None)`: write finished episodes to
                 trace files there, for `pretrain`.
             saver: a folder, or `dict(directory=..., filename='agent', frequency=10, unit='updates', max_checkpoints=10,
@@ -80,7 +83,8 @@ class Agent(Interactive):
             options: hyperparameters of the algorithm by name.
 
         Raises:
-            SpecError: an unknown agent, option or space specification; the message says the close match.
+            SpecError: an unknown agent, option or space specification (the message says the close match), or what is given
+                as environment is none.
             SpaceError: the algorithm cannot serve the spaces.
         """
         if seed is not None and "seed" in (config or {}):
@@ -90,8 +94,7 @@ class Agent(Interactive):
         if environment is not None:
             if states is not None or actions is not None:
                 raise SpecError("Give either environment, or states and actions, not both.")
-            states, actions = environment.states(), environment.actions()
-            limit = environment.max_episode_timesteps()
+            states, actions, limit = _described(environment)
             if max_episode_timesteps is None:
                 max_episode_timesteps = limit
         elif states is None or actions is None:
@@ -166,9 +169,7 @@ class Agent(Interactive):
         if not self.actors.waiting:
             self._declare_masks(states[0] if isinstance(states, list | tuple) else states)
         trace = Trace.read(self.spaces, states, actions, terminal, reward, next_states)
-        actor = experience.idle(self.actors)
-        experience.bring(self._engine, actor, trace, internals)
-        self.actors.collect(actor)
+        experience.bring(self._engine, self.actors, trace, internals)
 
     def update(self) -> int:
         """Learn from all experience that waits, in blocks of the algorithm's size; the last may be short.
@@ -247,9 +248,7 @@ class Agent(Interactive):
             experience.clone(self._engine, drawn, num_updates, lr=lr, batch_size=batch_size, seed=self.seed)
             return
         for trace in drawn:
-            actor = experience.idle(self.actors)
-            experience.bring(self._engine, actor, trace)
-            self.actors.collect(actor)
+            experience.bring(self._engine, self.actors, trace)
             for _ in range(num_updates):
                 self.update()
 
@@ -360,6 +359,7 @@ class Agent(Interactive):
         Raises:
             CheckpointError: there is none, or it cannot be used; the message says why.
         """
+        _folder(directory)
         saving.refuse_policy(Path(directory), filename, format)
         if format is not None:
             saving.check_format(format)
@@ -378,10 +378,11 @@ class Agent(Interactive):
             path = saving.checkpoint_in(path, filename)
             header = checkpoint.read_header(path)
             loaded = Agent._loaded(path, header, environment, agent, parallel_interactions)
-            if loaded.parallel_interactions == header["specification"]["parallel_interactions"]:
+            actors = header["specification"]["parallel_interactions"]
+            if loaded.parallel_interactions == actors:
                 loaded._restore(path, header.get("interaction"))
             else:
-                loaded._take_over(path)
+                loaded._take_over(path, actors)
         loaded._write_by(writers)
         return loaded
 
@@ -391,9 +392,10 @@ class Agent(Interactive):
         weights = saving.unflatten(arrays, algorithm.weights(train.state), path)
         counts = {name: jnp.asarray(arrays[name], jnp.uint32) for name in saving.COUNTERS if name in arrays}
         counters = train.counters._replace(**counts)
-        self._engine.put(
-            train._replace(state=algorithm.with_weights(train.state, weights), counters=counters)
-        )
+        state = algorithm.with_weights(train.state, weights)
+        if isinstance(algorithm, Counting):
+            state = algorithm.resumed(state, counters)
+        self._engine.put(train._replace(state=state, counters=counters))
         self._start()
         self._reported = self.updates
 
@@ -429,10 +431,12 @@ class Agent(Interactive):
             )
         definition = define(name if agent is None else agent, **options)
         if environment is not None:
-            given = Spaces.read(environment.states(), environment.actions())
+            states, actions, _ = _described(environment)
+            given = Spaces.read(states, actions)
             if given != spaces:
                 raise SpaceError(
-                    f"The environment does not fit the saved agent. Saved: {spaces.to_spec()}. Given: {given.to_spec()}."
+                    f"The environment does not fit the saved agent. Saved: {spaces.to_spec()}. Given: {given.to_spec()}. "
+                    "Give one with the same states and actions, or leave environment out."
                 )
         return Agent(
             definition,
@@ -442,7 +446,7 @@ class Agent(Interactive):
             seed=saved["seed"],
         )
 
-    def _take_over(self, path: Path) -> None:
+    def _take_over(self, path: Path, actors: int) -> None:
         """Restore what was learnt from a checkpoint of another number of actors."""
         fresh = self._engine.train
         if jax.tree.leaves(fresh.memory):
@@ -452,22 +456,55 @@ class Agent(Interactive):
                 stacklevel=3,
             )
         fields = [name for name in fresh._fields if name != "memory"]
-        parts = {name: checkpoint.load_part(path, "train", getattr(fresh, name), name) for name in fields}
+        like = fresh
+        scale: Any = getattr(fresh.state, "reward_scale", ())
+        if scale != ():  # the running returns are the actors'
+            others = scale._replace(total=np.zeros(actors, np.float32))
+            like = fresh._replace(state=fresh.state._replace(reward_scale=others))
+        parts = {name: checkpoint.load_part(path, "train", getattr(like, name), name) for name in fields}
+        if scale != ():
+            kept = parts["state"].reward_scale._replace(total=scale.total)
+            parts["state"] = parts["state"]._replace(reward_scale=kept)
         self._engine.put(fresh._replace(**parts))
         self._start()
         self._reported = self.updates
+
+    def _last_seen(self, path: Path) -> dict[str, np.ndarray]:
+        """Return the observations `[N, ...]` with which a training run's checkpoint ends: those of its environments, which nobody goes on with."""
+        found: dict[str, np.ndarray] = {}
+        for place in ("['driver']['observation']", "['driver']['world'].actors.observation"):
+            names = {f"{place}[{name!r}]": name for name in self.spaces.observation_components}
+            leaves = checkpoint.load_leaves(path, names)
+            found |= {names[leaf]: np.asarray(x) for leaf, x in leaves.items()}
+        return found if found.keys() == self.spaces.observation_components.keys() else {}
 
     def _restore(self, path: Path, interaction: dict[str, Any] | None) -> None:
         if interaction is None:  # a training run's: environments are not part of it
             self._engine.put(checkpoint.load_part(path, "train", self._engine.train))
             self._start()
             self._reported = self.updates
+            if (last := self._last_seen(path)) and self._engine.counter("rows"):
+                self.actors.end_at(last, self.learner.block_shape(1))
             return
         like = self.actors.snapshot_like(self.learner.block_shape(1), interaction)
         tree, _ = checkpoint.load(path, {"train": self._engine.train, **like})
         self._engine.put(tree["train"])
         self.actors.restore(tree, interaction)
         self._reported = interaction["reported"]
+
+
+def _described(environment: Any) -> tuple[Any, Any, int | None]:
+    """Return an environment's states, actions and time limit."""
+    if not isinstance(environment, type) and hasattr(environment, "max_episode_timesteps"):
+        return environment.states(), environment.actions(), environment.max_episode_timesteps()
+    raise value_error(
+        "environment", "an Environment", environment, "Make one first: Environment.create(environment=...)."
+    )
+
+
+def _folder(directory: Any) -> None:
+    if not isinstance(directory, str | Path):
+        raise value_error("directory", "the path of a folder", directory)
 
 
 def _count(actors: Any) -> int:

@@ -6,6 +6,8 @@ the `Train`. Two compiled calls do all the work: `act` (one per vector step) and
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -51,32 +53,66 @@ def _addresses(first: Array) -> Array:
 
 
 class Engine:
-    """A `Train` with its compiled functions, for `n` actors, on a device if one is given, else on JAX's own."""
+    """A `Train` with its compiled functions.
 
-    def __init__(self, learner: Learner, key: Key, n: int, device: Any = None) -> None:
+    Args:
+        learner: what they do.
+        key: root of all randomness.
+        n: how many actors there are.
+        device: where the arrays are; None: JAX's own choice.
+        precision: of matrix products and convolutions (see `jax.default_matmul_precision`); None: JAX's own.
+        guard: context around the calls that consume the state: where nobody else sees to it that an interruption waits for them,
+            `operant.interruption.held`, which takes 10 µs.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        key: Key,
+        n: int,
+        device: Any = None,
+        precision: str | None = None,
+        guard: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
         self.learner = learner
         self.n = n
         self.device = device
+        self.precision = precision
+        self._guard = guard
         self._counts = isinstance(
             learner.algorithm, Counting
         )  # asked once: the answer takes as long as acting
-        self._act = jax.jit(learner.act, static_argnames="explore")
-        self._recall = jax.jit(learner.recall)
-        self._absorb = jax.jit(self._absorb_step, donate_argnums=(0, 1))
-        self._advance = jax.jit(self._advance_step, donate_argnums=(0, 1))
-        self._learn = jax.jit(self._learn_step, donate_argnums=(0, 1))
+        self._acts = {
+            explore: self._compiled(functools.partial(self._act, explore)) for explore in (True, False)
+        }
+        self._recall = self._compiled(learner.recall)
+        self._absorb = self._compiled(self._absorb_step, donate_argnums=(0, 1))
+        self._advance = self._compiled(self._advance_step, donate_argnums=(0, 1))
+        self._learn = self._compiled(self._learn_step, donate_argnums=(0, 1))
         self._remember = jax.jit(learner.remember, donate_argnums=0)
-        self._make_acting = jax.jit(learner.acting)
+        self._make_acting = jax.jit(lambda train: tuple(jax.tree.leaves(learner.acting(train))))
         self._noise = Ahead(lambda key, row: learner.noise(key, row, n))
         self._keys = Ahead(lambda key, update: jax.random.key_data(learner.update_key(key, update)))
         self._impl = jax.random.key_impl(key)
         self.meter: Array = learner.meter()
         self.put(jax.jit(learner.init)(key, learner.hyper()))
 
+    def _compiled(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """Compile a function that is to have the engine's precision."""
+        if self.precision is None:
+            return jax.jit(function, **options)
+
+        def precise(*arguments: Any) -> Any:
+            with jax.default_matmul_precision(self.precision):
+                return function(*arguments)
+
+        return jax.jit(precise, **options)
+
     def put(self, train: Train) -> None:
         """Make `train` the current state."""
         self.train = train if self.device is None else jax.device_put(train, self.device)
-        self._acting_now: Acting | None = None
+        self._acting_now: tuple[Array, ...] | None = None
+        """Leaves of what `act` needs: JAX takes a flat argument in half the time of one that it has to flatten."""
         self._noise.clear()
         self._keys.clear()
         self._calls = int(train.counters.rows) // self.learner.rows
@@ -84,33 +120,50 @@ class Engine:
 
     def _absorb_step(
         self, train: Train, meter: Array, block: Block, key: Array
-    ) -> tuple[Train, Array, Acting]:
+    ) -> tuple[Train, Array, tuple[Array, ...]]:
         key = jax.random.wrap_key_data(key, impl=self._impl)
         train, meter = self.learner.metered(train, meter, block, key)
-        return train, meter, self.learner.acting(train)
+        return train, meter, tuple(jax.tree.leaves(self.learner.acting(train)))
 
     def _advance_step(
         self, train: Train, meter: Array, block: Block, key: Array, carry: Tree, first: Array, noise: Tree
-    ) -> tuple[Train, Array, Acting | None, Action]:
+    ) -> tuple[Train, Array, tuple[Array, ...] | None, Action]:
         train, meter, acting = self._absorb_step(train, meter, block, key)
         observation = {name: x[-1] for name, x in block.observation.items()}
-        action = self.learner.act(acting, observation, carry, first, noise, explore=True)
+        action = self._act(True, acting, observation, carry, first, noise)
         # With one row to a block nothing else acts on these parameters: handing them out would only copy them.
         return train, meter, acting if self.learner.rows > 1 else None, action
 
     def _learn_step(
         self, train: Train, meter: Array, block: Block, key: Array
-    ) -> tuple[Train, Array, Acting]:
+    ) -> tuple[Train, Array, tuple[Array, ...]]:
         key = jax.random.wrap_key_data(key, impl=self._impl)
         train, metrics = self.learner.learn(train, block, key)
-        return train, self.learner.add(meter, metrics), self.learner.acting(train)
+        acting = tuple(jax.tree.leaves(self.learner.acting(train)))
+        return train, self.learner.add(meter, metrics), acting
+
+    def _act(
+        self, explore: bool, acting: tuple[Array, ...], observation: Any, carry: Tree, first: Any, noise: Tree
+    ) -> Action:
+        policy = jax.tree.unflatten(self._structure, acting)
+        return self.learner.act(policy, observation, carry, first, noise, explore=explore)
+
+    @functools.cached_property
+    def _structure(self) -> Any:
+        """How the leaves make what `act` needs."""
+        return jax.tree.structure(jax.eval_shape(self.learner.acting, self.train))
+
+    @property
+    def _leaves(self) -> tuple[Array, ...]:
+        if self._acting_now is None:
+            self._acting_now = self._make_acting(self.train)
+        return self._acting_now
 
     @property
     def acting(self) -> Acting:
         """What `act` needs, of the current state."""
-        if self._acting_now is None:
-            self._acting_now = self._make_acting(self.train)
-        return self._acting_now
+        acting: Acting = jax.tree.unflatten(self._structure, self._leaves)
+        return acting
 
     def noise(self, row: int) -> Tree:
         """Return the randomness of all actors at a row (NumPy leaves `[n, ...]`)."""
@@ -118,7 +171,7 @@ class Engine:
 
     def act(self, observation: Any, carry: Tree, first: Any, noise: Tree, explore: bool = True) -> Action:
         """Act on flat observations `[k, ...]` of any `k` actors."""
-        return self._act(self.acting, observation, carry, first, noise, explore=explore)
+        return self._acts[explore](self._leaves, observation, carry, first, noise)
 
     def recall(self, observation: Any, carry: Tree, first: Any, action: Any) -> Action:
         """Return what `act` would have on flat observations `[k, ...]`, had it chosen these actions."""
@@ -127,8 +180,9 @@ class Engine:
     def learn(self, block: Block) -> None:
         """Update from a block whose rows the memory already holds."""
         key = self._keys.at(self.train.key, self._calls)
-        self.train, self.meter, self._acting_now = self._learn(self.train, self.meter, block, key)
-        self._calls += 1
+        with self._guard():
+            self.train, self.meter, self._acting_now = self._learn(self.train, self.meter, block, key)
+            self._calls += 1
 
     def learn_again(self, block: Block) -> None:
         """As `learn`, without counting the block's steps and episodes once more; an update is made, due or not."""
@@ -144,24 +198,29 @@ class Engine:
     def absorb(self, block: Block) -> None:
         """Learn from a block of `learner.rows` rows of all actors."""
         key = self._keys.at(self.train.key, self._calls)
-        self.train, self.meter, self._acting_now = self._absorb(self.train, self.meter, block, key)
-        self._calls += 1
+        with self._guard():
+            self.train, self.meter, self._acting_now = self._absorb(self.train, self.meter, block, key)
+            self._calls += 1
 
     def advance(self, block: Block, carry: Tree, first: Any, noise: Tree) -> Action:
         """Learn from a block, and act on the observation after it: both in one call."""
         key = self._keys.at(self.train.key, self._calls)
-        self.train, self.meter, acting, action = self._advance(
-            self.train, self.meter, block, key, carry, first, noise
-        )
-        self._acting_now = acting
-        self._calls += 1
+        with self._guard():
+            self.train, self.meter, acting, action = self._advance(
+                self.train, self.meter, block, key, carry, first, noise
+            )
+            self._acting_now = acting
+            self._calls += 1
         return action
 
     def absorb_columns(self, block: Block, columns: list[int]) -> None:
-        """Learn from a block whose columns belong to these actors, in this order; one may be there twice."""
+        """Learn from a block whose columns belong to these actors, in this order; one may be there twice, and `n` is nobody."""
         for i, index in enumerate(columns):
+            if index == self.n:
+                continue
             own = jax.tree.map(lambda x, i=i: x[:, i : i + 1], block._replace(carry=()))
-            self.train = self._remember(self.train, own, np.asarray([index], np.int32))
+            with self._guard():
+                self.train = self._remember(self.train, own, np.asarray([index], np.int32))
         self.learn(block)
 
     def metrics(self) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from operant import datasets, traces
 from operant.actors import Actor, Actors, Row, block_of
 from operant.engine import Engine
 from operant.errors import SpaceError, UsageError
+from operant.memory.recent import Recent
 from operant.ops import optimise
 from operant.spaces import Spaces
 from operant.traces import Flat, Trace
@@ -24,26 +26,41 @@ COLUMN = 64
 """Rows of a column in pretraining: long enough for recurrent networks to learn from, short enough to shuffle."""
 
 
-def bring(engine: Engine, actor: Actor, trace: Trace, internals: Tree = None) -> None:
-    """Add the episodes of a trace to an actor's rows, with what the agent would have stored beside its actions.
+def bring(engine: Engine, actors: Actors, trace: Trace, internals: Tree = None) -> None:
+    """Add the episodes of a trace to the rows of actors whose episodes are over, with what the agent would have stored beside its actions.
+
+    Each episode goes to the actor who had the fewest rows, so that memories with a part for each actor hold as much as they can.
 
     Args:
         engine: of the agent; its networks as they are now give log-probabilities and recurrent states.
-        actor: one whose episode is over.
+        actors: of the agent.
         trace: the episodes.
         internals: recurrent states before each step, leaves `[R, ...]`; None: those that the networks come to.
 
     Raises:
         SpaceError: internals do not fit the trace or the network.
+        UsageError: all actors are in the middle of an episode.
     """
+    actor = idle(actors)
     if internals is not None:
         _check(internals, actor.start_carry, len(trace.reward))
+    memory = engine.learner.algorithm.memory
     for steps, last in trace.episodes():
+        actor = idle(actors)
+        length = len(trace.reward[steps])
+        if isinstance(memory, Recent) and len(actors) > 1 and length > memory.length:
+            warnings.warn(
+                f"An episode of {length} steps is longer than the memory of one actor, {memory.length} rows: its first steps are "
+                "forgotten. Give capacity, in rows of all actors, or parallel_interactions=1.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         observation = {name: x[steps] for name, x in trace.observation.items()}
         action = {name: x[steps] for name, x in trace.action.items()}
         own = None if internals is None else jax.tree.map(lambda x, s=steps: np.asarray(x)[s], internals)
         taken = _recalled(engine, actor, observation, action, own)
         actor.bring(observation, taken, trace.reward[steps], trace.terminal[steps], last)
+        actors.collect(actor)
 
 
 def _recalled(engine: Engine, actor: Actor, observation: Flat, action: Flat, internals: Tree) -> Action:
@@ -146,8 +163,7 @@ class Cloning:
     def _cut(self, trace: Trace) -> list[list[Row]]:
         start = jax.tree.map(lambda x: x[0], jax.device_get(self._engine.learner.algorithm.initial_carry(1)))
         actors = Actors(1, COLUMN, start, 0)
-        bring(self._engine, actors[0], trace)
-        actors.collect(actors[0])
+        bring(self._engine, actors, trace)
         actors.flush()
         return [rows for _, rows in actors.take()]
 
@@ -207,7 +223,7 @@ def clone(
 
 
 def idle(actors: Actors) -> Actor:
-    """Return the actor whose episode is over and who has the fewest rows.
+    """Return the actor whose episode is over and who has had the fewest rows.
 
     Raises:
         UsageError: all are in the middle of an episode.
@@ -217,4 +233,4 @@ def idle(actors: Actors) -> Actor:
         raise UsageError(
             "experience was called in the middle of an episode. End it by observe, or call reset."
         )
-    return min(free, key=lambda actor: len(actor.rows))
+    return min(free, key=lambda actor: (len(actor.rows), actor.row))

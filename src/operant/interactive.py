@@ -16,6 +16,7 @@ from operant.agents.learner import Learner, Train
 from operant.agents.making import Definition
 from operant.engine import Engine
 from operant.errors import NumericalError, SpaceError, UsageError, value_error
+from operant.interruption import held
 from operant.spaces import Spaces
 from operant.spec import Config, option
 from operant.types import Block, Tree
@@ -28,6 +29,11 @@ class Settings(Config):
     seed: int = option(0, "Root of all randomness", low=0, high=2**32 - 1)
     device: str | None = option(
         None, "Where the arrays are: cpu, gpu, tpu, gpu:1 (default: JAX's own choice)"
+    )
+    precision: str | None = option(
+        None,
+        "Of matrix products and convolutions of float32 numbers, on processors that have a choice (default: JAX's own)",
+        choices=("bfloat16", "tensorfloat32", "float32"),
     )
     debug: bool = option(False, "Make an update that is not finite an error, instead of leaving it out")
 
@@ -60,6 +66,7 @@ class Interactive:
         max_episode_timesteps: longest episode; more steps are an error.
         seed: root of all randomness.
         device: where the arrays are (default: JAX's own choice).
+        precision: of matrix products and convolutions (default: JAX's own).
         debug: whether an update that is not finite is an error, instead of being left out.
     """
 
@@ -72,6 +79,7 @@ class Interactive:
         max_episode_timesteps: int | None = None,
         seed: int = 0,
         device: str | None = None,
+        precision: str | None = None,
         debug: bool = False,
     ) -> None:
         self.definition = definition
@@ -83,13 +91,15 @@ class Interactive:
         shapes = [leaf.shape for leaf in spaces.states.components.values()]
         runtime.start(shapes, product=definition.product(parallel_interactions))
         self._device = None if device is None else runtime.device(device)
+        self._precision = precision
         self._debug = debug
         self._build()
 
     def _build(self) -> None:
         definition, n = self.definition, self.parallel_interactions
         self.learner = Learner(definition.cls.create(definition.config, self.spaces, n))
-        self.engine: Engine | None = Engine(self.learner, jax.random.key(self.seed), n, self._device)
+        key = jax.random.key(self.seed)
+        self.engine: Engine | None = Engine(self.learner, key, n, self._device, self._precision, held)
         self._reported = 0
         self._last_block: Block | None = None
         self._draws = 0
@@ -111,7 +121,12 @@ class Interactive:
                 f"{{'{new[0]}_mask': dict(type='bool', shape=...)}}, or give it from the first act on."
             )
         self.spaces = Spaces.read(self.spaces.states, self.spaces.actions, masks=(*self.spaces.masks, *new))
+        before, limit = self._engine.train, self._limit
         self._build()
+        # Masks are no inputs of networks: what was loaded or learnt so far stays.
+        self._engine.put(before._replace(memory=self._engine.train.memory))
+        self._start()
+        self._reported, self._limit = self.updates, limit
         self._writers.spaces_changed(self.spaces)
 
     def _start(self) -> None:
@@ -188,12 +203,17 @@ class Interactive:
         self._declare_masks(states[0] if batched and isinstance(states, list | tuple) else states)
         actors = [self.actors[actor.index] for actor in actors]
         observation = self._observation(states, len(actors), batched)
-        for i, actor in enumerate(actors):
-            actor.begin_row({name: np.array(x[i]) for name, x in observation.items()})
-        for actor in actors:
-            self.actors.collect(actor)
-        self._learn()
-        return self._act_recorded(actors, observation, batched)
+        try:
+            for i, actor in enumerate(actors):
+                actor.begin_row({name: np.array(x[i]) for name, x in observation.items()})
+            for actor in actors:
+                self.actors.collect(actor)
+            self._learn()
+            return self._act_recorded(actors, observation, batched)
+        except BaseException:  # Ctrl-C, too: rows without an action would stand in what is saved
+            for actor in actors:
+                actor.drop_open()
+            raise
 
     def _check_length(self, actor: Actor) -> None:
         limit = self.max_episode_timesteps
@@ -226,20 +246,13 @@ class Interactive:
         return self.spaces.observe(states, (count,))
 
     def _act_recorded(self, actors: list[Actor], observation: dict[str, np.ndarray], batched: bool) -> Any:
-        engine = self._engine
-        if len(actors) == 1:  # without stacking, which takes as long as acting
-            index, carry = actors[0].index, actors[0].rows[-1].carry
-            drawn = engine.noise(actors[0].row)
-            if self.parallel_interactions > 1:
-                drawn = jax.tree.map(lambda x: x[index : index + 1], drawn)
-            carried = jax.tree.map(lambda x: x[None], carry) if carry else carry
-        else:
-            drawn = stack([jax.tree.map(lambda x, a=a: x[a.index], engine.noise(a.row)) for a in actors])
-            carried = stack([a.rows[-1].carry for a in actors])
+        carried = actors[0].rows[-1].carry
+        if carried != ():
+            carried = stack([actor.rows[-1].carry for actor in actors])
         first = np.zeros(len(actors), bool)  # a row's carry is the start's where an episode begins
-        leaves, structure = jax.tree.flatten(engine.act(observation, carried, first, drawn))
+        action = self._engine.act(observation, carried, first, self._drawn(actors))
+        leaves, structure = jax.tree.flatten(action)
         leaves = [np.asarray(x) for x in leaves]
-        action = jax.tree.unflatten(structure, leaves)
         for i, actor in enumerate(actors):
             own = jax.tree.unflatten(structure, [x[i] for x in leaves])
             actor.fill_row(action=own.action, extras=own.extras)
@@ -247,12 +260,20 @@ class Interactive:
             actor.row += 1
             actor.first, actor.acted = False, True
             actor.length += 1
-        self._writers.acted(actors, action.action)
-        return self._emitted(action.action, batched)
+        self._writers.acted(actors)
+        return self._emitted(jax.tree.unflatten(structure, leaves).action if batched else own.action)
 
-    def _emitted(self, action: dict[str, np.ndarray], batched: bool) -> Any:
-        if not batched:
-            action = {name: x[0] for name, x in action.items()}
+    def _drawn(self, actors: list[Actor]) -> Tree:
+        """Return the randomness `[n, ...]` of actors at their rows: without a call for each of them where they are in step."""
+        noise, rows = self._engine.noise, {actor.row for actor in actors}
+        if len(rows) > 1:
+            return stack([jax.tree.map(lambda x, a=a: x[a.index], noise(a.row)) for a in actors])
+        drawn, indices = noise(rows.pop()), [actor.index for actor in actors]
+        if indices == list(range(self.parallel_interactions)):
+            return drawn
+        return jax.tree.map(lambda x: x[indices], drawn)
+
+    def _emitted(self, action: dict[str, np.ndarray]) -> Any:
         return self.spaces.actions.unflatten(self.spaces.actions.clip(action))
 
     def _act_independently(self, states: Any, internals: Any, deterministic: bool) -> Any:
@@ -269,17 +290,21 @@ class Interactive:
             raise UsageError(
                 "A recurrent agent needs internals in independent calls. Start with initial_internals()."
             )
-        carry = (
-            start
-            if internals is None
-            else jax.tree.map(lambda x: np.reshape(x, (n, *np.shape(x)[len(batch) :])), internals)
-        )
+        carry = start
+        if internals is not None:
+            needed = jax.tree.map(lambda x: (*batch, *x.shape[1:]), start)
+            if jax.tree.map(np.shape, internals) != needed:
+                raise SpaceError(
+                    f"internals must have the shapes {needed}, as initial_internals() and the call before gave them. "
+                    f"Received: {jax.tree.map(np.shape, internals)}."
+                )
+            carry = jax.tree.map(lambda x, like: np.reshape(x, like.shape), internals, start)
         self._draws += 1
         key = jax.random.fold_in(jax.random.key(self.seed ^ 0x5EED), self._draws)
         noise = self.learner.algorithm.noise(key, n)
         action = self._engine.act(observation, carry, np.zeros(n, bool), noise, explore=not deterministic)
         action = jax.tree.map(np.asarray, action)
-        emitted = self._emitted(action.action, bool(batch))
+        emitted = self._emitted(action.action if batch else {name: x[0] for name, x in action.action.items()})
         if internals is None:
             return emitted
         return emitted, action.carry if batch else jax.tree.map(lambda x: x[0], action.carry)
@@ -343,7 +368,10 @@ class Interactive:
         """Check what an actor's last action brought."""
         if not actor.acted:
             raise UsageError(f"observe was called without act for parallel={actor.index}. Call act first.")
-        reward = float(reward)
+        try:
+            reward = float(reward)
+        except (TypeError, ValueError):
+            raise SpaceError(f"reward must be a number. Received: reward={reward!r}.") from None
         if not math.isfinite(reward):
             raise SpaceError(f"reward must be finite. Received: reward={reward}.")
         if terminal not in (0, 1, 2):
@@ -438,7 +466,8 @@ class Interactive:
         That is experience that waits for its update, somebody who writes of it, and settings that other drivers do not have.
         Until `take_back` the agent must not be used.
         """
-        bound = self._debug or self._device is not None or self._limit is not None or self._writers.are_on
+        settings = (self._device, self._precision, self._limit)
+        bound = self._debug or self._writers.are_on or any(setting is not None for setting in settings)
         if bound or n != self.parallel_interactions:
             return None
         try:

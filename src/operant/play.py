@@ -248,6 +248,7 @@ def environment(config: PlayConfig) -> VectorEnv:
     from operant.envs import table, vector
 
     name, told = config.env, {"preprocess": config.preprocess, "max_frame": config.max_frame}
+    limit = config.max_episode_timesteps
     file = Path(config.run_dir or "") / "run.json"
     if config.run_dir is not None and file.is_file():
         from operant.spec import read_json
@@ -256,6 +257,7 @@ def environment(config: PlayConfig) -> VectorEnv:
         name = name or saved["env"]
         if name == saved["env"]:
             told = {key: value or bool(saved.get(key, False)) for key, value in told.items()}
+            limit = saved.get("max_episode_timesteps") if limit is None else limit
     if not name:
         raise SpecError("env must be given: an environment id such as CartPole-v1.")
     if config.watched and table.is_native(name):
@@ -264,7 +266,6 @@ def environment(config: PlayConfig) -> VectorEnv:
     if config.watched:
         arguments["render_mode"] = "rgb_array"
     mode: Any = "in-process" if config.watched else "auto"
-    limit = config.max_episode_timesteps
     return vector.create(name, 1, mode=mode, max_episode_timesteps=limit, **arguments)
 
 

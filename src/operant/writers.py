@@ -94,13 +94,13 @@ class Writers:
         if self.recording is not None and self._recorder is not None:
             self._recorder = Recorder(self.recording, spaces, self._agent.parallel_interactions)
 
-    def acted(self, actors: Sequence[Actor], actions: Flat) -> None:
-        """Note the actions `[n, ...]` that actors took at their newest rows."""
+    def acted(self, actors: Sequence[Actor]) -> None:
+        """Note the actions that actors took at their newest rows."""
         if self._recorder is None:
             return
-        actions = self._agent.spaces.actions.clip(actions)
-        for i, actor in enumerate(actors):
-            self._recorder.act(actor.index, actor.rows[-1].observation, {k: x[i] for k, x in actions.items()})
+        for actor in actors:
+            row = actor.rows[-1]
+            self._recorder.act(actor.index, row.observation, self._agent.spaces.actions.clip(row.action))
 
     def observed(self, actor: int, reward: float, terminal: int, last: Flat | None) -> None:
         """Note what an actor's last action brought."""

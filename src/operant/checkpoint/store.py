@@ -10,7 +10,7 @@ import re
 import secrets
 import shutil
 import warnings
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from platform import python_version
 from typing import Any
@@ -294,6 +294,17 @@ def load_part(path: str | Path, part: str, like: Tree, field: str | None = None)
     _fit(path, entries, wanted)
     found = _rebuild(path, entries, _read_leaves(path, manifest, entries), wanted)[part]
     return found[0] if field else found
+
+
+def load_leaves(path: str | Path, names: Iterable[str]) -> dict[str, Any]:
+    """Read those leaves of these names (paths in the tree) that a checkpoint has. Raises `CheckpointError` as `load` does."""
+    path = _standing(Path(path))
+    manifest = read_manifest(path)
+    entries = {name: manifest["leaves"][name] for name in names if name in manifest["leaves"]}
+    if not entries:
+        return {}
+    leaves = _read_leaves(path, manifest, entries)
+    return {name: _leaf(path, name, entry, leaves[name]) for name, entry in entries.items()}
 
 
 def is_checkpoint(path: str | Path) -> bool:

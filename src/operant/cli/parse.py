@@ -143,15 +143,25 @@ def _reader(name: str, hint: Any) -> Any:
 
     def read(text: str) -> Any:
         if hint is Any:
-            return json.loads(text) if text[:1] in "[{" else text
+            return _json(name, text) if text[:1] in "[{" else text
         if text.lower() == "none" and type(None) in kinds:
             return None
         for kind, word in ((int, "a whole number"), (float, "a number")):
             if kind in kinds:
                 return _number(name, text, kind, word, schedules=len(kinds - {int, float, type(None)}) > 0)
-        return json.loads(text) if text.startswith("{") else text
+        return _json(name, text) if text.startswith("{") else text
 
     return read
+
+
+def _json(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(
+            f"{flag(name)} must be JSON where it begins with [ or {{. Received: {text!r}: {error}. "
+            "Quote the whole for the shell, and use double quotes inside."
+        ) from None
 
 
 def _number(name: str, text: str, kind: type, word: str, schedules: bool) -> Any:
@@ -164,5 +174,5 @@ def _number(name: str, text: str, kind: type, word: str, schedules: bool) -> Any
         return value
     except (ValueError, OverflowError):
         if schedules and (text.startswith("{") or ":" in text):
-            return json.loads(text) if text.startswith("{") else text
+            return _json(name, text) if text.startswith("{") else text
         raise UsageError(f"{flag(name)} must be {word}. Received: {text!r}.") from None

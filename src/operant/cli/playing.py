@@ -7,6 +7,7 @@ from pathlib import Path
 from operant.agents import AGENTS, ALIASES, config_class, entry
 from operant.cli import parse, tables
 from operant.cli.training import HEADER
+from operant.errors import SpecError
 from operant.export import FORMATS
 from operant.play import PlayConfig
 from operant.spec import Config, options
@@ -20,6 +21,10 @@ def run(arguments: list[str]) -> int:
         bool(arguments) and arguments[0] not in {*AGENTS, *ALIASES} and Path(arguments[0]).is_dir()
     )
     begins_with_policy = bool(arguments) and Path(arguments[0]).suffix in POLICIES
+    if arguments and "/" in arguments[0] and not (begins_with_run or begins_with_policy):
+        raise SpecError(
+            f"There is no folder {arguments[0]!r}. Give a run's folder, an exported policy, or an agent."
+        )
     place = arguments[0] if begins_with_run or begins_with_policy else None
     agent, flags = (None, arguments[1:]) if place is not None else parse.leading_agent(arguments)
     if parse.asks_for_help(flags) and (flags or place is None):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
@@ -15,6 +15,9 @@ from operant.envs.faults import isfinite, look, nonfinite, state_label, vdot
 from operant.envs.vector import Check, Flat, Step, VectorEnv, seed_of
 from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError
 from operant.spaces import from_gymnasium
+
+if TYPE_CHECKING:
+    from operant.envs.source import Source
 
 
 class GymnasiumVector(VectorEnv):

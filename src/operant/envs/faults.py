@@ -10,6 +10,7 @@ import numpy as np
 from numpy import vdot
 
 from operant.spaces import Leaf, Spaces
+from operant.spaces.space import Flat
 
 # Loops test `isfinite(vdot(x, x))` before they ask `nonfinite`: the product of an array with itself is finite only if all
 # entries are. It is five times faster than the exact test on small arrays; overflow, the other reason, is left to that.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import gymnasium
 import numpy as np
@@ -15,6 +15,9 @@ from operant.envs.faults import isfinite, look, nonfinite, state_label, value_fa
 from operant.envs.vector import Check, Flat, Step, VectorEnv, seed_of
 from operant.errors import EnvironmentError, SpaceError, UsageError
 from operant.spaces import Spaces, from_gymnasium
+
+if TYPE_CHECKING:
+    from operant.envs.source import Source
 
 
 class Cell(Protocol):

@@ -133,6 +133,10 @@ class Replay:
         """Return how many rows are held."""
         return Cursor(*state.cursor).held.sum()
 
+    def begun(self, state: ReplayState, count: int) -> Bool[Array, ""]:
+        """Tell whether `count` rows are held, or as many as one column can hold: a memory may be younger than the run."""
+        return self.rows(state) >= min(count, self.length - 1)
+
     @staticmethod
     def has_sequence(state: ReplayState, length: int) -> Bool[Array, ""]:
         """Tell whether a run of `length` rows can be sampled: one column holds them and the row that follows."""

@@ -104,7 +104,7 @@ class Space:
 
     @property
     def _key(self) -> Any:
-        return self.kind, self.single, tuple(self.components.items())
+        return self.kind, self.single, tuple((name, leaf.rounded) for name, leaf in self.components.items())
 
     def check(self, value: Any, batch_shape: tuple[int, ...] | None = (), *, values: bool = True) -> Flat:
         """Check a value in the user's structure and return it flat, as stored (see `Leaf.accept`).
