@@ -108,26 +108,31 @@ def test_workers_killed_every_few_seconds_cost_episodes_but_not_the_run(tmp_path
         "--max-steps", 10**9, "--target-reward", 10**6, "--seed", 1, "--run-dir", tmp_path / "run",
         stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    history, deadline = tmp_path / "run" / "history.parquet", time.monotonic() + 120
+    began, history = time.monotonic(), tmp_path / "run" / "history.parquet"
     while not list(history.glob("*.parquet")):
-        assert process.poll() is None and time.monotonic() < deadline
+        assert process.poll() is None and time.monotonic() < began + 120
         time.sleep(0.1)
+    # A worker that is killed again and again before an episode of it ends is given up: a slow machine gets more time.
+    pace = max(1.0, (time.monotonic() - began) / 8)
     kills, workers = 0, set()
-    until = time.monotonic() + seconds
+    until = time.monotonic() + seconds * pace
     while time.monotonic() < until:
-        time.sleep(generator.uniform(1.0, 4.0))
+        time.sleep(generator.uniform(1.0, 4.0) * pace)
         assert process.poll() is None
         now = children(process.pid)
         workers |= set(now)
         os.kill(generator.choice(now), signal.SIGKILL)
         kills += 1
-    time.sleep(2.0)
+    time.sleep(2.0 * pace)
+    goal = 475 if seconds >= 60 else 100
+    while max(read_history(history)["best_reward"]) < goal and time.monotonic() < began + 400:
+        time.sleep(1.0)
     workers |= set(children(process.pid))
     process.send_signal(signal.SIGINT)
     text, _ = process.communicate(timeout=120)
     assert process.returncode == 0, text
     assert len(re.findall("it is replaced", text)) == kills >= seconds / 10
-    assert max(read_history(history)["best_reward"]) >= (475 if seconds >= 60 else 100)
+    assert max(read_history(history)["best_reward"]) >= goal
     assert not [worker for worker in workers if Path(f"/proc/{worker}").exists()]
 
 
@@ -142,18 +147,20 @@ def test_a_runner_outlives_its_workers(seconds):
         def kill(runner, parallel):
             nonlocal last, kills
             now = time.monotonic()
-            if now - last > 2.0:
+            if now - last > 2.0 and now - began < seconds:
                 last = now
                 pids = [connection._worker.process.pid for connection in runner.environments]
                 workers.update(pids)
                 os.kill(generator.choice(pids), signal.SIGKILL)
                 kills += 1
-            return now - began < seconds
+            return (
+                now - began < seconds or runner.timesteps < 12_000
+            )  # how far it learns is not the machine's speed
 
         runner.run(callback=kill, use_tqdm=False)
         assert kills - 1 <= runner.restarts <= kills and kills >= seconds / 10
         returns = runner.episode_returns
-    assert np.mean(returns[-20:]) > 2 * np.mean(returns[:20])
+    assert np.mean(returns[-40:]) > 2 * np.mean(returns[:20])
     assert not [worker for worker in workers if Path(f"/proc/{worker}").exists()]
 
 
