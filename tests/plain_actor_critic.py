@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from operant.agents.continuous import Batch, Seen
 from operant.agents.making import define
 from operant.spaces import Spaces
-from operant.types import Transition
 
 SPACES = Spaces.read(
     states={"type": "float", "shape": (3,)},
@@ -52,7 +52,7 @@ def start(made: Any, seed: int = 0) -> Any:
     return state._replace(**changed)
 
 
-def transitions(seed: int = 0) -> Transition:
+def transitions(seed: int = 0) -> Batch:
     """Return a batch, actions in units; two samples ended, one has no weight."""
     rng = np.random.default_rng(100 + seed)
 
@@ -64,14 +64,12 @@ def transitions(seed: int = 0) -> Transition:
     weight = np.ones(B, np.float32)
     weight[5] = 0.0
     action = {"arm": jnp.tanh(draw(B, 2)), "leg": jnp.tanh(draw(B))}
-    return Transition(
-        observation={"state": draw(B, 3)},
+    return Batch(
+        now=Seen({"state": draw(B, 3)}),
         action=action,
         reward=draw(B),
         discount=jnp.asarray(discount),
-        next_observation={"state": draw(B, 3)},
-        extras=(),
-        index=jnp.zeros((B, 2), jnp.int32),
+        following=Seen({"state": draw(B, 3)}),
         weight=jnp.asarray(weight),
     )
 

@@ -77,6 +77,8 @@ _CONTINUOUS = Small(
         "buffer_max_size": 96,
         "buffer_initial_size": 12,
         "buffer_batch_size": 8,
+        "sequence_length": 4,
+        "burn_in": 2,
         "lr": 0.01,
     },
     steps=2,
@@ -149,7 +151,6 @@ SOME = [
     for name in NAMES
 ]
 """The agents, where one of a kind is enough for every run of the slow tests."""
-RECURRENT_NAMES = tuple(name for name in NAMES if AGENTS[name].recurrent)
 
 
 def small(name: str, **options: Any) -> dict[str, Any]:
@@ -177,8 +178,7 @@ def serves(name: str, spaces: Spaces) -> bool:
 
 def probes_of(name: str) -> list[str]:
     """Return the probe environments that an agent can learn."""
-    served = [probe for probe in PROBES if serves(name, PROBES[probe]().spaces)]
-    return [probe for probe in served if AGENTS[name].recurrent or "memory" not in probe]
+    return [probe for probe in PROBES if serves(name, PROBES[probe]().spaces)]
 
 
 _ACTIONS: dict[str, Any] = {

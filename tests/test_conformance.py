@@ -15,7 +15,6 @@ from tests.small_agents import (
     NAMES,
     ONCE,
     RECURRENT,
-    RECURRENT_NAMES,
     SMALL,
     Countdown,
     absorb,
@@ -489,7 +488,7 @@ def test_population_of_three_learning_rates_equals_three_runs(name):
 # Recurrent networks
 
 
-@pytest.mark.parametrize("name", RECURRENT_NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_recurrent_state_starts_anew_with_each_episode(name):
     env = Countdown()
     made = learner(name, env, 3, **networks(name, RECURRENT))

@@ -9,9 +9,10 @@ import pytest
 from tests import plain_actor_critic as plain
 from tests.small_agents import Countdown, compiled, equal, learner, small
 
+from operant.agents.continuous import Acting, Seen
 from operant.agents.learner import Learner
 from operant.agents.making import define
-from operant.errors import SpaceError, SpecError
+from operant.errors import SpaceError
 from operant.spaces import Spaces
 
 HEADS = ("arm", "leg")
@@ -53,7 +54,7 @@ def test_target_by_hand():
     batch = plain.transitions()._replace(
         reward=jnp.array([0.5, 0.5]),
         discount=jnp.array([0.9, 0.0]),
-        next_observation={"state": jnp.full((2, 1), 2.0)},
+        following=Seen({"state": jnp.full((2, 1), 2.0)}),
     )
     np.testing.assert_allclose(made.target(state, batch), [7.05632, 0.5], rtol=1e-5)
 
@@ -67,7 +68,7 @@ def test_whole_steps_equal_plain_numpy():
     for i in range(3):
         batch = plain.transitions(i)
         state, metrics = jax.jit(made.step)(state, batch, jax.random.key(i))
-        s, following = (np.asarray(x["state"], float) for x in (batch.observation, batch.next_observation))
+        s, following = (np.asarray(x.observation["state"], float) for x in (batch.now, batch.following))
         weight = np.asarray(batch.weight, float)
         ahead = slow_critic(np.concatenate([following, np.tanh(slow_actor(following))], 1))[:, 0]
         y = np.asarray(batch.reward) + np.asarray(batch.discount) * ahead
@@ -104,7 +105,7 @@ def test_a_tau_of_one_copies_the_networks():
 def acts(made, state, filling, n=20_000, explore=True):
     noise = made.noise(jax.random.key(3), n)
     observation = {"state": jnp.broadcast_to(jnp.array([0.3, -1.0, 0.2]), (n, 3))}
-    action = made.act((state.actor, jnp.bool_(filling)), observation, (), noise, explore).action
+    action = made.act(Acting(state.actor, jnp.bool_(filling), {}), observation, (), noise, explore).action
     return {name: np.asarray(x) for name, x in action.items()}
 
 
@@ -207,17 +208,6 @@ def test_floats_without_bounds_are_refused(name):
     assert "td3" not in str(error.value).partition("agents instead")[2]
 
 
-@pytest.mark.parametrize("name", ["ddpg", "sac", "td3"])
-@pytest.mark.parametrize("option", ["actor_model", "critic_model"])
-def test_recurrent_networks_are_refused(name, option):
-    recurrent = [{"type": "dense", "size": 4}, {"type": "gru", "size": 4}]
-    with pytest.raises(
-        SpecError,
-        match=rf"{option} must be a feed-forward network: {name}.* or use one of these agents: .*modular, .*ppo, trpo",
-    ):
-        make(name, **{option: recurrent})
-
-
 def test_a_state_with_the_name_of_an_action_keeps_it():
     """The critic reads both: its value depends on each."""
     states = {"x": {"type": "float", "shape": (1,)}, "y": {"type": "float", "shape": (2,)}}
@@ -231,10 +221,10 @@ def test_a_state_with_the_name_of_an_action_keeps_it():
     observation = {"x": jnp.ones((4, 1)), "y": jnp.ones((4, 2))}
     action = {"x": jnp.ones((4, 1)), "z_mask": jnp.ones(4)}
     values = [
-        made.value("critic", critic, observation, action),
-        made.value("critic", critic, {**observation, "x": jnp.zeros((4, 1))}, action),
-        made.value("critic", critic, observation, {**action, "x": jnp.zeros((4, 1))}),
-        made.value("critic", critic, observation, {**action, "z_mask": jnp.zeros(4)}),
+        made.value("critic", critic, Seen(observation), action),
+        made.value("critic", critic, Seen({**observation, "x": jnp.zeros((4, 1))}), action),
+        made.value("critic", critic, Seen(observation), {**action, "x": jnp.zeros((4, 1))}),
+        made.value("critic", critic, Seen(observation), {**action, "z_mask": jnp.zeros(4)}),
     ]
     assert len({float(v[0]) for v in values}) == 4
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.small_agents import (
+    NAMES,
     ONCE,
     RECURRENT,
-    RECURRENT_NAMES,
     Compiled,
     Countdown,
     Stream,
@@ -179,7 +179,7 @@ def test_drivers_agree_when_every_row_is_a_block(name, n):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["int", "hybrid"])
-@pytest.mark.parametrize("name", RECURRENT_NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_drivers_agree_with_a_recurrent_network(name, kind):
     env = Countdown(kind=kind)
     env = env if serves(name, env.spaces) else Countdown(kind="discrete")
@@ -283,8 +283,6 @@ def restored(path: Any, driver: Any) -> None:
 @pytest.mark.parametrize("recurrent", [False, True])
 @pytest.mark.parametrize("name", ONCE)
 def test_device_driver_resumes_bit_for_bit_in_fresh_objects(name, recurrent, tmp_path):
-    if recurrent and name not in RECURRENT_NAMES:
-        return
     options = small(name, normalize_observations=True, **(networks(name, RECURRENT) if recurrent else {}))
 
     def fresh(seed: int) -> DeviceDriver:

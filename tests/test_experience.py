@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from tests.small_agents import NAMES, RECURRENT, RECURRENT_NAMES, SMALL, networks, small
+from tests.small_agents import NAMES, RECURRENT, SMALL, networks, small
 
 from operant import traces
 from operant.agent import Agent
@@ -107,7 +107,7 @@ def test_update_changes_the_networks_and_can_be_repeated(name):
     agent.close()
 
 
-@pytest.mark.parametrize("name", [n for n in RECURRENT_NAMES if n in ("ppo", "trpo")])
+@pytest.mark.parametrize("name", [n for n in NAMES if n in ("ppo", "trpo")])
 def test_recurrent_states_are_those_that_acting_would_have_kept(name):
     whole = {**networks(name, RECURRENT), "mini_batches": 1}
     acting, told = make(name, **whole), make(name, **whole)

@@ -22,6 +22,7 @@ from tests.small_agents import (
     countdown,
     differing,
     learner,
+    networks,
     small,
 )
 
@@ -44,6 +45,12 @@ class Knob:
     """Options without which it has nothing to say."""
     kind: str = "int"
     """Kind of actions to which it applies."""
+    recurrent: bool = False
+    """Whether only recurrent networks heed it."""
+
+    def of(self, name: str) -> Knob:
+        """Return it with the networks of an agent in its context."""
+        return dataclasses.replace(self, context={**self.context, **networks(name, RECURRENT)})
 
 
 NATURAL = {"gradient": "natural", "baseline_optimizer": "adam"}
@@ -85,6 +92,10 @@ KNOBS: dict[str, dict[str, Knob]] = {
         "buffer_max_size": Knob(64, "shapes"),
         "buffer_initial_size": Knob(24),
         "buffer_batch_size": Knob(4),
+    },
+    "SequenceConfig": {
+        "sequence_length": Knob(3, recurrent=True),
+        "burn_in": Knob(0, recurrent=True),
     },
     "ContinuousConfig": {
         "critic_lr": Knob(0.002, context={"critic_lr": 0.02}),
@@ -169,8 +180,6 @@ KNOBS: dict[str, dict[str, Knob]] = {
         "train_every": Knob(3, "shapes"),
         "gradient_steps": Knob(2),
         "n_steps": Knob(3),
-        "sequence_length": Knob(3, context={"model": RECURRENT}),
-        "burn_in": Knob(0, context={"model": RECURRENT}),
         "huber": Knob(0.1),
         "dueling": Knob(True, "shapes"),
         "prioritized": Knob(True, "shapes"),
@@ -238,11 +247,12 @@ def declared(config: type[Config]) -> dict[str, str]:
 def knobs(name: str) -> dict[str, Knob]:
     """Return what is known of the options of an agent."""
     config = type(define(name).config)
-    return {
+    found = {
         option: KNOBS[owner][option]
         for option, owner in declared(config).items()
         if option in KNOBS.get(owner, {})
     }
+    return {option: knob.of(name) if knob.recurrent else knob for option, knob in found.items()}
 
 
 def missing(config: type[Config]) -> list[str]:

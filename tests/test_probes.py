@@ -16,7 +16,6 @@ from tests.small_agents import (
     MODEL,
     NAMES,
     ONCE,
-    RECURRENT_NAMES,
     SMALL,
     Stream,
     interact,
@@ -26,6 +25,7 @@ from tests.small_agents import (
 )
 
 from operant.agent import Agent
+from operant.agents.action_units import with_actions
 from operant.agents.learner import ENV, Learner, Train
 from operant.agents.making import define
 from operant.agents.objectives import View
@@ -91,9 +91,11 @@ def baseline_value(made: Learner, state: Tree, observation: Arrays, carry: Tree)
 def acted_value(made: Learner, state: Tree, observation: Arrays, carry: Tree) -> Array:
     """Return what the first critic says of the greedy action."""
     algorithm = made.algorithm
-    critic = next(iter(algorithm.critics))
-    units = algorithm.greedy(state.actor, observation)
-    return algorithm.value(critic, getattr(state, critic), observation, units)
+    own, critic = carry or {"actor": ()}, next(iter(algorithm.critics))
+    units = algorithm.greedy(algorithm.actor.apply(state.actor, observation, own["actor"])[0])
+    inputs = with_actions(observation, units, algorithm.spaces.states.components)
+    model = algorithm.critics[critic]
+    return model.apply(getattr(state, critic), inputs, own.get(critic, ()))[0]["value"]
 
 
 RELU = [{"type": "dense", "size": 32, "activation": "relu"}]
@@ -132,6 +134,12 @@ _CONTINUOUS = Learning(
     },
     16_000,
     acted_value,
+    {
+        **networks("td3", [{"type": "dense", "size": 16}, {"type": "gru", "size": 16}]),
+        "sequence_length": 8,
+        "burn_in": 4,
+        "buffer_batch_size": 16,
+    },
     whole=True,
 )
 _MODULAR = {
@@ -343,7 +351,7 @@ def test_agents_learn_the_probes_on_the_device(name, probe):
 
 def test_every_agent_has_settings_for_the_probes():
     assert sorted(LEARNING) == sorted(SMALL)
-    assert all(LEARNING[name].recurrent for name in RECURRENT_NAMES)
+    assert all(LEARNING[name].recurrent for name in NAMES)
 
 
 @pytest.mark.exhaustive
@@ -425,8 +433,9 @@ def test_values_of_forbidden_actions_are_seen_on_the_mask_probe(name, monkeypatc
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", RECURRENT_NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_network_without_memory_fails_the_memory_probe(name):
-    found = on_device(name, "probe/memory", **networks(name, MODEL))
+    probe = next(probe for probe in probes_of(name) if "memory" in probe)
+    found = on_device(name, probe, **networks(name, MODEL))
     with pytest.raises(AssertionError, match="is right"):
-        check(name, "probe/memory", found)
+        check(name, probe, found)

@@ -9,6 +9,7 @@ import pytest
 from tests import plain_actor_critic as plain
 from tests.small_agents import equal
 
+from operant.agents.continuous import Acting, Seen
 from operant.agents.sac import temperature_loss
 
 CRITICS = ("critic1", "critic2")
@@ -52,7 +53,7 @@ def test_log_probability_is_the_slope_of_the_probability(made):
     mean, std, z = 0.4, 0.6, 0.8
     variables = gaussian(made, mean, np.log(std))
     noise = {"arm": jnp.full((1, 2), z), "leg": jnp.full((1,), z)}
-    action, log_prob = made.draw(variables, {"state": jnp.ones((1, 3))}, noise)
+    action, log_prob = made.draw(made.outputs(variables, Seen({"state": jnp.ones((1, 3))})), noise)
     a = float(action["leg"][0])
     assert a == pytest.approx(np.tanh(mean + std * z), rel=1e-6)
     below = [0.5 * (1 + erf((np.arctanh(x) - mean) / (std * sqrt(2)))) for x in (a - 1e-4, a + 1e-4)]
@@ -65,11 +66,11 @@ def test_probabilities_of_units_sum_to_one(made):
     variables = gaussian(made, -0.3, np.log(0.7))
     z = np.linspace(-8, 8, 4001)
     noise = {"arm": jnp.zeros((4001, 2)), "leg": jnp.asarray(z, jnp.float32)}
-    action, log_prob = made.draw(variables, {"state": jnp.ones((4001, 3))}, noise)
+    action, log_prob = made.draw(made.outputs(variables, Seen({"state": jnp.ones((4001, 3))})), noise)
     still = {"arm": jnp.zeros((1, 2)), "leg": jnp.zeros(1)}
     u = -0.3
     own = -np.log(0.7) - 0.5 * np.log(2 * np.pi) - np.log(1 - np.tanh(u) ** 2)
-    others = float(made.draw(variables, {"state": jnp.ones((1, 3))}, still)[1][0]) - own
+    others = float(made.draw(made.outputs(variables, Seen({"state": jnp.ones((1, 3))})), still)[1][0]) - own
     density = np.exp(np.asarray(log_prob, float) - others)
     assert np.trapezoid(density, np.asarray(action["leg"], float)) == pytest.approx(1.0, abs=2e-3)
 
@@ -77,7 +78,7 @@ def test_probabilities_of_units_sum_to_one(made):
 def test_log_probability_stays_finite_where_tanh_rounds_to_one(made):
     variables = gaussian(made, 15.0, 0.0)
     noise = {"arm": jnp.zeros((1, 2)), "leg": jnp.zeros(1)}
-    action, log_prob = made.draw(variables, {"state": jnp.ones((1, 3))}, noise)
+    action, log_prob = made.draw(made.outputs(variables, Seen({"state": jnp.ones((1, 3))})), noise)
     assert float(action["leg"][0]) == 1.0
     assert float(log_prob[0]) == pytest.approx(
         3 * (2 * 15 - 2 * np.log(2) - 0.5 * np.log(2 * np.pi)), rel=1e-4
@@ -89,7 +90,9 @@ def test_exploring_draws_and_greedy_takes_the_mean(made):
     n = 20_000
     noise, observation = made.noise(jax.random.key(1), n), {"state": jnp.ones((n, 3))}
     act = jax.jit(made.act, static_argnums=4)
-    drawn, greedy = (act((variables, False), observation, (), noise, e).action for e in (True, False))
+    drawn, greedy = (
+        act(Acting(variables, jnp.bool_(False), {}), observation, (), noise, e).action for e in (True, False)
+    )
     np.testing.assert_allclose(greedy["leg"], 5 + 5 * np.tanh(0.2), rtol=1e-5)
     u = np.arctanh((np.asarray(drawn["leg"], float) - 5) / 5)
     assert (u.mean(), u.std()) == (pytest.approx(0.2, abs=0.02), pytest.approx(0.5, abs=0.02))
@@ -151,7 +154,7 @@ def test_the_target_is_the_smaller_critic_and_the_entropy(made, one, two):
     )
     batch = plain.transitions()
     noise = made.smoothing(jax.random.key(0), plain.B)
-    log_prob = np.asarray(made.draw(state.actor, batch.next_observation, noise)[1])
+    log_prob = np.asarray(made.draw(made.outputs(state.actor, batch.following), noise)[1])
     assert np.std(log_prob) > 0.5
     expected = np.asarray(batch.reward) + np.asarray(batch.discount) * (2.0 - 0.3 * log_prob)
     np.testing.assert_allclose(made.target(state, batch, noise), expected, rtol=1e-5)
@@ -190,7 +193,7 @@ def test_whole_steps_equal_plain_numpy(made, step):
         state, metrics = step(state, batch, key)
         noise = plain.side_by_side(made.smoothing(key, 2 * plain.B))
         now, ahead = noise[: plain.B], noise[plain.B :]
-        s, following = (np.asarray(x["state"], float) for x in (batch.observation, batch.next_observation))
+        s, following = (np.asarray(x.observation["state"], float) for x in (batch.now, batch.following))
         weight, a = np.asarray(batch.weight, float), np.exp(alpha["log"])
         _, _, action, log_prob = drawn(actor, following, ahead)
         inputs = np.concatenate([following, action], 1)
@@ -248,8 +251,8 @@ def test_the_entropy_becomes_the_target_where_rewards_call_for_certainty(target)
             own = jax.random.wrap_key_data(jnp.stack([i, jnp.uint32(0)]))
             action = jax.random.uniform(own, (64, 3), minval=-1.0, maxval=1.0)
             batch = plain.transitions()._replace(
-                observation={"state": jnp.ones((64, 3))},
-                next_observation={"state": jnp.ones((64, 3))},
+                now=Seen({"state": jnp.ones((64, 3))}),
+                following=Seen({"state": jnp.ones((64, 3))}),
                 action={"arm": action[:, :2], "leg": action[:, 2]},
                 reward=-jnp.sum(jnp.square(action - 0.3), axis=1),
                 discount=jnp.zeros(64),
@@ -261,7 +264,7 @@ def test_the_entropy_becomes_the_target_where_rewards_call_for_certainty(target)
 
     state, metrics = many(made.init(jax.random.key(0)))
     assert np.asarray(metrics["policy/entropy"])[-300:].mean() == pytest.approx(target, abs=0.25)
-    best = made.greedy(state.actor, {"state": jnp.ones((1, 3))})
+    best = made.greedy(made.outputs(state.actor, Seen({"state": jnp.ones((1, 3))})))
     np.testing.assert_allclose(plain.side_by_side(best), 0.3, atol=0.15)
 
 

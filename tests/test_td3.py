@@ -191,7 +191,7 @@ def test_whole_steps_equal_plain_numpy(made, step):
         batch, key = plain.transitions(i), jax.random.key(i)
         state, metrics = step(state, batch, key)
         noise = plain.side_by_side(made.smoothing(key, plain.B))
-        s, following = (np.asarray(x["state"], float) for x in (batch.observation, batch.next_observation))
+        s, following = (np.asarray(x.observation["state"], float) for x in (batch.now, batch.following))
         weight = np.asarray(batch.weight, float)
         ahead = np.clip(np.tanh(slow_actor(following)) + np.clip(0.2 * noise, -0.5, 0.5), -1, 1)
         inputs = np.concatenate([following, ahead], 1)
@@ -222,7 +222,9 @@ def test_the_comparison_with_plain_numpy_sees_another_actor_objective(made, step
     after, _ = step(state, batch, jax.random.key(0))
     actor, weight = plain.Net(state.actor["params"], HEADS), np.asarray(batch.weight, float)
     critic = plain.Net(after.critic2["params"], ("value",))
-    plain.actor_step(actor, critic, plain.Adam(0.01), np.asarray(batch.observation["state"], float), weight)
+    plain.actor_step(
+        actor, critic, plain.Adam(0.01), np.asarray(batch.now.observation["state"], float), weight
+    )
     with pytest.raises(AssertionError):
         plain.assert_same(after.actor["params"], actor)
 

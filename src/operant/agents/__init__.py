@@ -38,8 +38,6 @@ class Entry(NamedTuple):
     learns: bool = True
     form: dict[str, Any] | None = None
     """Options of the agent `DEFAULT` that make it a form of this one: taken where options are given that only it has."""
-    recurrent: bool = False
-    """Whether it takes recurrent networks."""
 
 
 _EPISODES: dict[str, Any] = {"unit": "episodes", "batch_size": 10, "horizon": None}
@@ -58,14 +56,12 @@ AGENTS: dict[str, Entry] = {
         "Advantage actor-critic: one step per short block; any actions",
         ("float", "int", "bool"),
         form={"baseline_model": "auto", "horizon": 1, "batch_size": 10},
-        recurrent=True,
     ),
     "acer": Entry(
         "acer",
         "ACER",
         "Actor-critic with experience replay: sample-efficient; discrete actions",
         ("int", "bool"),
-        recurrent=True,
     ),
     "constant": Entry(
         "constant",
@@ -93,7 +89,6 @@ AGENTS: dict[str, Entry] = {
         "Deep Q-network: replay, target network; discrete actions",
         ("int", "bool"),
         form=_VALUES,
-        recurrent=True,
     ),
     "ddqn": Entry(
         "dqn",
@@ -102,7 +97,6 @@ AGENTS: dict[str, Entry] = {
         ("int", "bool"),
         {"double": True},
         form={**_VALUES, "double": True},
-        recurrent=True,
     ),
     "dueling_dqn": Entry(
         "dqn",
@@ -111,14 +105,12 @@ AGENTS: dict[str, Entry] = {
         ("int", "bool"),
         {"double": True, "dueling": True},
         form={**_VALUES, "double": True, "dueling": True},
-        recurrent=True,
     ),
     "modular": Entry(
         "modular",
         "Modular",
         "Put together of modules: objective, memory, returns, optimizer; any actions",
         ("float", "int", "bool"),
-        recurrent=True,
     ),
     "ac": Entry(
         "modular",
@@ -126,7 +118,6 @@ AGENTS: dict[str, Entry] = {
         "Actor-critic: modular with returns that end in the critic's value; any actions",
         ("float", "int", "bool"),
         {"baseline_model": "auto", "horizon": 1, "estimate_advantage": False, "batch_size": 10},
-        recurrent=True,
     ),
     "vpg": Entry(
         "modular",
@@ -134,14 +125,12 @@ AGENTS: dict[str, Entry] = {
         "Vanilla policy gradient (REINFORCE): modular on whole episodes; any actions",
         ("float", "int", "bool"),
         _EPISODES,
-        recurrent=True,
     ),
     "pqn": Entry(
         "pqn",
         "PQN",
         "Parallel Q-learning: no replay, no target; discrete actions",
         ("int", "bool"),
-        recurrent=True,
     ),
     "ppo": Entry(
         "ppo",
@@ -149,7 +138,6 @@ AGENTS: dict[str, Entry] = {
         "Proximal policy optimization: clipped surrogate; any actions",
         ("float", "int", "bool"),
         form={**_EPISODES, "clipping_value": 0.25, "multi_step": 10, "subsampling_fraction": 0.33},
-        recurrent=True,
     ),
     "random": Entry(
         "random",
@@ -176,7 +164,6 @@ AGENTS: dict[str, Entry] = {
             "baseline_optimizer": "adam",
             "baseline_lr": 0.001,
         },
-        recurrent=True,
     ),
 }
 
@@ -207,12 +194,6 @@ def entry(name: str) -> Entry:
 def serving(action_type: str) -> str:
     """Say which agents serve a type of action, for messages."""
     names = [name for name, known in AGENTS.items() if known.learns and action_type in known.actions]
-    return f"one of these agents: {', '.join(names)}"
-
-
-def remembering(action_type: str) -> str:
-    """Say which agents with a type of action take recurrent networks, for messages."""
-    names = [name for name, known in AGENTS.items() if known.recurrent and action_type in known.actions]
     return f"one of these agents: {', '.join(names)}"
 
 

@@ -255,7 +255,34 @@ class ReplayConfig(AgentConfig):
             )
 
 
-class ContinuousConfig(ReplayConfig, ActorCriticConfig):
+class SequenceConfig(ReplayConfig):
+    """Options of algorithms whose recurrent networks learn from replayed sequences."""
+
+    buffer_batch_size: int = option(
+        32,
+        "Replay buffer batch size: what a gradient step learns from; a recurrent network from so many sequences",
+        unit="transitions (or sequences)",
+        low=1,
+        search="categorical",
+        aliases=("batch_size",),
+    )
+    sequence_length: int = option(
+        20,
+        "Rows of a replayed sequence from which a recurrent network learns; others learn from single steps",
+        unit="rows",
+        low=1,
+        search="categorical",
+    )
+    burn_in: int = option(
+        10,
+        "Rows before those of sequence-length that only bring a recurrent network's state about, without gradient",
+        unit="rows",
+        low=0,
+        search="categorical",
+    )
+
+
+class ContinuousConfig(SequenceConfig, ActorCriticConfig):
     """Options of off-policy actor-critic algorithms for float actions."""
 
     auto_width: ClassVar[int] = 256

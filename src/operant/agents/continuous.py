@@ -1,6 +1,8 @@
 """What off-policy actor-critics for float actions share: models, acting with noise, the loop of gradient steps, targets.
 
-Networks speak of actions in units (see `operant.agents.action_units`).
+Networks speak of actions in units (see `operant.agents.action_units`). Recurrent ones learn from replayed sequences (Heess et al. 2015,
+"Memory-based control with recurrent neural networks", https://arxiv.org/abs/1512.04455), from the states that they had when the agent
+acted (`operant.agents.sequences`): critics go along then, and remember what they saw and what was done.
 """
 
 from __future__ import annotations
@@ -14,17 +16,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from operant.agents import AGENTS, algorithm_class, imitation, remembering, serving, stability
+from operant.agents import AGENTS, algorithm_class, imitation, sequences, serving, stability
 from operant.agents.action_units import critic_inputs, from_units, require_bounds, to_units, with_actions
 from operant.agents.config import ContinuousConfig
 from operant.agents.protocol import Counters
-from operant.errors import SpecError
+from operant.agents.rollouts import evaluate
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, build
 from operant.nn.build import MASK
 from operant.ops import losses, optimise, random
 from operant.spaces import Spaces, require
-from operant.types import Action, Array, Arrays, Block, Key, Metrics, Transition, Tree
+from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
 
 NETWORK = {"type": "auto", "size": ContinuousConfig.auto_width, "activation": "relu"}
 """What 'auto' stands for here: Fujimoto et al. 2018 (the authors' code), Haarnoja et al. 2018, table 1."""
@@ -35,6 +37,41 @@ NO_STEP = {
     "update/skipped": np.float32(0),
 }
 """Metrics of an actor that takes no step."""
+
+
+class Acting(NamedTuple):
+    """What acting reads."""
+
+    actor: Tree
+    filling: Array
+    """Whether the memory is still filling."""
+    critics: dict[str, Tree]
+    """Variables of the recurrent ones, which go along."""
+
+
+class Seen(NamedTuple):
+    """What networks are asked about: `B` rows, for recurrent networks with the sequences in which they stand."""
+
+    observation: Arrays
+    """`[B, ...]`."""
+    block: Block | tuple[()] = ()
+    """Sequences `[T, C]`, the rows of the burn-in among them."""
+    row: Array | tuple[()] = ()
+    """Which rows behind the burn-in, `[R, C]` where `B` is R C."""
+
+
+class Batch(NamedTuple):
+    """What a gradient step learns from: `B` steps."""
+
+    now: Seen
+    action: Arrays
+    """In units, `[B, *shape]`."""
+    reward: Array
+    discount: Array
+    """What multiplies the value of `following`: gamma, or 0 after a termination."""
+    following: Seen
+    weight: Array
+    """0 where there is no step."""
 
 
 class Improved(NamedTuple):
@@ -79,7 +116,7 @@ class Continuous(abc.ABC):
 
         Raises:
             SpaceError: an action is no float, or has no bounds; the message says what to use instead.
-            SpecError: a network is recurrent, or does not fit.
+            SpecError: a network does not fit, or sequences for a recurrent one do not fit the memory.
         """
         require(spaces, name, {"float"}, serving("int"))
         require_bounds(spaces, name, f"use one of these agents instead: {_unbounded()}")
@@ -96,13 +133,10 @@ class Continuous(abc.ABC):
             critic: build(network, inputs, value, normalize=actor.normalized, reinitialize=i > 0, name=critic)
             for i, critic in enumerate(critics)
         }
-        for option, model in (("actor_model", actor), ("critic_model", made[critics[0]])):
-            if model.recurrent:
-                raise SpecError(
-                    f"{option} must be a feed-forward network: {name} replays single steps. Received a recurrent one. "
-                    f"Leave its recurrent layers out, stack observations, or use {remembering('float')}."
-                )
-        return cls(config, spaces, actors, actor, made)
+        built = cls(config, spaces, actors, actor, made)
+        if built.recurrent:
+            sequences.require_room(config, actors, built.sequence_rows)
+        return built
 
     @staticmethod
     @abc.abstractmethod
@@ -115,8 +149,18 @@ class Continuous(abc.ABC):
         return int(self.config.train_every)
 
     @property
+    def recurrent(self) -> tuple[str, ...]:
+        """Networks that remember what they saw."""
+        return tuple(name for name, model in self.models.items() if model.recurrent)
+
+    @property
+    def sequence_rows(self) -> int:
+        """Rows of a replayed sequence: those that only bring recurrent states about, and those that learn."""
+        return int(self.config.burn_in + self.config.sequence_length)
+
+    @property
     def memory(self) -> Replay:
-        """Transitions."""
+        """Transitions, for recurrent networks with the states before each."""
         frames = {k: v.frames for k, v in self.spaces.states.components.items() if v.frames > 1}
         return Replay(self.config.buffer_max_size, self.actors, frames=frames)
 
@@ -161,9 +205,10 @@ class Continuous(abc.ABC):
 
     # Acting
 
-    def acting(self, state: Any, counters: Counters) -> Tree:
-        """Acting needs the actor, and whether the memory is still filling."""
-        return state.actor, counters.timesteps < jnp.uint32(self.config.initial_size)
+    def acting(self, state: Any, counters: Counters) -> Acting:
+        """Acting needs the actor, and critics that are to remember."""
+        critics = {name: getattr(state, name) for name in self.recurrent if name in self.critics}
+        return Acting(state.actor, counters.timesteps < jnp.uint32(self.config.initial_size), critics)
 
     def noise(self, key: Key, n: int) -> Tree:
         """Return standard normal noise by action, `[n, *shape]`."""
@@ -191,36 +236,58 @@ class Continuous(abc.ABC):
         return found
 
     def initial_carry(self, n: int) -> Tree:
-        """Feed-forward only."""
-        return ()
+        """Return the states of the recurrent networks at the start of an episode, by name."""
+        return {name: self.models[name].initial_carry(n) for name in self.recurrent} or ()
 
     @abc.abstractmethod
-    def greedy(self, variables: Tree, observation: Arrays) -> Arrays:
-        """Return the best actions, in units."""
+    def greedy(self, outputs: Arrays) -> Arrays:
+        """Return the best actions, in units, of the actor's outputs."""
 
     @abc.abstractmethod
-    def exploring(self, variables: Tree, observation: Arrays, noise: Arrays) -> Arrays:
+    def exploring(self, outputs: Arrays, noise: Arrays) -> Arrays:
         """Return actions that explore, in units."""
 
-    def act(self, acting: Tree, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
-        """Act greedily; to explore by the policy's noise, and uniformly while the memory fills."""
-        variables, filling = acting
-        if not explore:
-            return Action(self.measured(self.greedy(variables, observation)), (), carry)
-        chosen = self.exploring(variables, observation, noise)
+    def act(self, acting: Acting, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
+        """Act greedily; to explore by the policy's noise, and uniformly while the memory fills. Extras are the states before."""
+        outputs, after = self._consulted(acting, observation, carry)
 
         def pick(x: Array, z: Array) -> Array:
             # erf(z / √2) is uniform over -1..1 where z is standard normal.
-            return jnp.where(filling, jax.lax.erf(z * np.float32(np.sqrt(0.5))), x)
+            return jnp.where(acting.filling, jax.lax.erf(z * np.float32(np.sqrt(0.5))), x)
 
-        return Action(self.measured({k: pick(x, noise[k]) for k, x in chosen.items()}), (), carry)
+        if explore:
+            units = {k: pick(x, noise[k]) for k, x in self.exploring(outputs, noise).items()}
+        else:
+            units = self.greedy(outputs)
+        return self._went_along(acting, observation, carry, after, units, self.measured(units))
+
+    def recall(self, acting: Acting, observation: Arrays, carry: Tree, action: Arrays) -> Action:
+        """Return what `act` would have, had it chosen these actions: what critics remember depends on them."""
+        after = self._consulted(acting, observation, carry)[1]
+        return self._went_along(acting, observation, carry, after, self.units(action), action)
+
+    def _consulted(self, acting: Acting, observation: Arrays, carry: Tree) -> tuple[Arrays, Tree]:
+        """Return the actor's outputs and its state after them."""
+        return self.actor.apply(acting.actor, observation, carry["actor"] if self.actor.recurrent else ())
+
+    def _went_along(
+        self, acting: Acting, observation: Arrays, carry: Tree, actor: Tree, units: Arrays, action: Arrays
+    ) -> Action:
+        """Return an action with the states of all networks before and after it."""
+        if not self.recurrent:
+            return Action(action, (), carry)
+        after = {"actor": actor} if self.actor.recurrent else {}
+        inputs = self._inputs(observation, units)
+        for name, variables in acting.critics.items():
+            after[name] = self.critics[name].apply(variables, inputs, carry[name])[1]
+        return Action(action, {"carry": carry}, after)
 
     def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
         """Return how badly the actor imitates a block: the mean squared distance of its actions, in units."""
         observation = {name: x[:-1] for name, x in block.observation.items()}
-        return imitation.distance(
-            self.greedy(weights["actor"], observation), self.units(block.action), block.valid
-        )
+        carry = block.carry["actor"] if self.actor.recurrent else ()
+        outputs = evaluate(self.actor, weights["actor"], observation, carry, block.valid)
+        return imitation.distance(self.greedy(outputs), self.units(block.action), block.valid)
 
     def measured(self, action: Arrays) -> Arrays:
         """Return actions `[*B, *shape]` in the environment's measure."""
@@ -232,10 +299,26 @@ class Continuous(abc.ABC):
 
     # Learning
 
-    def value(self, name: str, variables: Tree, observation: Arrays, action: Arrays) -> Array:
-        """Return a critic's value `[*B]` of actions in units."""
-        output: Array = self.critics[name].apply(variables, self._inputs(observation, action))[0]["value"]
-        return output
+    def outputs(self, variables: Tree, seen: Seen) -> Arrays:
+        """Return the actor's outputs `[B, ...]`."""
+        return self._asked("actor", variables, seen, seen.observation)
+
+    def value(self, name: str, variables: Tree, seen: Seen, action: Arrays) -> Array:
+        """Return a critic's value `[B]` of actions in units, also of others than those that were taken."""
+        return self._asked(name, variables, seen, self._inputs(seen.observation, action))["value"]
+
+    def _asked(self, name: str, variables: Tree, seen: Seen, inputs: Arrays) -> Arrays:
+        """Return a network's outputs; a recurrent one remembers what was seen and done before."""
+        model, block = self.models[name], seen.block
+        if not model.recurrent:
+            return model.apply(variables, inputs)[0]
+        assert isinstance(block, Block) and not isinstance(seen.row, tuple)
+        shown = {k: x[:-1] for k, x in block.observation.items()}
+        if name in self.critics:
+            shown = self._inputs(shown, block.action)
+        own = block._replace(observation=shown, carry=block.carry[name])
+        states = sequences.states(model, variables, own, self.config.burn_in)
+        return model.apply(variables, inputs, sequences.at(states, seen.row))[0]
 
     def _inputs(self, observation: Arrays, action: Arrays) -> Arrays:
         """Return what critics read."""
@@ -251,14 +334,14 @@ class Continuous(abc.ABC):
         found = {name: model.learning(getattr(state, name), key, address, i) for i, (name, model) in models}
         return state._replace(**found)
 
-    def improve_critics(self, state: Any, batch: Transition, target: Array) -> Improved:
+    def improve_critics(self, state: Any, batch: Batch, target: Array) -> Improved:
         """Take one step on the squared error to the target `[B]`, summed over the critics; the state is of `learning`."""
         names = tuple(self.critics)
         params = tuple(getattr(state, name)["params"] for name in names)
         gradient = jax.value_and_grad(critic_loss, has_aux=True)
         (loss, value), grads = gradient(params, self, state, batch, target)
         new, optimizer, info = optimise.apply(self.critic_optimizer, params, state.critic_optimizer, grads)
-        inputs = self._inputs(batch.observation, batch.action)
+        inputs = self._inputs(batch.now.observation, batch.action)
         new = tuple(
             self.critics[name].averaged(own, getattr(state, name), inputs)
             for name, own in zip(names, new, strict=True)
@@ -292,7 +375,7 @@ class Continuous(abc.ABC):
         block: Block,
         counters: Counters,
         key: Key,
-        step: Callable[[Any, Transition, Key], tuple[Any, Metrics]],
+        step: Callable[[Any, Batch, Key], tuple[Any, Metrics]],
     ) -> tuple[Any, Metrics]:
         """Observe a block, and take gradient steps once the memory is filled.
 
@@ -317,6 +400,8 @@ class Continuous(abc.ABC):
         most = self.rows * self.actors if c.gradient_steps is None else c.gradient_steps
         count = jnp.sum(block.valid, dtype=jnp.int32) if c.gradient_steps is None else most
         ready = (counters.timesteps >= jnp.uint32(c.initial_size)) & self.memory.begun(memory, c.initial_size)
+        if self.recurrent:
+            ready &= Replay.has_sequence(memory, self.sequence_rows)
         steps = jnp.where(ready, count, 0)
         names = (*self.reported, "update/skipped")
         # Two keys a step, as plain numbers: JAX's check of key reuse takes any key that a loop reads for one used by every
@@ -326,11 +411,8 @@ class Continuous(abc.ABC):
         def one(i: Array, carry: tuple[Any, Array]) -> tuple[Any, Array]:
             state, meter = carry
             draw, own = (jax.random.wrap_key_data(words[i, j], impl=impl) for j in range(2))
-            batch = self.memory.sample(memory, draw, c.buffer_batch_size, c.gamma)
-            batch = batch._replace(
-                action=self.units(batch.action),
-                reward=stability.scale_replayed(c, state.reward_scale, batch.reward),
-            )
+            batch = self._sampled(memory, draw)
+            batch = batch._replace(reward=stability.scale_replayed(c, state.reward_scale, batch.reward))
             state, metrics = step(state, batch, own)
             values = jnp.stack([metrics[name] for name in names])
             applies = ~jnp.isnan(values)
@@ -343,13 +425,38 @@ class Continuous(abc.ABC):
         lr = jnp.asarray(c.lr, jnp.float32)
         return state, {**mean, "update/skipped": total["update/skipped"], "update/lr": lr}
 
+    def _sampled(self, memory: Tree, key: Key) -> Batch:
+        """Draw what a gradient step learns from."""
+        c = self.config
+        if self.recurrent:
+            rows = self.sequence_rows
+            return self.steps_of(self.memory.sample_sequences(memory, key, c.buffer_batch_size, rows))
+        drawn = self.memory.sample(memory, key, c.buffer_batch_size, c.gamma)
+        now, following = Seen(drawn.observation), Seen(drawn.next_observation)
+        return Batch(now, self.units(drawn.action), drawn.reward, drawn.discount, following, drawn.weight)
+
+    def steps_of(self, block: Block) -> Batch:
+        """Return the steps of sequences `[sequence_rows, C]`, those of the burn-in left out."""
+        c = self.config
+        block = block._replace(action=self.units(block.action))
+        drawn, after = sequences.transitions(sequences.cut(block, c.burn_in), c.sequence_length, 1, c.gamma)
+        before = jnp.broadcast_to(jnp.arange(c.sequence_length, dtype=jnp.int32)[:, None], after.shape)
+        return Batch(
+            now=Seen(drawn.observation, block, before),
+            action=drawn.action,
+            reward=drawn.reward,
+            discount=drawn.discount,
+            following=Seen(drawn.next_observation, block, after),
+            weight=drawn.weight,
+        )
+
 
 def critic_loss(
-    params: Tree, algorithm: Continuous, state: Any, batch: Transition, target: Array
+    params: Tree, algorithm: Continuous, state: Any, batch: Batch, target: Array
 ) -> tuple[Array, Array]:
     """Return the mean squared error, summed over critics, and beside it the first one's mean value."""
     values = [
-        algorithm.value(name, {**getattr(state, name), "params": own}, batch.observation, batch.action)
+        algorithm.value(name, {**getattr(state, name), "params": own}, batch.now, batch.action)
         for name, own in zip(algorithm.critics, params, strict=True)
     ]
     errors = [losses.weighted_mean(losses.squared(target - value), batch.weight) for value in values]

@@ -20,11 +20,11 @@ import dataclasses
 from typing import NamedTuple
 
 from operant.agents.config import DeterministicConfig
-from operant.agents.continuous import targets
+from operant.agents.continuous import Batch, targets
 from operant.agents.deterministic import Deterministic
 from operant.agents.protocol import Counters
 from operant.spaces import Spaces
-from operant.types import Array, Block, Key, Metrics, Transition, Tree
+from operant.types import Array, Block, Key, Metrics, Tree
 
 
 class Config(DeterministicConfig):
@@ -61,13 +61,13 @@ class DDPG(Deterministic):
         start = self.start(key)
         return State(**start, **targets(start, State._fields))
 
-    def target(self, state: State, batch: Transition) -> Array:
+    def target(self, state: State, batch: Batch) -> Array:
         """Return y `[B]`."""
-        action = self.greedy(self.target_variables(state, "actor"), batch.next_observation)
+        action = self.greedy(self.outputs(self.target_variables(state, "actor"), batch.following))
         critic = self.target_variables(state, "critic")
-        return batch.reward + batch.discount * self.value("critic", critic, batch.next_observation, action)
+        return batch.reward + batch.discount * self.value("critic", critic, batch.following, action)
 
-    def step(self, state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
+    def step(self, state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
         """Step the critic, then the actor, then move both targets."""
         improved = self.improve_critics(self.learning(state, key, 0), batch, self.target(state, batch))
         return self.move(state, improved, batch, improved.ok, key)

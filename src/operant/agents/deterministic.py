@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant.agents.action_units import unit_heads
-from operant.agents.continuous import NO_STEP, Continuous, Improved, merged, once_if
+from operant.agents.continuous import NO_STEP, Batch, Continuous, Improved, merged, once_if
 from operant.nn import Head
 from operant.ops import losses
 from operant.spaces import Spaces
-from operant.types import Array, Arrays, Key, Metrics, Transition, Tree
+from operant.types import Array, Arrays, Key, Metrics, Tree
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,27 +25,23 @@ class Deterministic(Continuous):
         """Return one head per action. Its output is the action in units: a Keras model as actor ends in tanh itself."""
         return unit_heads(spaces.actions.components)
 
-    def greedy(self, variables: Tree, observation: Arrays) -> Arrays:
+    def greedy(self, outputs: Arrays) -> Arrays:
         """Return the actor's output, in units."""
-        outputs = self.actor.apply(variables, observation)[0]
         return {name: jnp.clip(outputs[name], -1.0, 1.0) for name in self.spaces.actions.components}
 
-    def exploring(self, variables: Tree, observation: Arrays, noise: Arrays) -> Arrays:
+    def exploring(self, outputs: Arrays, noise: Arrays) -> Arrays:
         """Add noise of deviation `step_noise_coef`, and clip to the bounds."""
-        coef = self.config.step_noise_coef
-        units = self.greedy(variables, observation)
+        coef, units = self.config.step_noise_coef, self.greedy(outputs)
         return {name: jnp.clip(x + coef * noise[name], -1.0, 1.0) for name, x in units.items()}
 
-    def actor_loss(self, params: Tree, state: Any, critic: Tree, batch: Transition) -> tuple[Array, Tree]:
+    def actor_loss(self, params: Tree, state: Any, critic: Tree, batch: Batch) -> tuple[Array, Tree]:
         """Return -mean Q₁(s, μ(s)) (Silver et al. 2014, eq. 9, written as a loss), and nothing beside; the state is of `learning`."""
         name = next(iter(self.critics))
-        units = self.greedy({**state.actor, "params": params}, batch.observation)
-        value = self.value(name, {**getattr(state, name), "params": critic}, batch.observation, units)
+        units = self.greedy(self.outputs({**state.actor, "params": params}, batch.now))
+        value = self.value(name, {**getattr(state, name), "params": critic}, batch.now, units)
         return -losses.weighted_mean(value, batch.weight), ()
 
-    def move(
-        self, state: Any, improved: Improved, batch: Transition, due: Array, key: Key
-    ) -> tuple[Any, Metrics]:
+    def move(self, state: Any, improved: Improved, batch: Batch, due: Array, key: Key) -> tuple[Any, Metrics]:
         """Put improved critics in; if `due` step the actor, too, and let all targets follow."""
         names, learning = ("actor", *self.critics), self.learning(state, key, 1)
 
@@ -54,7 +50,7 @@ class Deterministic(Continuous):
             params, optimizer, metrics, _ = self.improve_actor(
                 params, optimizer, lambda p: self.actor_loss(p, learning, improved.params[0], batch)
             )
-            params = self.actor.averaged(params, learning.actor, batch.observation)
+            params = self.actor.averaged(params, learning.actor, batch.now.observation)
             return params, optimizer, self.follow(slow, (params, *improved.params)), metrics
 
         slow = tuple(getattr(state, f"target_{name}") for name in names)

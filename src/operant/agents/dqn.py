@@ -50,13 +50,13 @@ import jax
 import jax.numpy as jnp
 
 from operant.agents import sequences, stability
-from operant.agents.config import EpsilonConfig, ModelConfig, ReplayConfig
+from operant.agents.config import EpsilonConfig, ModelConfig, SequenceConfig
 from operant.agents.noisy import Noise, deviations, perturbed
 from operant.agents.protocol import Counters, fold, split_masks
 from operant.agents.qvalues import Acting, QLearner
 from operant.agents.rollouts import evaluate
 from operant.agents.value_heads import Categorical, Expected, Quantiles, Values
-from operant.errors import SpecError, value_error
+from operant.errors import SpecError
 from operant.memory.replay import Replay
 from operant.ops import losses, optimise
 from operant.spaces import Spaces
@@ -64,31 +64,9 @@ from operant.spec import Scalar, option
 from operant.types import Array, Arrays, Block, Key, Metrics, Transition, Tree
 
 
-class Config(EpsilonConfig, ReplayConfig, ModelConfig):
+class Config(EpsilonConfig, SequenceConfig, ModelConfig):
     """Options of DQN."""
 
-    buffer_batch_size: int = option(
-        32,
-        "Replay buffer batch size: what a gradient step learns from; a recurrent network from so many sequences",
-        unit="transitions (or sequences)",
-        low=1,
-        search="categorical",
-        aliases=("batch_size",),
-    )
-    sequence_length: int = option(
-        20,
-        "Rows of a replayed sequence from which a recurrent network learns; others learn from single steps",
-        unit="rows",
-        low=1,
-        search="categorical",
-    )
-    burn_in: int = option(
-        10,
-        "Rows before those of sequence-length that only bring a recurrent network's state about, without gradient",
-        unit="rows",
-        low=0,
-        search="categorical",
-    )
     double: bool = option(False, "If specified, DDQN will be used")
     target_sync_steps: int = option(
         1000, "Sync target models every n steps", unit="environment steps", low=1, search="int"
@@ -279,14 +257,7 @@ class DQN(QLearner):
                 "prioritized draws single steps, and a recurrent network learns from sequences. Received: "
                 f"prioritized=True, model={c.model!r}. Leave prioritized out, or take a feed-forward network."
             )
-        if c.buffer_max_size <= self.actors * self.sequence_rows:
-            raise value_error(
-                "buffer_max_size",
-                f"above {self.actors * self.sequence_rows} for a recurrent network ({self.actors} environments x "
-                f"burn_in {c.burn_in} + sequence_length {c.sequence_length} + n_steps {c.n_steps} - 1 rows)",
-                c.buffer_max_size,
-                "Use a larger buffer_max_size, a smaller sequence_length or burn_in, or fewer environments.",
-            )
+        sequences.require_room(c, self.actors, self.sequence_rows)
 
     @property
     def sequence_rows(self) -> int:

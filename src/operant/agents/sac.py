@@ -27,13 +27,13 @@ import jax.numpy as jnp
 
 from operant.agents.action_units import in_units
 from operant.agents.config import ContinuousConfig
-from operant.agents.continuous import NO_STEP, Continuous, Improved, merged, once_if, targets
+from operant.agents.continuous import NO_STEP, Batch, Continuous, Improved, merged, once_if, targets
 from operant.agents.protocol import Counters
 from operant.nn import Head, Policy
 from operant.ops import losses, optimise
 from operant.spaces import Spaces
 from operant.spec import Scalar, option
-from operant.types import Array, Arrays, Block, Key, Metrics, Transition, Tree
+from operant.types import Array, Arrays, Block, Key, Metrics, Tree
 
 
 class Config(ContinuousConfig):
@@ -133,43 +133,43 @@ class SAC(Continuous):
             return jnp.exp(state.log_temperature)
         return jnp.asarray(self.config.temperature, jnp.float32)
 
-    def greedy(self, variables: Tree, observation: Arrays) -> Arrays:
+    def greedy(self, outputs: Arrays) -> Arrays:
         """Return tanh of the Gaussian's mean, in units."""
-        return self.policy.distribution(self.actor.apply(variables, observation)[0]).mode()
+        return self.policy.distribution(outputs).mode()
 
-    def exploring(self, variables: Tree, observation: Arrays, noise: Arrays) -> Arrays:
+    def exploring(self, outputs: Arrays, noise: Arrays) -> Arrays:
         """Draw from the policy, in units."""
-        return self.draw(variables, observation, noise)[0]
+        return self.draw(outputs, noise)[0]
 
-    def draw(self, variables: Tree, observation: Arrays, noise: Arrays) -> tuple[Arrays, Array]:
+    def draw(self, outputs: Arrays, noise: Arrays) -> tuple[Arrays, Array]:
         """Return actions in units, and their log-probability `[*B]`, the sum over all elements."""
-        parts: Any = self.policy.distribution(self.actor.apply(variables, observation)[0]).parts
+        parts: Any = self.policy.distribution(outputs).parts
         drawn = {name: part.sample_and_log_prob(noise[name]) for name, part in parts.items()}
         log_probs = [log_prob for _, log_prob in drawn.values()]
         return {name: action for name, (action, _) in drawn.items()}, sum(log_probs[1:], log_probs[0])
 
-    def target(self, state: State, batch: Transition, noise: Arrays) -> Array:
+    def target(self, state: State, batch: Batch, noise: Arrays) -> Array:
         """Return y `[B]` for both critics; `noise` is standard normal, `[B, *shape]` by action."""
-        following = batch.next_observation
-        action, log_prob = self.draw(state.actor, following, noise)
+        following = batch.following
+        action, log_prob = self.draw(self.outputs(state.actor, following), noise)
         values = [self.value(k, self.target_variables(state, k), following, action) for k in self.critics]
         soft = jnp.minimum(*values) - self.temperature(state) * log_prob
         return batch.reward + batch.discount * soft
 
     def actor_loss(
-        self, params: Tree, state: State, critics: Tree, batch: Transition, noise: Arrays
+        self, params: Tree, state: State, critics: Tree, batch: Batch, noise: Arrays
     ) -> tuple[Array, Array]:
         """Return eq. 7, and beside it the entropy: -mean log π; the state is of `learning`."""
         variables = {**state.actor, "params": params}
-        action, log_prob = self.draw(variables, batch.observation, noise)
+        action, log_prob = self.draw(self.outputs(variables, batch.now), noise)
         values = [
-            self.value(k, {**getattr(state, k), "params": own}, batch.observation, action)
+            self.value(k, {**getattr(state, k), "params": own}, batch.now, action)
             for k, own in zip(self.critics, critics, strict=True)
         ]
         each = self.temperature(state) * log_prob - jnp.minimum(*values)
         return losses.weighted_mean(each, batch.weight), -losses.weighted_mean(log_prob, batch.weight)
 
-    def step(self, state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
+    def step(self, state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
         """Step both critics, the actor and the temperature, then move the targets."""
         size = batch.reward.shape[0]
         drawn = self.smoothing(key, 2 * size)
@@ -179,7 +179,7 @@ class SAC(Continuous):
         return self._follow_up(state, improved, batch, now, key)
 
     def _follow_up(
-        self, state: State, improved: Improved, batch: Transition, noise: Arrays, key: Key
+        self, state: State, improved: Improved, batch: Batch, noise: Arrays, key: Key
     ) -> tuple[State, Metrics]:
         """Put improved critics in; step actor and temperature and move the targets, if the critics took a step."""
 
@@ -188,7 +188,7 @@ class SAC(Continuous):
             params, optimizer, metrics, entropy = self.improve_actor(
                 params, optimizer, lambda p: self.actor_loss(p, learning, improved.params, batch, noise)
             )
-            params = self.actor.averaged(params, learning.actor, batch.observation)
+            params = self.actor.averaged(params, learning.actor, batch.now.observation)
             metrics |= {"policy/entropy": entropy, "loss/temperature": nan}
             if self.config.learn_temperature:
                 gradient = jax.value_and_grad(temperature_loss)

@@ -9,13 +9,51 @@ The state that an older network stored when it acted is not what the present one
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Int
 
+from operant.errors import value_error
 from operant.nn import Model
 from operant.ops import returns
 from operant.types import Array, Block, Transition, Tree
+
+
+def require_room(config: Any, actors: int, rows: int) -> None:
+    """Refuse a memory too small for a sequence of every actor.
+
+    Args:
+        config: with the options of replay and of sequences.
+        actors: that share the memory.
+        rows: of a sequence.
+
+    Raises:
+        SpecError: naming the options.
+    """
+    if config.buffer_max_size > actors * rows:
+        return
+    parts = f"burn_in {config.burn_in} + sequence_length {config.sequence_length}"
+    if beyond := rows - config.burn_in - config.sequence_length:
+        parts += f" + n_steps {beyond + 1} - 1"
+    raise value_error(
+        "buffer_max_size",
+        f"above {actors * rows} for a recurrent network ({actors} environments x {parts} rows)",
+        config.buffer_max_size,
+        "Use a larger buffer_max_size, a smaller sequence_length or burn_in, or fewer environments.",
+    )
+
+
+def states(model: Model, variables: Tree, block: Block, rows: int) -> Tree:
+    """Return the recurrent states before each row behind the first `rows`, and behind the last: leaves `[T - rows + 1, B, size]`.
+
+    No gradient passes through the first `rows` rows. See `warmed`.
+    """
+    carry, rest = warmed(model, variables, block, rows), cut(block, rows)
+    observation = {name: x[: len(rest.valid)] for name, x in rest.observation.items()}
+    first = jnp.concatenate([jnp.zeros_like(rest.valid[:1]), ~rest.valid[:-1]])
+    return model.states(variables, observation, carry, first)
 
 
 def warmed(model: Model, variables: Tree, block: Block, rows: int) -> Tree:

@@ -25,12 +25,12 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from operant.agents.config import DeterministicConfig
-from operant.agents.continuous import targets
+from operant.agents.continuous import Batch, targets
 from operant.agents.deterministic import Deterministic
 from operant.agents.protocol import Counters
 from operant.spaces import Spaces
 from operant.spec import Scalar, option
-from operant.types import Array, Arrays, Block, Key, Metrics, Transition, Tree
+from operant.types import Array, Arrays, Block, Key, Metrics, Tree
 
 
 class Config(DeterministicConfig):
@@ -104,16 +104,17 @@ class TD3(Deterministic):
         }
         return {k: jnp.clip(x + clipped[k], -1.0, 1.0) for k, x in units.items()}
 
-    def target(self, state: State, batch: Transition, noise: Arrays) -> Array:
+    def target(self, state: State, batch: Batch, noise: Arrays) -> Array:
         """Return y `[B]` for both critics; `noise` is standard normal, `[B, *shape]` by action."""
-        following = batch.next_observation
-        action = self.smoothed(self.greedy(self.target_variables(state, "actor"), following), noise)
+        following = batch.following
+        outputs = self.outputs(self.target_variables(state, "actor"), following)
+        action = self.smoothed(self.greedy(outputs), noise)
         one, two = (
             self.value(name, self.target_variables(state, name), following, action) for name in self.critics
         )
         return batch.reward + batch.discount * jnp.minimum(one, two)
 
-    def step(self, state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
+    def step(self, state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
         """Step both critics; when it is due step the actor on the first one, too, and move the targets."""
         target = self.target(state, batch, self.smoothing(key, batch.reward.shape[0]))
         improved = self.improve_critics(self.learning(state, key, 0), batch, target)

@@ -210,21 +210,36 @@ class Model:
         """
         if not self.recurrent:
             return self.apply(variables, observation, carry)
+        outputs, _, carry = self._rows(variables, observation, carry, reset)
+        return outputs, carry
+
+    def states(self, variables: Variables, observation: Arrays, carry: Tree, reset: Array) -> Tree:
+        """Return the recurrent states before successive rows and behind the last, `[T + 1, *B, size]` by name.
+
+        With `apply` they answer what outputs would be, had a row shown something else. Arguments are those of `unroll`.
+        """
+        _, before, last = self._rows(variables, observation, carry, reset)
+        return jax.tree.map(lambda x, end: jnp.concatenate([x, end[None]]), before, last)
+
+    def _rows(
+        self, variables: Variables, observation: Arrays, carry: Tree, reset: Array
+    ) -> tuple[Arrays, Tree, Tree]:
+        """Return outputs of and recurrent states before successive rows, and the state behind the last."""
         rows = {name: observation[name] for name in self._ports if name in observation}
 
         def step(
             before: tuple[Tree, Arrays], row: tuple[Arrays, Array]
-        ) -> tuple[tuple[Tree, Arrays], Arrays]:
+        ) -> tuple[tuple[Tree, Arrays], tuple[Arrays, Tree]]:
             carry, state = before
             observation, first = row
             carry = {name: jnp.where(first[..., None], jnp.zeros_like(x), x) for name, x in carry.items()}
             current = {"params": variables["params"], "state": state}
-            outputs, carry, state = self._call(current, observation, carry)
-            return (carry, {name: state[name] for name in before[1]}), outputs
+            outputs, after, state = self._call(current, observation, carry)
+            return (after, {name: state[name] for name in before[1]}), (outputs, carry)
 
         with jax.numpy_rank_promotion("allow"):  # [*B, 1] against [*B, size]
-            (carry, _), outputs = jax.lax.scan(step, (carry, variables["state"]), (rows, reset))
-        return outputs, carry
+            (carry, _), (outputs, before) = jax.lax.scan(step, (carry, variables["state"]), (rows, reset))
+        return outputs, before, carry
 
     def _call(self, variables: Variables, observation: Arrays, carry: Tree) -> tuple[Arrays, Tree, Arrays]:
         """Return outputs, carry, and what layers leave of ``variables["state"]``, its mark and running averages."""
