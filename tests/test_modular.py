@@ -114,12 +114,6 @@ def test_what_cannot_be_sized_is_refused():
         small(update=32, horizon=20, capacity=40)
     with pytest.raises(SpaceError, match=r"modular with objective='action_value' serves .* Use one of"):
         Agent.create(states=STATES, actions={"type": "float"}, objective="action_value")
-    with pytest.raises(
-        SpecError, match=r"memory='replay' draws single steps.*a recurrent model. Use memory='recent', or"
-    ):
-        Agent.create(
-            states=STATES, actions=ACTIONS, memory=1000, horizon=1, objective="action_value", model=RECURRENT
-        )
 
 
 # On what
@@ -410,6 +404,52 @@ def test_a_deterministic_policy_climbs_the_values_of_its_actions(own):
             np.testing.assert_allclose(after.state.target[model][name], lag, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
+def test_recurrent_networks_replay_steps_with_those_before_them():
+    """Every draw is a sequence of the layer's horizon, the step itself and those of its return; only the step counts."""
+    model = [{"type": "dense", "size": 8}, {"type": "gru", "size": 8, "horizon": 3}]
+    made = compile_agent(
+        "modular", Countdown(masked=True), model=model, memory="replay", capacity=60, batch_size=18, horizon=2, gamma=0.9,
+        objective="action_value", baseline_model=None, target_update_weight=0.25, lr=0.05, optimizer="sgd",
+    )  # fmt: skip
+    algorithm = made.learner.algorithm
+    assert algorithm.warmup == 3
+    train, world = made.begin(0)
+    for _ in range(4):
+        block, world = made.collect(train, world)
+        before, train, metrics = train, *made.absorb(train, block)
+    memory = algorithm.memory.add(before.memory, block)
+    key = jax.random.split(made.learner.update_key(before.key, before.counters.updates), 3)[0]
+    drawn = algorithm.memory.sample_sequences(memory, key, 18, 5)
+    step, state = jax.jit(algorithm.models["model"].apply), before.state.variables["state"]
+
+    def outputs(params):
+        carry, found = drawn.carry["model"], []
+        for t in range(6):
+            if t:
+                carry = {k: jnp.where(drawn.valid[t - 1][:, None], x, 0.0) for k, x in carry.items()}
+            seen = {k: x[t] for k, x in drawn.observation.items()}
+            out, carry = step({"params": params, "state": state}, seen, carry)
+            found.append(np.asarray(out["action"]))
+        return found
+
+    assert np.abs(drawn.carry["model"]["body.gru0.h"]).max() > 0.01
+    online, slow = outputs(before.state.variables["params"]), outputs(before.state.target)
+    errors = []
+    for b in np.flatnonzero(drawn.valid[3]):
+        value, discount, t = 0.0, 1.0, 3
+        while t < 5 and drawn.valid[t, b] and discount > 0:
+            value += discount * float(drawn.reward[t, b])
+            discount *= 0.0 if drawn.terminated[t, b] else 0.9
+            t += 1
+        mask = np.asarray(drawn.observation["action_mask"][t, b])
+        value += discount * np.where(mask, slow[t][b], -np.inf).max() if discount > 0 else 0.0
+        errors.append((value - online[3][b, int(drawn.action["action"][3, b])]) ** 2)
+    assert 5 < len(errors) <= 18
+    assert float(metrics["loss/td"]) == pytest.approx(np.mean(errors), rel=1e-4)
+    assert metrics["update/skipped"] == 0
+
+
 def test_what_a_deterministic_policy_needs_is_asked_for():
     bounded = {"type": "float", "min_value": -1.0, "max_value": 1.0}
     for options, actions, error, message in [
@@ -418,7 +458,7 @@ def test_what_a_deterministic_policy_needs_is_asked_for():
         ({"exploration": None}, bounded, SpecError, r"explores by noise alone.*such as exploration=0.1"),
         ({"importance_sampling": True}, bounded, SpecError, "importance_sampling belongs to objective='policy_gradient'"),
         ({"gradient": "natural"}, bounded, SpecError, "gradient='natural' is that of a policy"),
-        ({"memory": "recent", "model": RECURRENT}, bounded, SpecError, "takes feed-forward networks.*a recurrent model"),
+        ({"model": [{"type": "gru", "size": 8, "horizon": 8}], "memory": 9}, bounded, SpecError, r"capacity must be above 9 for a recurrent network \(1 actor"),
         ({}, {"type": "float"}, SpaceError, r"finite bounds.*use objective='policy_gradient'"),
         ({}, ACTIONS, SpaceError, "serves .float. actions only"),
     ]:  # fmt: skip

@@ -8,8 +8,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from operant.agents.modules import ModularConfig
-from operant.errors import SpecError
+from operant.errors import SpecError, value_error
 from operant.spec import Schedule
+
+REPLAY_CAPACITY = 10_000
+"""Rows of a replay memory for which no capacity is given."""
 
 
 def extent(value: Any) -> float:
@@ -32,6 +35,24 @@ def interval(config: ModularConfig, frequency: Any) -> Any:
         return max(1, int(frequency * size)) if frequency < 1 else int(frequency)
     share = jnp.maximum(jnp.floor(frequency * size), 1.0)
     return jnp.where(frequency < 1.0, share, jnp.floor(frequency))
+
+
+def replay_rows(config: ModularConfig, actors: int, sequence: int) -> int:
+    """Return how many rows a replay memory holds, from which `sequence` successive ones are drawn.
+
+    Raises:
+        SpecError: `capacity` is too small for that.
+    """
+    given = max(REPLAY_CAPACITY, 2 * actors) if config.capacity is None else config.capacity
+    if sequence > 1 and given <= sequence * actors:
+        raise value_error(
+            "capacity",
+            f"above {sequence * actors} for a recurrent network ({actors} actor(s) x {sequence} rows: the layer's horizon "
+            "and that of returns)",
+            given,
+            "Use a larger capacity, or a smaller horizon of the layer.",
+        )
+    return max(given, 2 * actors)
 
 
 def recent_rows(config: ModularConfig, actors: int, rows: int, warmup: int = 0) -> int:

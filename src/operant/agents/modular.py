@@ -33,12 +33,11 @@ import jax.numpy as jnp
 
 from operant.agents import exploration, objectives, serving, stability, steps
 from operant.agents.action_units import require_bounds
-from operant.agents.batches import block_rows, extent, interval, recent_rows
+from operant.agents.batches import block_rows, extent, interval, recent_rows, replay_rows
 from operant.agents.estimation import complete, estimate, newest, newest_episodes
 from operant.agents.modules import DETERMINISTIC, ModularConfig
 from operant.agents.objectives import SHARED, VALUE, Objective, Rows, View
 from operant.agents.protocol import Counters, fold
-from operant.errors import SpecError
 from operant.memory.recent import Recent
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, build
@@ -46,9 +45,6 @@ from operant.nn.build import MASK
 from operant.ops import losses, optimise
 from operant.spaces import Spaces, require
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
-
-REPLAY_CAPACITY = 10_000
-"""Rows of a replay memory for which no capacity is given."""
 
 
 class Config(ModularConfig):
@@ -84,7 +80,7 @@ class Acting(NamedTuple):
     exploring: Tree
     """Parameters to explore with; `()`: the same."""
     baseline: Tree
-    """Variables of a recurrent baseline, which remembers what it sees; `()` without."""
+    """Variables of a recurrent baseline, which goes along; `()` without."""
 
 
 def _network(config: Config, network: Any, spaces: Spaces) -> Any:
@@ -134,6 +130,8 @@ class Modular:
     memory: Replay | Recent
     n_step: int
     """Rewards of a return from a replay memory."""
+    warmup: int
+    """Rows before those of a batch that recurrent networks go through first."""
 
     @classmethod
     def create(cls, config: Config, spaces: Spaces, actors: int) -> Modular:
@@ -153,28 +151,17 @@ class Modular:
             head, inputs = {VALUE: Head((), scale=1.0)}, objective.baseline_inputs()
             network = _network(config, config.baseline_model, spaces)
             models["baseline"] = build(network, inputs, head, normalize=model.normalized, name="baseline")
-        recurrent = [name for name, model in models.items() if model.recurrent]
-        if recurrent and config.objective == DETERMINISTIC:
-            raise SpecError(
-                f"objective={DETERMINISTIC!r} takes feed-forward networks. Received: a recurrent {recurrent[0]}. "
-                "Leave its recurrent layers out, or use objective='policy_gradient'."
-            )
-        if recurrent and config.memory == "replay":
-            raise SpecError(
-                f"memory='replay' draws single steps, without those before them. Received: a recurrent {recurrent[0]}. "
-                "Use memory='recent', or an agent that replays sequences (which is no form of this one: leave out "
-                "the words of the modular interface, such as memory and start_updating)."
-            )
         rows, n_step = block_rows(config, actors), 0
+        warmup = max(model.horizon or 0 for model in models.values())
         memory: Replay | Recent
         if config.memory == "replay":
             frames = {k: v.frames for k, v in states.items() if v.frames > 1}
             n_step = int(extent(config.horizon))
-            memory = Replay(max(config.capacity or REPLAY_CAPACITY, 2 * actors), actors, frames=frames)
+            sequence = warmup + n_step if any(model.recurrent for model in models.values()) else 1
+            memory = Replay(replay_rows(config, actors, sequence), actors, frames=frames)
         else:
-            warmup = max(model.horizon or 0 for model in models.values())
             memory = Recent(recent_rows(config, actors, rows, warmup), actors)
-        return cls(config, spaces, actors, models, rows, memory, n_step)
+        return cls(config, spaces, actors, models, rows, memory, n_step, warmup)
 
     @property
     def objective(self) -> Objective:
@@ -283,23 +270,39 @@ class Modular:
 
     def act(self, acting: Acting, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
         """Draw actions and explore, or take the best; a recurrent baseline goes along. Extras are the states before."""
-        variables, objective, amount = acting.variables, self.objective, self.config.exploration
-        if explore and acting.exploring != ():
-            variables = {**variables, "params": acting.exploring}
-        after = dict(carry) if self.recurrent else {"model": ()}
-        outputs, own = self.models["model"].apply(variables, observation, after.get("model", ()))
-        if "model" in self.recurrent:
-            after["model"] = own
-        if "baseline" in self.recurrent:
-            _, after["baseline"] = self.models["baseline"].apply(
-                acting.baseline, observation, after["baseline"]
-            )
-        action = objective.act(outputs, observation, noise[0], explore)
+        amount = self.config.exploration
+        outputs, own = self._consulted(acting, observation, carry, explore)
+        action = self.objective.act(outputs, observation, noise[0], explore)
         if explore and amount is not None:
             masks = {k.removesuffix("_mask"): x for k, x in observation.items() if k.endswith("_mask")}
             action = exploration.deviate(action, noise[1], amount, masks)
+        return self._went_along(acting, observation, carry, own, action)
+
+    def recall(self, acting: Acting, observation: Arrays, carry: Tree, action: Arrays) -> Action:
+        """Return what `act` would have, had it chosen these actions: what a baseline remembers may depend on them."""
+        own = self._consulted(acting, observation, carry, True)[1]
+        return self._went_along(acting, observation, carry, own, action)
+
+    def _consulted(
+        self, acting: Acting, observation: Arrays, carry: Tree, explore: bool
+    ) -> tuple[Arrays, Tree]:
+        """Return the network's outputs and its state after them."""
+        variables = acting.variables
+        if explore and acting.exploring != ():
+            variables = {**variables, "params": acting.exploring}
+        model = self.models["model"]
+        return model.apply(variables, observation, carry["model"] if model.recurrent else ())
+
+    def _went_along(
+        self, acting: Acting, observation: Arrays, carry: Tree, own: Tree, action: Arrays
+    ) -> Action:
+        """Return an action with the states of all networks before and after it."""
         if not self.recurrent:
             return Action(action, (), carry)
+        after = {"model": own} if "model" in self.recurrent else {}
+        if "baseline" in self.recurrent:
+            seen, model = self.objective.experienced(observation, action), self.models["baseline"]
+            after["baseline"] = model.apply(acting.baseline, seen, carry["baseline"])[1]
         return Action(action, {"carry": carry}, after)
 
     def _now(self, counters: Counters) -> Array:
@@ -362,8 +365,8 @@ class Modular:
     def view(self, block: Block, carry: Tree, count: int | None = None) -> View:
         """Return the first `count` rows of a block, or all and the one after them, as networks read them."""
         observation = {name: x[:count] for name, x in block.observation.items()}
-        observation = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), observation)
-        return View(observation, carry, block.valid) if self.recurrent else View(observation)
+        observation, taken = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (observation, block.action))
+        return View(observation, carry, block.valid, taken) if self.recurrent else View(observation)
 
     def flat(self, block: Block, target: Array, advantage: Array, carry: Tree) -> Rows:
         """Return the rows of a block `[L, N]` to learn from, `[L * N]`."""
@@ -533,6 +536,15 @@ class Modular:
         c = self.config
         assert isinstance(self.memory, Recent)
         block = self.memory.block(memory)
+        if c.unit == "episodes":
+            counts = newest_episodes(block, c.batch_size)
+        else:
+            counts = newest(block.valid if c.bootstraps else complete(block, c.horizon), c.batch_size)
+        return self._judged(state, block, counts, c.lam)
+
+    def _judged(self, state: State, block: Block, counts: Array, lambda_: Any) -> tuple[Rows, Array]:
+        """Return the rows of a block, flat, with their returns and advantages, and which make the batch."""
+        c = self.config
         block = block._replace(reward=stability.scale_replayed(c, state.reward_scale, block.reward))
         carry = jax.tree.map(lambda x: x[0], block.extras["carry"]) if self.recurrent else ()
         values = None
@@ -543,14 +555,10 @@ class Modular:
             block,
             values if c.bootstraps else None,
             gamma=c.gamma,
-            lambda_=c.lam,
+            lambda_=lambda_,
             horizon=c.horizon,
             predict_terminal_values=c.predict_terminal_values,
         )
-        if c.unit == "episodes":
-            counts = newest_episodes(block, c.batch_size)
-        else:
-            counts = newest(block.valid if c.bootstraps else complete(block, c.horizon), c.batch_size)
         advantage = target[..., 0]
         if c.advantage:
             assert values is not None
@@ -562,6 +570,8 @@ class Modular:
         """Return rows drawn from a replay memory, and which of them there are."""
         c = self.config
         assert isinstance(self.memory, Replay)
+        if self.recurrent:
+            return self._replayed_in_order(state, self.memory, memory, key)
         batch = self.memory.sample(memory, key, c.batch_size, c.gamma, n_step=self.n_step)
         reward = stability.scale_replayed(c, state.reward_scale, batch.reward)
         target, advantage = reward[:, None], reward
@@ -573,3 +583,9 @@ class Modular:
             advantage = advantage - self.values(state, View(batch.observation))[:, 0]
         rows = Rows(View(batch.observation), batch.action, jnp.zeros_like(reward), target, advantage)
         return rows, batch.weight > 0
+
+    def _replayed_in_order(self, state: State, replay: Replay, memory: Tree, key: Key) -> tuple[Rows, Array]:
+        """Return rows drawn from a replay memory with those before them, in order, and which of them there are."""
+        block = replay.sample_sequences(memory, key, self.config.batch_size, self.warmup + self.n_step)
+        drawn = (jnp.arange(len(block.reward)) == self.warmup)[:, None]
+        return self._judged(state, block, block.valid & drawn, 1.0)

@@ -40,6 +40,8 @@ class View(NamedTuple):
     """Recurrent state before the first row of each actor, `[N, size]` by name, by model."""
     valid: Bool[Array, "T N"] | tuple[()] = ()
     """Which rows are transitions, as in a block: behind others a new episode begins. `()` where no network is recurrent."""
+    taken: Arrays | tuple[()] = ()
+    """Actions of these rows, `[T N, ...]`, which a recurrent baseline may have read; `()` where none is."""
 
 
 class Rows(NamedTuple):
@@ -68,6 +70,10 @@ class Objective(Protocol):
 
     def shown(self, name: str, rows: Rows) -> Arrays:
         """Return what a model reads of rows in its loss."""
+        ...
+
+    def experienced(self, observation: Arrays, action: Arrays) -> Arrays:
+        """Return what a baseline reads of observations and what was done then, `[n, ...]`."""
         ...
 
     def followed(self, params: Tree) -> Tree:
@@ -114,6 +120,10 @@ class Networks:
     def shown(self, name: str, rows: Rows) -> Arrays:
         """Return what a model reads of rows in its loss."""
         return rows.view.observation
+
+    def experienced(self, observation: Arrays, action: Arrays) -> Arrays:
+        """Return what a baseline reads of observations and what was done then, `[n, ...]`."""
+        return observation
 
     def followed(self, params: Tree) -> Tree:
         """Return the parameters of which target networks are copies; `()`: there are none."""
@@ -284,16 +294,34 @@ class DeterministicGradient(Networks):
     def shown(self, name: str, rows: Rows) -> Arrays:
         """Return states, and for the baseline what was done, too."""
         observation = rows.view.observation
-        return observation if name == "model" else self._with(self._done(rows), observation)
+        return observation if name == "model" else self.experienced(observation, rows.action)
 
-    def _done(self, rows: Rows) -> Arrays:
-        """Return the actions of rows in units; what the environment clips counts as clipped."""
-        return self._clipped(to_units(self.spaces.actions.components, rows.action))
+    def experienced(self, observation: Arrays, action: Arrays) -> Arrays:
+        """Return observations and what was done then."""
+        return self._with(self._units(action), observation)
+
+    def _units(self, action: Arrays) -> Arrays:
+        """Return actions in units; what the environment clips counts as clipped."""
+        return self._clipped(to_units(self.spaces.actions.components, action))
 
     def action_value(self, params: Tree, frozen: Tree, view: View, units: Arrays) -> Array:
-        """Return the baseline's values `[R]` of actions in units."""
-        shown = view._replace(observation=self._with(units, view.observation))
-        return self.outputs_of("baseline", params, frozen, shown)[VALUE]
+        """Return the baseline's values `[R]` of actions in units, after what was done in the rows before."""
+        model, variables = self.models["baseline"], {"params": params, "state": frozen["baseline"]}
+        shown = self._with(units, view.observation)
+        carry = self._states(model, variables, view) if model.recurrent else ()
+        return model.apply(variables, shown, carry)[0][VALUE]
+
+    def _states(self, model: Model, variables: Tree, view: View) -> Tree:
+        """Return the recurrent states of the baseline before each row, `[R, size]` by name."""
+        assert not isinstance(view.valid, tuple) and not isinstance(view.taken, tuple)
+        T, n = view.valid.shape
+        seen = {name: x[: T * n] for name, x in view.observation.items()}
+        seen = self.experienced(seen, view.taken)
+        seen = {name: x.reshape(T, n, *x.shape[1:]) for name, x in seen.items()}
+        first = jnp.concatenate([jnp.zeros_like(view.valid[:1]), ~view.valid[:-1]])
+        states = model.states(variables, seen, view.carry["baseline"], first)
+        rows = len(next(iter(view.observation.values())))
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:rows], states)
 
     def values(self, params: Tree, target: Tree, frozen: Tree, view: View) -> Array:
         """Return the target networks' values of the target policy's actions, `[R, 1]`."""
@@ -302,7 +330,7 @@ class DeterministicGradient(Networks):
 
     def value_loss(self, params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
         """Return the baseline's error for what was done."""
-        value = self.action_value(params["baseline"], frozen, rows.view, self._done(rows))
+        value = self.action_value(params["baseline"], frozen, rows.view, self._units(rows.action))
         loss = self.error(value - rows.target[:, 0])
         return loss, {"loss/value": loss, "value/mean": value}
 
