@@ -200,7 +200,8 @@ def test_train_writes_a_run_that_an_agent_loads_and_that_resumes(capsys, tmp_pat
     history = read_history(whole / "history.parquet")
     assert (history["episode_reward"] == second["episode_reward"]).all()
     err = fails(capsys, "train", "--resume", "run", "--max-steps", "600", "--lr", "1")
-    assert "Unknown flag '--lr'" in err
+    assert "lr cannot change when a run is resumed" in err
+    assert "Unknown flag '--lrr'" in fails(capsys, "train", "--resume=run", "--lrr", "1")
     err = fails(capsys, "train", "ppo", "--resume", "run", "--lr", "1.0")
     assert "lr cannot change when a run is resumed" in err
     err = fails(capsys, "train", "dqn", "--resume", "run")

@@ -472,7 +472,7 @@ def test_population_of_three_learning_rates_equals_three_runs(name):
     keys = jax.vmap(jax.random.key)(jnp.array([4, 4, 5]))
     population = Population(made, env, 3, keys, hyper)
     finished = population.advance(blocks)
-    found = [metrics["update/lr"] for metrics in population.metrics()]
+    found = [population.metrics(i)["update/lr"] for i in range(3)]
     np.testing.assert_allclose(found, rates, rtol=1e-5)
     for i, (seed, row) in enumerate(zip((4, 4, 5), hyper, strict=True)):
         single, collected, _ = agent.run(seed, blocks, row)
@@ -490,7 +490,7 @@ def test_population_of_three_learning_rates_equals_three_runs(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_recurrent_state_starts_anew_with_each_episode(name):
-    env = Countdown()
+    env = countdown(name)
     made = learner(name, env, 3, **networks(name, RECURRENT))
     start = made.algorithm.initial_carry(3)
     old = jax.tree.map(lambda x: x + 1.0, start)

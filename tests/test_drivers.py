@@ -181,8 +181,8 @@ def test_drivers_agree_when_every_row_is_a_block(name, n):
 @pytest.mark.parametrize("kind", ["int", "hybrid"])
 @pytest.mark.parametrize("name", NAMES)
 def test_drivers_agree_with_a_recurrent_network(name, kind):
-    env = Countdown(kind=kind)
-    env = env if serves(name, env.spaces) else Countdown(kind="discrete")
+    envs = (Countdown(kind=each) for each in (kind, "discrete", "float"))
+    env = next(env for env in envs if serves(name, env.spaces))
     agent = compiled(name, env, 3, **networks(name, RECURRENT))
     assert_agree(agent)
     assert all(model.recurrent for model in agent.learner.algorithm.models.values())

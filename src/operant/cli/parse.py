@@ -39,6 +39,14 @@ def asks_for_help(flags: Sequence[str]) -> bool:
     return not flags or "--help" in flags or "-h" in flags
 
 
+def peek(arguments: Sequence[str], name: str) -> str | None:
+    """Return the value of one flag, whatever the others are; None where it is not given."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument(name, dest="value", nargs="?")
+    value: str | None = parser.parse_known_args(list(arguments))[0].value
+    return value
+
+
 def parse(
     configs: Iterable[type[Config]],
     arguments: Sequence[str],

@@ -20,6 +20,9 @@ def run(arguments: list[str]) -> int:
     begins_with_run = (
         bool(arguments) and arguments[0] not in {*AGENTS, *ALIASES} and Path(arguments[0]).is_dir()
     )
+    if begins_with_run:
+        arguments = [_exported(Path(arguments[0])) or arguments[0], *arguments[1:]]
+        begins_with_run = Path(arguments[0]).is_dir()
     begins_with_policy = bool(arguments) and Path(arguments[0]).suffix in POLICIES
     if arguments and "/" in arguments[0] and not (begins_with_run or begins_with_policy):
         raise SpecError(
@@ -47,6 +50,16 @@ def run(arguments: list[str]) -> int:
         if len(played.files) > 3:
             print(f"and {len(played.files) - 3} more files")
     return 0
+
+
+def _exported(folder: Path) -> str | None:
+    """Return the exported policy in a folder that holds one and is neither a run's nor a saved agent's."""
+    found = [path for path in folder.iterdir() if path.suffix in POLICIES]
+    if len(found) != 1 or (folder / "run.json").exists():
+        return None
+    from operant import checkpoint
+
+    return None if checkpoint.latest(folder) is not None else str(found[0])
 
 
 def help_text(agent: str | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from pathlib import Path
 from typing import Any
 
 from operant import presets
@@ -11,7 +12,7 @@ from operant.agents import AGENTS, config_class, entry, resolve
 from operant.cli import parse, tables
 from operant.errors import SpecError
 from operant.execution.config import RunConfig
-from operant.spec import Config, option, options
+from operant.spec import Config, option, options, read_json
 
 HEADER = ("flags", "help", "default", "hp_type")
 
@@ -41,7 +42,8 @@ def run(arguments: list[str]) -> int:
     if parse.asks_for_help(flags):
         print(help_text(agent))
         return 0
-    own = [config_class(agent)] if agent is not None else []
+    trained = agent or _trained(flags)
+    own = [config_class(trained)] if trained is not None else []
     given = parse.parse([RunConfig, Extra, *own], flags, f"train {agent}" if agent else "train")
     n_seeds = given.pop("n_seeds", 1)
     command = shlex.join(["operant", "train", *arguments]) if sys.argv else None
@@ -59,6 +61,17 @@ def run(arguments: list[str]) -> int:
 
         train(plan, command)
     return 0
+
+
+def _trained(flags: list[str]) -> str | None:
+    """Return the agent of the run that `--resume` names, whose options are known then, though they cannot change."""
+    directory = parse.peek(flags, "--resume")
+    if directory is None:
+        return None
+    try:
+        return str(resolve(read_json(Path(directory) / "run.json", "run")["agent"]["type"]))
+    except (SpecError, KeyError, TypeError):
+        return None  # the run is missing, or of an agent that is not operant's
 
 
 def _resume(agent: str | None, given: dict[str, Any]) -> Any:
