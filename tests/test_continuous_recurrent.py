@@ -15,14 +15,19 @@ from tests.small_agents import (
     differing,
     learner,
     networks,
+    small,
 )
 from tests.test_conformance import random_observation
 
+import operant
 from operant.agents import continuous, imitation, sequences
 from operant.agents.action_units import to_units
 from operant.agents.continuous import critic_loss
+from operant.agents.learner import Learner
+from operant.agents.making import define
 from operant.agents.protocol import fold
 from operant.errors import SpecError
+from operant.spaces import Spaces
 from operant.types import Block
 
 BURN, LENGTH, GAMMA, COLUMNS = 2, 5, 0.9, 4
@@ -166,9 +171,8 @@ def test_targets_and_losses_equal_a_plain_loop_over_rows(name):
     assert float(loss) == pytest.approx(mean, rel=2e-5)
 
 
-@pytest.mark.parametrize("name", ["sac"])
-def test_rows_of_the_burn_in_count_but_get_no_gradient(name):
-    algorithm, state = made(name)
+def test_rows_of_the_burn_in_count_but_get_no_gradient():
+    algorithm, state = made("sac")
     block = block_of(algorithm, jax.random.key(1))
 
     def losses(seen, algorithm, block):
@@ -178,8 +182,8 @@ def test_rows_of_the_burn_in_count_but_get_no_gradient(name):
         params = tuple(getattr(state, critic)["params"] for critic in algorithm.critics)
         critic = critic_loss(params, algorithm, state, batch, jnp.ones(size))[0]
         noise = algorithm.smoothing(jax.random.key(1), size)
-        arguments = (state, params, batch, noise) if name == "sac" else (state, params[0], batch)
-        return jnp.stack([critic, algorithm.actor_loss(state.actor["params"], *arguments)[0]])
+        actor = algorithm.actor_loss(state.actor["params"], state, params, batch, noise)[0]
+        return jnp.stack([critic, actor])
 
     noise = block.observation["noise"]
     by_row = np.abs(np.asarray(jax.jit(jax.jacrev(lambda x: losses(x, algorithm, block)))(noise)))
@@ -188,16 +192,14 @@ def test_rows_of_the_burn_in_count_but_get_no_gradient(name):
     here, moved = (losses(x, algorithm, block) for x in (noise, noise.at[BURN - 1].add(1.0)))
     assert not np.isclose(here, moved, rtol=1e-4).any()  # they do bring the states about
     # Without burn-in the first rows have a gradient (the control).
-    cold = made(name, burn_in=0, sequence_length=BURN + LENGTH)[0]
+    cold = made("sac", burn_in=0, sequence_length=BURN + LENGTH)[0]
     by_row = np.abs(np.asarray(jax.jit(jax.jacrev(lambda x: losses(x, cold, block)))(noise)))
     assert (by_row.reshape(2, *noise.shape[:2], -1).max(axis=-1)[:, :BURN, 2] > 0).all()
 
 
-@pytest.mark.parametrize("name", ["td3"])
-def test_replayed_states_are_those_that_networks_had_when_the_agent_acted(name):
+def test_replayed_states_are_those_that_networks_had_when_the_agent_acted():
     """Without learning the same networks made all of them: unrolled from the first, they come to the others."""
-    frozen = {"lr": 0.0, **({"learn_temperature": False} if name == "sac" else {})}
-    agent = compiled(name, Countdown(kind="float"), **networks(name, RECURRENT), **frozen)
+    agent = compiled("td3", Countdown(kind="float"), **networks("td3", RECURRENT), lr=0.0)
     algorithm = agent.learner.algorithm
     train, blocks, metrics = agent.run(0, 14)
     assert np.isfinite(metrics[-1]["loss/critic"])
@@ -213,16 +215,18 @@ def test_replayed_states_are_those_that_networks_had_when_the_agent_acted(name):
         assert np.abs(stored[valid]).max() > 0.1
 
 
-@pytest.mark.parametrize("name", ["sac"])
-def test_what_was_done_elsewhere_is_remembered_as_if_done_here(name):
-    """`recall` of the actions that `act` chose gives what `act` gave."""
-    built = learner(name, Countdown(kind="float"), 2, **networks(name, RECURRENT))
-    train = built.init(jax.random.key(0), built.hyper())
-    acting = built.acting(train)
-    observation = random_observation(built.algorithm.spaces, 2, jax.random.key(1))
+def test_what_was_done_elsewhere_is_remembered_as_if_done_here():
+    """`recall` of the actions that `act` chose gives what `act` gave, also of an element that has one value only."""
+    spaces = Spaces.read(
+        states={"type": "float", "shape": (3,)},
+        actions={"type": "float", "shape": (2,), "min_value": [-1.0, 2.0], "max_value": [1.0, 2.0]},
+    )
+    definition = define("sac", **small("sac", **networks("sac", RECURRENT)))
+    built = Learner(definition.cls.create(definition.config, spaces, 2))
+    acting = built.acting(built.init(jax.random.key(0), built.hyper()))
+    observation = random_observation(spaces, 2, jax.random.key(1))
     carry = jax.tree.map(lambda x: x + 0.3, built.algorithm.initial_carry(2))
-    first = jnp.array([False, True])
-    noise = built.algorithm.noise(jax.random.key(2), 2)
+    first, noise = jnp.array([False, True]), built.algorithm.noise(jax.random.key(2), 2)
     acted = built.act(acting, observation, carry, first, noise, explore=True)
     recalled = built.recall(acting, observation, carry, first, acted.action)
     for one, other in zip(jax.tree.leaves(acted), jax.tree.leaves(recalled), strict=True):
@@ -231,6 +235,38 @@ def test_what_was_done_elsewhere_is_remembered_as_if_done_here(name):
     for network in built.algorithm.models:
         same = np.allclose(acted.carry[network]["body.gru0.h"], other.carry[network]["body.gru0.h"])
         assert same == (network == "actor")
+
+
+def test_exported_policies_know_nothing_of_critics(tmp_path):
+    shapes = {"states": {"type": "float", "shape": (3,)}, "parallel_interactions": 1}
+    shapes["actions"] = {"type": "float", "shape": (2,), "min_value": -1.0, "max_value": 1.0}
+    options = small("td3", **networks("td3", RECURRENT))
+    agent = operant.Agent.create(agent="td3", **shapes, **options)
+    assert sorted(agent.initial_internals()) == ["actor", "critic1", "critic2"]
+    path = agent.save(tmp_path / "whole", format="stablehlo")
+    policy, ours = operant.load_policy(path), agent.initial_internals()
+    theirs = policy.initial_internals()
+    assert sorted(theirs) == ["actor"]
+    for row in np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32):
+        wanted, ours = agent.act(row, internals=ours, independent=True, deterministic=True)
+        got, theirs = policy.act(row, internals=theirs)
+        np.testing.assert_allclose(got, wanted, atol=1e-5)
+    # Where only critics remember, actions need no internals.
+    agent = operant.Agent.create(agent="td3", **shapes, **small("td3", critic_model=RECURRENT))
+    assert agent.act(np.ones(3), independent=True).shape == (2,)
+    policy = operant.load_policy(agent.save(tmp_path / "critic", format="stablehlo"))
+    np.testing.assert_allclose(
+        policy.act(np.ones(3)), agent.act(np.ones(3), independent=True, deterministic=True), atol=1e-5
+    )
+
+
+def test_running_averages_beside_a_recurrent_network_are_refused():
+    averaged = [{"type": "dense", "size": 8}, {"type": "batch_normalization"}]
+    message = "critic1 must not have running averages.*beside the recurrent actor.*Use layer normalisation"
+    with pytest.raises(SpecError, match=message):
+        made("td3", critic_model=averaged)
+    with pytest.raises(SpecError, match="baseline must not have running averages.*the recurrent model"):
+        learner("modular", Countdown(), 2, model=RECURRENT, baseline_model=averaged)
 
 
 def test_learning_waits_for_a_sequence_and_the_row_that_follows_it():
@@ -249,9 +285,8 @@ def test_learning_waits_for_a_sequence_and_the_row_that_follows_it():
     assert finite == steps == [False, False, False, True, True]
 
 
-@pytest.mark.parametrize("name", ["td3"])
-def test_imitation_unrolls_the_actor_from_the_state_of_a_block(name):
-    algorithm, state = made(name)
+def test_imitation_unrolls_the_actor_from_the_state_of_a_block():
+    algorithm, state = made("td3")
     block = block_of(algorithm, jax.random.key(3))
     acts = walk(algorithm, state, "actor", block)
     rows = [algorithm.greedy(acts(t)) for t in range(algorithm.sequence_rows)]
@@ -277,8 +312,8 @@ def test_one_network_may_be_recurrent_alone(option):
 def test_a_memory_too_small_for_sequences_is_refused():
     with pytest.raises(
         SpecError,
-        match=r"buffer_max_size must be above 96 for a recurrent network \(2 environments x burn_in 30 \+ "
-        r"sequence_length 18 rows\)\. Received: buffer_max_size=96\. Use a larger buffer_max_size",
+        match=r"buffer_max_size must be above 96 for a recurrent network: 2 environments x \(burn_in 30 \+ "
+        r"sequence_length 18\) rows\. Received: buffer_max_size=96\. Use a larger buffer_max_size",
     ):
         made("sac", burn_in=30, sequence_length=18, buffer_max_size=96, buffer_batch_size=8)
 
@@ -370,3 +405,39 @@ def test_a_recurrent_baseline_remembers_what_was_done_elsewhere():
     recalled = built.recall(acting, observation, carry, jnp.zeros(2, bool), acted.action)
     for one, other in zip(jax.tree.leaves(acted), jax.tree.leaves(recalled), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_a_deterministic_policy_learns_from_replayed_rows_through_time():
+    """Layers without a horizon get one, so that gradients reach what was seen before; all parameters move."""
+    options = {
+        "objective": "deterministic_policy_gradient",
+        "memory": "replay",
+        "horizon": 2,
+        "exploration": 0.5,
+    }
+    agent = compiled("modular", Countdown(kind="float"), **options, **networks("modular", RECURRENT))
+    algorithm = agent.learner.algorithm
+    assert (algorithm.warmup, algorithm.n_step) == (20, 2)
+    train, _, metrics = agent.run(0, 14)
+    assert np.isfinite(metrics[-1]["loss/policy"]) and metrics[-1]["update/skipped"] == 0
+    start = agent.begin(0)[0].state
+    for name, params in algorithm.params(train.state).items():
+        same = [k for k, x in algorithm.params(start)[name].items() if np.array_equal(x, params[k])]
+        assert same == [], f"{name}: {same} did not move"
+    rows, counts, _ = jax.jit(lambda s, m: algorithm._batch(s, m, jax.random.key(0)))(
+        train.state, train.memory
+    )
+    assert counts.sum() <= 18 and len(counts) == 21 * 18  # what came behind the drawn rows is gone
+
+    @jax.jit
+    def by_row(noise):
+        observation = {**rows.view.observation, "noise": noise}
+        params = algorithm.params(train.state)
+        frozen = {name: x["state"] for name, x in algorithm.weights(train.state).items()}
+        each, _ = algorithm.objective.loss(
+            params, frozen, rows._replace(view=rows.view._replace(observation=observation))
+        )
+        return jnp.sum(jnp.where(counts, each, 0.0))
+
+    gradient = jax.grad(by_row)(rows.view.observation["noise"]).reshape(21, 18, -1)
+    assert (np.abs(gradient[19:]).max(axis=(1, 2)) > 0).all()

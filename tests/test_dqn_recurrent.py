@@ -266,8 +266,8 @@ def test_what_cannot_be_replayed_in_sequences_is_refused():
         made(prioritized=True)
     with pytest.raises(
         SpecError,
-        match=r"buffer_max_size must be above 96 for a recurrent network \(2 environments x burn_in 30 \+ "
-        r"sequence_length 16 \+ n_steps 3 - 1 rows\)\. Received: buffer_max_size=96\. Use a larger buffer_max_size",
+        match=r"buffer_max_size must be above 96 for a recurrent network: 2 environments x \(burn_in 30 \+ "
+        r"sequence_length 16 \+ n_steps 3 - 1\) rows\. Received: buffer_max_size=96\. Use a larger buffer_max_size",
     ):
         made(burn_in=30, sequence_length=16, n_steps=3)
     assert (

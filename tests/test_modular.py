@@ -458,7 +458,7 @@ def test_what_a_deterministic_policy_needs_is_asked_for():
         ({"exploration": None}, bounded, SpecError, r"explores by noise alone.*such as exploration=0.1"),
         ({"importance_sampling": True}, bounded, SpecError, "importance_sampling belongs to objective='policy_gradient'"),
         ({"gradient": "natural"}, bounded, SpecError, "gradient='natural' is that of a policy"),
-        ({"model": [{"type": "gru", "size": 8, "horizon": 8}], "memory": 9}, bounded, SpecError, r"capacity must be above 9 for a recurrent network \(1 actor"),
+        ({"model": [{"type": "gru", "size": 8, "horizon": 8}], "memory": 9}, bounded, SpecError, r"capacity must be above 9 for a recurrent network: 1 actor"),
         ({}, {"type": "float"}, SpaceError, r"finite bounds.*use objective='policy_gradient'"),
         ({}, ACTIONS, SpaceError, "serves .float. actions only"),
     ]:  # fmt: skip

@@ -234,7 +234,9 @@ def test_an_exported_policy_plays_as_the_run_does(trained, tmp_path, capsys, for
     )
     assert "2 episodes: mean reward" in capsys.readouterr().out
     assert len([*(tmp_path / "f").glob("*.jpg")]) > 10
-    assert main(["play", str(tmp_path), "--env", "CartPole-v1", "--episodes", "1"]) == 0  # the folder around it
+    assert (
+        main(["play", str(tmp_path), "--env", "CartPole-v1", "--episodes", "1"]) == 0
+    )  # the folder around it
     assert "Total reward: " in capsys.readouterr().out
     assert main(["play", path, "--env", "Pendulum-v1"]) == 2
     assert "does not fit Pendulum-v1" in capsys.readouterr().err

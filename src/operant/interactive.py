@@ -286,7 +286,7 @@ class Interactive:
             observation = {name: np.asarray(x)[None] for name, x in observation.items()}
         n = batch[0] if batch else 1
         start = jax.device_get(self.learner.algorithm.initial_carry(n))
-        if jax.tree.leaves(start) and internals is None:
+        if internals is None and any(self.learner.heeded):
             raise UsageError(
                 "A recurrent agent needs internals in independent calls. Start with initial_internals()."
             )

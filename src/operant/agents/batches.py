@@ -13,6 +13,8 @@ from operant.spec import Schedule
 
 REPLAY_CAPACITY = 10_000
 """Rows of a replay memory for which no capacity is given."""
+REPLAY_WARMUP = 20
+"""Rows before a replayed one, for recurrent networks whose layers have no horizon."""
 
 
 def extent(value: Any) -> float:
@@ -43,12 +45,13 @@ def replay_rows(config: ModularConfig, actors: int, sequence: int) -> int:
     Raises:
         SpecError: `capacity` is too small for that.
     """
-    given = max(REPLAY_CAPACITY, 2 * actors) if config.capacity is None else config.capacity
+    least = (sequence + 1) * actors
+    given = max(REPLAY_CAPACITY, least) if config.capacity is None else config.capacity
     if sequence > 1 and given <= sequence * actors:
         raise value_error(
             "capacity",
-            f"above {sequence * actors} for a recurrent network ({actors} actor(s) x {sequence} rows: the layer's horizon "
-            "and that of returns)",
+            f"above {sequence * actors} for a recurrent network: {actors} actor(s) x {sequence} rows, the layer's horizon "
+            "and that of returns",
             given,
             "Use a larger capacity, or a smaller horizon of the layer.",
         )

@@ -134,6 +134,7 @@ class Continuous(abc.ABC):
             for i, critic in enumerate(critics)
         }
         built = cls(config, spaces, actors, actor, made)
+        sequences.refuse_averages(built.models)
         if built.recurrent:
             sequences.require_room(config, actors, built.sequence_rows)
         return built
@@ -259,25 +260,25 @@ class Continuous(abc.ABC):
             units = {k: pick(x, noise[k]) for k, x in self.exploring(outputs, noise).items()}
         else:
             units = self.greedy(outputs)
-        return self._went_along(acting, observation, carry, after, units, self.measured(units))
+        return self._went_along(acting, observation, carry, after, self.measured(units))
 
     def recall(self, acting: Acting, observation: Arrays, carry: Tree, action: Arrays) -> Action:
         """Return what `act` would have, had it chosen these actions: what critics remember depends on them."""
         after = self._consulted(acting, observation, carry)[1]
-        return self._went_along(acting, observation, carry, after, self.units(action), action)
+        return self._went_along(acting, observation, carry, after, action)
 
     def _consulted(self, acting: Acting, observation: Arrays, carry: Tree) -> tuple[Arrays, Tree]:
         """Return the actor's outputs and its state after them."""
         return self.actor.apply(acting.actor, observation, carry["actor"] if self.actor.recurrent else ())
 
     def _went_along(
-        self, acting: Acting, observation: Arrays, carry: Tree, actor: Tree, units: Arrays, action: Arrays
+        self, acting: Acting, observation: Arrays, carry: Tree, actor: Tree, action: Arrays
     ) -> Action:
         """Return an action with the states of all networks before and after it."""
         if not self.recurrent:
             return Action(action, (), carry)
         after = {"actor": actor} if self.actor.recurrent else {}
-        inputs = self._inputs(observation, units)
+        inputs = self._inputs(observation, self.units(action))  # as replay gives them back
         for name, variables in acting.critics.items():
             after[name] = self.critics[name].apply(variables, inputs, carry[name])[1]
         return Action(action, {"carry": carry}, after)
@@ -301,24 +302,29 @@ class Continuous(abc.ABC):
 
     def outputs(self, variables: Tree, seen: Seen) -> Arrays:
         """Return the actor's outputs `[B, ...]`."""
-        return self._asked("actor", variables, seen, seen.observation)
+        if not self.actor.recurrent:
+            return self.actor.apply(variables, seen.observation)[0]
+        block, row = self._remembered("actor", seen)
+        rest = sequences.cut(block, self.config.burn_in)
+        carry = sequences.warmed(self.actor, variables, block, self.config.burn_in)
+        return sequences.at(evaluate(self.actor, variables, rest.observation, carry, rest.valid), row)
 
     def value(self, name: str, variables: Tree, seen: Seen, action: Arrays) -> Array:
-        """Return a critic's value `[B]` of actions in units, also of others than those that were taken."""
-        return self._asked(name, variables, seen, self._inputs(seen.observation, action))["value"]
+        """Return a critic's value `[B]` of actions in units, after what was seen and done before."""
+        critic, inputs, carry = self.critics[name], self._inputs(seen.observation, action), ()
+        if critic.recurrent:  # the action may be another one than was taken, which the critic remembers
+            block, row = self._remembered(name, seen)
+            before = {k: x[:-1] for k, x in block.observation.items()}
+            block = block._replace(observation=self._inputs(before, block.action))
+            states = sequences.states(critic, variables, block, self.config.burn_in)
+            carry = sequences.at(states, row)
+        return critic.apply(variables, inputs, carry)[0]["value"]
 
-    def _asked(self, name: str, variables: Tree, seen: Seen, inputs: Arrays) -> Arrays:
-        """Return a network's outputs; a recurrent one remembers what was seen and done before."""
-        model, block = self.models[name], seen.block
-        if not model.recurrent:
-            return model.apply(variables, inputs)[0]
-        assert isinstance(block, Block) and not isinstance(seen.row, tuple)
-        shown = {k: x[:-1] for k, x in block.observation.items()}
-        if name in self.critics:
-            shown = self._inputs(shown, block.action)
-        own = block._replace(observation=shown, carry=block.carry[name])
-        states = sequences.states(model, variables, own, self.config.burn_in)
-        return model.apply(variables, inputs, sequences.at(states, seen.row))[0]
+    @staticmethod
+    def _remembered(name: str, seen: Seen) -> tuple[Block, Array]:
+        """Return the sequences in which rows stand, with a network's own stored states, and where."""
+        assert isinstance(seen.block, Block) and not isinstance(seen.row, tuple)
+        return seen.block._replace(carry=seen.block.carry[name]), seen.row
 
     def _inputs(self, observation: Arrays, action: Arrays) -> Arrays:
         """Return what critics read."""

@@ -187,6 +187,35 @@ class Learner:
         carry = reset_carry(algorithm, carry, first)
         return algorithm.act(acting.policy, observation, carry, noise, explore)
 
+    @functools.cached_property
+    def heeded(self) -> tuple[bool, ...]:
+        """Whether actions without exploration depend on each leaf of the recurrent state, now or in later steps.
+
+        They do not on the state of a critic that goes along only to remember, for learning.
+        """
+        algorithm, (observation, _, carry) = self._at(self.hyper()), self._one
+
+        def act(carry: Tree, observation: Arrays) -> tuple[Tree, Tree]:
+            counters = Counters(*(jnp.zeros((), jnp.uint32) for _ in Counters._fields))
+            acting = algorithm.acting(algorithm.init(jax.random.key(0)), counters)
+            noise = algorithm.noise(jax.random.key(1), 1)
+            action = algorithm.act(acting, observation, carry, noise, False)
+            return action.action, action.carry
+
+        count = len(jax.tree.leaves(carry))
+        if not count:
+            return ()
+        jaxpr = jax.make_jaxpr(act)(carry, observation).jaxpr
+        reads = {id(x): {i} for i, x in enumerate(jaxpr.invars[:count])}
+        for equation in jaxpr.eqns:
+            read = {i for x in equation.invars for i in reads.get(id(x), ())}
+            reads |= {id(x): read for x in equation.outvars}
+        outputs = [reads.get(id(x), set()) for x in jaxpr.outvars]
+        found: set[int] = set().union(*outputs[:-count])
+        while more := {i for own in found for i in outputs[-count:][own]} - found:
+            found |= more
+        return tuple(i in found for i in range(count))
+
     def recall(
         self,
         acting: Acting,

@@ -12,9 +12,9 @@ et al. 2016; Schulman et al. 2016 and 2017); the agents of this module in the ta
 
 and is due every `frequency` timesteps or episodes.
 
-Recurrent networks go through the rows that the memory holds in order, from the state that was stored when the oldest was acted on; rows
-older than the batch, as many as the layer's `horizon`, only warm them up: they give no loss of their own, though gradients go back
-through them (Kapturowski et al. 2019, stored state and burn-in).
+Recurrent networks go through rows in order, from the state that was stored when the oldest was acted on; rows older than the batch, as
+many as the layer's `horizon`, only warm them up: they give no loss of their own, though gradients go back through them (Kapturowski et
+al. 2019, stored state and burn-in). Of a replay memory every draw is a step with the rows before it.
 
 Deviations: predictions, and the policy of which the ratio of importance sampling tells the change, are those at the beginning of the
 update. Timesteps are counted as rows of all actors, of which one for
@@ -33,11 +33,12 @@ import jax.numpy as jnp
 
 from operant.agents import exploration, objectives, serving, stability, steps
 from operant.agents.action_units import require_bounds
-from operant.agents.batches import block_rows, extent, interval, recent_rows, replay_rows
+from operant.agents.batches import REPLAY_WARMUP, block_rows, extent, interval, recent_rows, replay_rows
 from operant.agents.estimation import complete, estimate, newest, newest_episodes
 from operant.agents.modules import DETERMINISTIC, ModularConfig
 from operant.agents.objectives import SHARED, VALUE, Objective, Rows, View
 from operant.agents.protocol import Counters, fold
+from operant.agents.sequences import refuse_averages
 from operant.memory.recent import Recent
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, build
@@ -153,11 +154,14 @@ class Modular:
             models["baseline"] = build(network, inputs, head, normalize=model.normalized, name="baseline")
         rows, n_step = block_rows(config, actors), 0
         warmup = max(model.horizon or 0 for model in models.values())
+        refuse_averages(models)
         memory: Replay | Recent
         if config.memory == "replay":
             frames = {k: v.frames for k, v in states.items() if v.frames > 1}
-            n_step = int(extent(config.horizon))
-            sequence = warmup + n_step if any(model.recurrent for model in models.values()) else 1
+            n_step, sequence = int(extent(config.horizon)), 1
+            if any(model.recurrent for model in models.values()):
+                warmup = warmup or REPLAY_WARMUP
+                sequence = warmup + n_step
             memory = Replay(replay_rows(config, actors, sequence), actors, frames=frames)
         else:
             memory = Recent(recent_rows(config, actors, rows, warmup), actors)
@@ -540,9 +544,9 @@ class Modular:
             counts = newest_episodes(block, c.batch_size)
         else:
             counts = newest(block.valid if c.bootstraps else complete(block, c.horizon), c.batch_size)
-        return self._judged(state, block, counts, c.lam)
+        return self._judged(state, block, counts)
 
-    def _judged(self, state: State, block: Block, counts: Array, lambda_: Any) -> tuple[Rows, Array]:
+    def _judged(self, state: State, block: Block, counts: Array) -> tuple[Rows, Array]:
         """Return the rows of a block, flat, with their returns and advantages, and which make the batch."""
         c = self.config
         block = block._replace(reward=stability.scale_replayed(c, state.reward_scale, block.reward))
@@ -555,7 +559,7 @@ class Modular:
             block,
             values if c.bootstraps else None,
             gamma=c.gamma,
-            lambda_=lambda_,
+            lambda_=c.lam,
             horizon=c.horizon,
             predict_terminal_values=c.predict_terminal_values,
         )
@@ -585,7 +589,17 @@ class Modular:
         return rows, batch.weight > 0
 
     def _replayed_in_order(self, state: State, replay: Replay, memory: Tree, key: Key) -> tuple[Rows, Array]:
-        """Return rows drawn from a replay memory with those before them, in order, and which of them there are."""
+        """Return rows drawn from a replay memory with those before them, in order, and which of them count.
+
+        Every draw is one row. It does not count where it holds an episode's last observation.
+        """
         block = replay.sample_sequences(memory, key, self.config.batch_size, self.warmup + self.n_step)
         drawn = (jnp.arange(len(block.reward)) == self.warmup)[:, None]
-        return self._judged(state, block, block.valid & drawn, 1.0)
+        rows, counts = self._judged(state, block, block.valid & drawn)
+        # What came after the drawn rows is in their returns, and needed no longer.
+        view, length = rows.view, self.warmup + 1
+        held = length * block.reward.shape[1]
+        counts, rest = jax.tree.map(lambda x: x[:held], (counts, rows._replace(view=View({}))))
+        observation, taken = jax.tree.map(lambda x: x[:held], (view.observation, view.taken))
+        view = view._replace(observation=observation, valid=block.valid[:length], taken=taken)
+        return rest._replace(view=view), counts

@@ -19,6 +19,7 @@ from operant.agents.modules import ModularConfig
 from operant.agents.protocol import split_masks
 from operant.agents.qvalues import joined, q_heads
 from operant.agents.rollouts import evaluate
+from operant.agents.sequences import begins
 from operant.agents.value_heads import Expected
 from operant.nn import Head, Model, Policy
 from operant.ops import losses
@@ -41,7 +42,7 @@ class View(NamedTuple):
     valid: Bool[Array, "T N"] | tuple[()] = ()
     """Which rows are transitions, as in a block: behind others a new episode begins. `()` where no network is recurrent."""
     taken: Arrays | tuple[()] = ()
-    """Actions of these rows, `[T N, ...]`, which a recurrent baseline may have read; `()` where none is."""
+    """Actions of these rows, `[T N, ...]`, which a recurrent baseline may have read; `()` where no network is recurrent."""
 
 
 class Rows(NamedTuple):
@@ -318,8 +319,7 @@ class DeterministicGradient(Networks):
         seen = {name: x[: T * n] for name, x in view.observation.items()}
         seen = self.experienced(seen, view.taken)
         seen = {name: x.reshape(T, n, *x.shape[1:]) for name, x in seen.items()}
-        first = jnp.concatenate([jnp.zeros_like(view.valid[:1]), ~view.valid[:-1]])
-        states = model.states(variables, seen, view.carry["baseline"], first)
+        states = model.states(variables, seen, view.carry["baseline"], begins(view.valid))
         rows = len(next(iter(view.observation.values())))
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:rows], states)
 

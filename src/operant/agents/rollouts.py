@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
-import jax.numpy as jnp
 
 from operant.agents import imitation
 from operant.agents.protocol import Counters, split_masks
+from operant.agents.sequences import begins
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, Policy, build
 from operant.ops import returns
@@ -44,8 +44,7 @@ def evaluate(model: Model, variables: Tree, observation: Arrays, carry: Tree, va
     if not model.recurrent:
         return model.apply(variables, observation)[0]
     rows = next(iter(observation.values())).shape[0]
-    first = jnp.concatenate([jnp.zeros_like(valid[:1]), ~valid])[:rows]
-    return model.unroll(variables, observation, carry, first)[0]
+    return model.unroll(variables, observation, carry, begins(valid, rows))[0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -9,13 +9,14 @@ The state that an older network stored when it acted is not what the present one
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Int
 
-from operant.errors import value_error
+from operant.errors import SpecError, value_error
 from operant.nn import Model
 from operant.ops import returns
 from operant.types import Array, Block, Transition, Tree
@@ -37,12 +38,33 @@ def require_room(config: Any, actors: int, rows: int) -> None:
     parts = f"burn_in {config.burn_in} + sequence_length {config.sequence_length}"
     if beyond := rows - config.burn_in - config.sequence_length:
         parts += f" + n_steps {beyond + 1} - 1"
+    environments = f"{actors} environment{'s' if actors > 1 else ''}"
     raise value_error(
         "buffer_max_size",
-        f"above {actors * rows} for a recurrent network ({actors} environments x {parts} rows)",
+        f"above {actors * rows} for a recurrent network: {environments} x ({parts}) rows",
         config.buffer_max_size,
         "Use a larger buffer_max_size, a smaller sequence_length or burn_in, or fewer environments.",
     )
+
+
+def refuse_averages(models: Mapping[str, Model]) -> None:
+    """Refuse running averages beside a recurrent network: batches of successive rows hold some that nothing was done on.
+
+    Raises:
+        SpecError: naming the networks.
+    """
+    remembering = [name for name, model in models.items() if model.recurrent]
+    for name, model in models.items():
+        if model.averages and remembering:
+            raise SpecError(
+                f"{name} must not have running averages, such as batch normalisation, beside the recurrent {remembering[0]}. "
+                f"Received: {', '.join(model.averages)}. Use layer normalisation instead (layer_normalization)."
+            )
+
+
+def begins(valid: Array, rows: int | None = None) -> Array:
+    """Return where episodes begin among successive rows: behind each that is not valid. `[rows, B]`, of `valid` `[T, B]` with `rows` up to T + 1."""
+    return jnp.concatenate([jnp.zeros_like(valid[:1]), ~valid])[: len(valid) if rows is None else rows]
 
 
 def states(model: Model, variables: Tree, block: Block, rows: int) -> Tree:
@@ -52,8 +74,7 @@ def states(model: Model, variables: Tree, block: Block, rows: int) -> Tree:
     """
     carry, rest = warmed(model, variables, block, rows), cut(block, rows)
     observation = {name: x[: len(rest.valid)] for name, x in rest.observation.items()}
-    first = jnp.concatenate([jnp.zeros_like(rest.valid[:1]), ~rest.valid[:-1]])
-    return model.states(variables, observation, carry, first)
+    return model.states(variables, observation, carry, begins(rest.valid))
 
 
 def warmed(model: Model, variables: Tree, block: Block, rows: int) -> Tree:
@@ -68,7 +89,7 @@ def warmed(model: Model, variables: Tree, block: Block, rows: int) -> Tree:
     if rows == 0:
         return block.carry
     observation = {name: x[:rows] for name, x in block.observation.items()}
-    first = jnp.concatenate([jnp.zeros_like(block.valid[:1]), ~block.valid[: rows - 1]])
+    first = begins(block.valid[:rows])
     carry = model.unroll(jax.lax.stop_gradient(variables), observation, block.carry, first)[1]
     goes_on = block.valid[rows - 1, :, None]
     return jax.tree.map(lambda x: jnp.where(goes_on, x, 0.0), jax.lax.stop_gradient(carry))

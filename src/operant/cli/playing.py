@@ -53,13 +53,14 @@ def run(arguments: list[str]) -> int:
 
 
 def _exported(folder: Path) -> str | None:
-    """Return the exported policy in a folder that holds one and is neither a run's nor a saved agent's."""
-    found = [path for path in folder.iterdir() if path.suffix in POLICIES]
-    if len(found) != 1 or (folder / "run.json").exists():
+    """Return the newest exported policy in a folder that holds any and is neither a run's nor a saved agent's."""
+    found = [path for path in folder.iterdir() if path.suffix in POLICIES and path.name[0] != "."]
+    if not found or (folder / "run.json").exists():
         return None
     from operant import checkpoint
 
-    return None if checkpoint.latest(folder) is not None else str(found[0])
+    newest = max(found, key=lambda path: path.stat().st_mtime)
+    return None if checkpoint.latest(folder) is not None else str(newest)
 
 
 def help_text(agent: str | None) -> str:

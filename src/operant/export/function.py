@@ -30,8 +30,11 @@ class PolicyFunction:
     def __init__(self, learner: Learner, acting: Acting) -> None:
         self._learner, self._acting = learner, acting
         paths, self._carry = jax.tree_util.tree_flatten_with_path(learner.algorithm.initial_carry(1))
+        self._start = [np.asarray(x[0]) for _, x in paths]
         initial = {
-            jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(x[0]) for path, x in paths
+            jax.tree_util.keystr(path, simple=True, separator="/"): start
+            for (path, _), start, heeded in zip(paths, self._start, learner.heeded, strict=True)
+            if heeded
         }
         self.interface = Interface(learner.algorithm.spaces, initial)
         self.batch: Any = export.symbolic_shape("batch")[0]
@@ -52,7 +55,7 @@ class PolicyFunction:
 
     def _act(self, inputs: Arrays, noise: Tree) -> Action:
         observation: Arrays = {}
-        carry = []
+        carry: list[Array] = []
         for port in self.interface.inputs:
             x = inputs[port.name]
             if port.kind == "internals":
@@ -62,15 +65,21 @@ class PolicyFunction:
             else:
                 observation[port.component] = self._stored(port, x)
         algorithm = self._learner.at(self._acting.hyper)
-        before = jax.tree.unflatten(self._carry, carry)
-        return algorithm.act(self._acting.policy, observation, before, noise, False)
+        size, given = next(iter(inputs.values())).shape[0], iter(carry)
+        before = [
+            next(given) if heeded else jnp.broadcast_to(start, (size, *start.shape))
+            for start, heeded in zip(self._start, self._learner.heeded, strict=True)
+        ]
+        whole = jax.tree.unflatten(self._carry, before)
+        return algorithm.act(self._acting.policy, observation, whole, noise, False)
 
     def _stored(self, port: Port, x: Array) -> Array:
         leaf = self.interface.spaces.states.components[port.component]
         return (x - _offset(leaf, x)).astype(leaf.storage) if leaf.has_offset else x
 
     def _outputs(self, acted: Action) -> Arrays:
-        actions, after = self._learner.emit(acted.action), jax.tree.leaves(acted.carry)
+        actions, leaves = self._learner.emit(acted.action), jax.tree.leaves(acted.carry)
+        after = [x for x, heeded in zip(leaves, self._learner.heeded, strict=True) if heeded]
         flat: Arrays = {}
         for port in self.interface.outputs:
             if port.kind == "internals":
