@@ -30,8 +30,6 @@ from operant.spaces import Spaces
 from operant.spec import options
 from operant.types import Array, Block, Key, Metrics
 
-MODEL = [{"type": "dense", "size": 16}]
-
 
 class Hashable(list):
     """A network as an option that `compiled` can cache."""
@@ -40,6 +38,7 @@ class Hashable(list):
         return hash(repr(self))
 
 
+MODEL = Hashable([{"type": "dense", "size": 16}])
 RECURRENT = Hashable([{"type": "dense", "size": 8}, {"type": "gru", "size": 8}])
 
 

@@ -48,9 +48,14 @@ class Knob:
     recurrent: bool = False
     """Whether only recurrent networks heed it."""
 
-    def of(self, name: str) -> Knob:
-        """Return it with the networks of an agent in its context."""
-        return dataclasses.replace(self, context={**self.context, **networks(name, RECURRENT)})
+    def of(self, name: str, owner: str) -> Knob:
+        """Return it with what an agent lacks in its context."""
+        context = dict(self.context)
+        if self.recurrent:
+            context |= networks(name, RECURRENT)
+        if owner == "BaselineConfig" and define(name, **small(name)).config.baseline_model is None:
+            context.setdefault("baseline_model", MODEL)
+        return dataclasses.replace(self, context=context)
 
 
 NATURAL = {"gradient": "natural", "baseline_optimizer": "adam"}
@@ -247,12 +252,11 @@ def declared(config: type[Config]) -> dict[str, str]:
 def knobs(name: str) -> dict[str, Knob]:
     """Return what is known of the options of an agent."""
     config = type(define(name).config)
-    found = {
-        option: KNOBS[owner][option]
+    return {
+        option: KNOBS[owner][option].of(name, owner)
         for option, owner in declared(config).items()
         if option in KNOBS.get(owner, {})
     }
-    return {option: knob.of(name) if knob.recurrent else knob for option, knob in found.items()}
 
 
 def missing(config: type[Config]) -> list[str]:
