@@ -269,22 +269,6 @@ def test_running_averages_beside_a_recurrent_network_are_refused():
         learner("modular", Countdown(), 2, model=RECURRENT, baseline_model=averaged)
 
 
-def test_learning_waits_for_a_sequence_and_the_row_that_follows_it():
-    options = {"burn_in": 2, "sequence_length": 4, "train_every": 2, "gradient_steps": 1}
-    agent = compiled("ddpg", Countdown(kind="float"), **networks("ddpg", RECURRENT), **options)
-    train, world = agent.begin(0)
-    train = train._replace(counters=train.counters._replace(timesteps=jnp.uint32(1000)))
-    finite, steps = [], []
-    for _ in range(5):
-        block, world = agent.collect(train, world)
-        after, metrics = agent.absorb(train, block)
-        finite.append(bool(np.isfinite(metrics["loss/critic"])))
-        steps.append(differing(train.state.critic_optimizer, after.state.critic_optimizer) != [])
-        train = after
-    # burn_in 2 + sequence_length 4 are six rows, blocks are of two: three hold six, four the seventh
-    assert finite == steps == [False, False, False, True, True]
-
-
 def test_imitation_unrolls_the_actor_from_the_state_of_a_block():
     algorithm, state = made("td3")
     block = block_of(algorithm, jax.random.key(3))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.small_agents import MODEL, RECURRENT, Countdown, compiled, differing, learner, networks
+from tests.small_agents import MODEL, RECURRENT, Countdown, compiled, countdown, differing, learner, networks
 from tests.test_conformance import random_observation
 from tests.test_distributional import projected_slowly
 
@@ -190,16 +190,20 @@ def test_replayed_states_are_those_that_acting_had_also_at_random():
 
 
 @pytest.mark.slow
-def test_learning_waits_for_a_sequence_and_the_row_that_follows_it():
-    agent = compiled("dqn", Countdown(), model=RECURRENT)
+@pytest.mark.parametrize(
+    ("name", "loss", "optimizer"),
+    [("dqn", "loss/td", "optimizer"), ("ddpg", "loss/critic", "critic_optimizer")],
+)
+def test_learning_waits_for_a_sequence_and_the_row_that_follows_it(name, loss, optimizer):
+    agent = compiled(name, countdown(name), **networks(name, RECURRENT))
     train, world = agent.begin(0)
     train = train._replace(counters=train.counters._replace(timesteps=jnp.uint32(1000)))
     finite, steps = [], []
     for _ in range(5):
         block, world = agent.collect(train, world)
         after, metrics = agent.absorb(train, block)
-        finite.append(bool(np.isfinite(metrics["loss/td"])))
-        steps.append(differing(train.state.optimizer, after.state.optimizer) != [])
+        finite.append(bool(np.isfinite(metrics[loss])))
+        steps.append(differing(getattr(train.state, optimizer), getattr(after.state, optimizer)) != [])
         train = after
     # burn_in 2 + sequence_length 4 + n_steps 1 - 1 are six rows, blocks are of two: three hold six, four the seventh
     assert finite == steps == [False, False, False, True, True]

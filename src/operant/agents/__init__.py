@@ -127,10 +127,7 @@ AGENTS: dict[str, Entry] = {
         _EPISODES,
     ),
     "pqn": Entry(
-        "pqn",
-        "PQN",
-        "Parallel Q-learning: no replay, no target; discrete actions",
-        ("int", "bool"),
+        "pqn", "PQN", "Parallel Q-learning: no replay, no target; discrete actions", ("int", "bool")
     ),
     "ppo": Entry(
         "ppo",

@@ -314,8 +314,7 @@ class Continuous(abc.ABC):
         critic, inputs, carry = self.critics[name], self._inputs(seen.observation, action), ()
         if critic.recurrent:  # the action may be another one than was taken, which the critic remembers
             block, row = self._remembered(name, seen)
-            before = {k: x[:-1] for k, x in block.observation.items()}
-            block = block._replace(observation=self._inputs(before, block.action))
+            block = block._replace(observation=self._inputs(block.observation, block.action))
             states = sequences.states(critic, variables, block, self.config.burn_in)
             carry = sequences.at(states, row)
         return critic.apply(variables, inputs, carry)[0]["value"]

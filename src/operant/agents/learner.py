@@ -193,7 +193,10 @@ class Learner:
 
         They do not on the state of a critic that goes along only to remember, for learning.
         """
-        algorithm, (observation, _, carry) = self._at(self.hyper()), self._one
+        observation, _, carry = self._one
+        if not (count := len(jax.tree.leaves(carry))):
+            return ()
+        algorithm = self._at(self.hyper())
 
         def act(carry: Tree, observation: Arrays) -> tuple[Tree, Tree]:
             counters = Counters(*(jnp.zeros((), jnp.uint32) for _ in Counters._fields))
@@ -202,9 +205,6 @@ class Learner:
             action = algorithm.act(acting, observation, carry, noise, False)
             return action.action, action.carry
 
-        count = len(jax.tree.leaves(carry))
-        if not count:
-            return ()
         jaxpr = jax.make_jaxpr(act)(carry, observation).jaxpr
         reads = {id(x): {i} for i, x in enumerate(jaxpr.invars[:count])}
         for equation in jaxpr.eqns:

@@ -547,7 +547,10 @@ class Modular:
         return self._judged(state, block, counts)
 
     def _judged(self, state: State, block: Block, counts: Array) -> tuple[Rows, Array]:
-        """Return the rows of a block, flat, with their returns and advantages, and which make the batch."""
+        """Return the rows of a block that `counts` `[L, N]` speaks of, flat, with their returns and advantages, and which make the batch.
+
+        Rows behind those are in their returns, and no longer needed.
+        """
         c = self.config
         block = block._replace(reward=stability.scale_replayed(c, state.reward_scale, block.reward))
         carry = jax.tree.map(lambda x: x[0], block.extras["carry"]) if self.recurrent else ()
@@ -567,6 +570,9 @@ class Modular:
         if c.advantage:
             assert values is not None
             advantage = advantage - values[:-1, :, 0]
+        block, target, advantage = jax.tree.map(
+            lambda x: x[: len(counts)], (block._replace(carry=()), target, advantage)
+        )
         rows, counts = self.flat(block, target, advantage, carry), counts.reshape(-1)
         return (_harmless(rows, counts) if self.recurrent else rows), counts
 
@@ -594,12 +600,5 @@ class Modular:
         Every draw is one row. It does not count where it holds an episode's last observation.
         """
         block = replay.sample_sequences(memory, key, self.config.batch_size, self.warmup + self.n_step)
-        drawn = (jnp.arange(len(block.reward)) == self.warmup)[:, None]
-        rows, counts = self._judged(state, block, block.valid & drawn)
-        # What came after the drawn rows is in their returns, and needed no longer.
-        view, length = rows.view, self.warmup + 1
-        held = length * block.reward.shape[1]
-        counts, rest = jax.tree.map(lambda x: x[:held], (counts, rows._replace(view=View({}))))
-        observation, taken = jax.tree.map(lambda x: x[:held], (view.observation, view.taken))
-        view = view._replace(observation=observation, valid=block.valid[:length], taken=taken)
-        return rest._replace(view=view), counts
+        drawn = block.valid[: self.warmup + 1].at[: self.warmup].set(False)
+        return self._judged(state, block, drawn)

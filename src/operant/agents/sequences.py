@@ -70,7 +70,7 @@ def begins(valid: Array, rows: int | None = None) -> Array:
 def states(model: Model, variables: Tree, block: Block, rows: int) -> Tree:
     """Return the recurrent states before each row behind the first `rows`, and behind the last: leaves `[T - rows + 1, B, size]`.
 
-    No gradient passes through the first `rows` rows. See `warmed`.
+    No gradient passes through the first `rows` rows. See `warmed`. What is observed behind the last row is not read.
     """
     carry, rest = warmed(model, variables, block, rows), cut(block, rows)
     observation = {name: x[: len(rest.valid)] for name, x in rest.observation.items()}

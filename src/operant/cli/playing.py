@@ -20,10 +20,9 @@ def run(arguments: list[str]) -> int:
     begins_with_run = (
         bool(arguments) and arguments[0] not in {*AGENTS, *ALIASES} and Path(arguments[0]).is_dir()
     )
-    if begins_with_run:
-        arguments = [_exported(Path(arguments[0])) or arguments[0], *arguments[1:]]
-        begins_with_run = Path(arguments[0]).is_dir()
-    begins_with_policy = bool(arguments) and Path(arguments[0]).suffix in POLICIES
+    begins_with_policy = bool(arguments) and (
+        Path(arguments[0]).suffix in POLICIES or (begins_with_run and _is_exported(Path(arguments[0])))
+    )
     if arguments and "/" in arguments[0] and not (begins_with_run or begins_with_policy):
         raise SpecError(
             f"There is no folder {arguments[0]!r}. Give a run's folder, an exported policy, or an agent."
@@ -52,15 +51,13 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _exported(folder: Path) -> str | None:
-    """Return the newest exported policy in a folder that holds any and is neither a run's nor a saved agent's."""
-    found = [path for path in folder.iterdir() if path.suffix in POLICIES and path.name[0] != "."]
-    if not found or (folder / "run.json").exists():
-        return None
+def _is_exported(folder: Path) -> bool:
+    """Tell whether a folder holds exported policies, and is neither a run's nor a saved agent's."""
+    if not any(path.suffix in POLICIES for path in folder.iterdir()) or (folder / "run.json").exists():
+        return False
     from operant import checkpoint
 
-    newest = max(found, key=lambda path: path.stat().st_mtime)
-    return None if checkpoint.latest(folder) is not None else str(newest)
+    return checkpoint.latest(folder) is None
 
 
 def help_text(agent: str | None) -> str:
