@@ -87,6 +87,8 @@ def train_seed(
     began = time.perf_counter()
     outcome = train(Plan(agent, own, config), command="").outcome
     seconds = time.perf_counter() - began
+    if outcome.reason == "interrupted":  # it trains again the next time, rather than count with less
+        raise SystemExit(f"{outcome.message} The seeds before this one are in {directory.parent}.")
     history = read_history(directory / "history.parquet")
     rewards = play(directory) if greedy else history["episode_reward"][-LAST_EPISODES:]
     score = float(np.mean(rewards))
