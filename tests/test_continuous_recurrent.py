@@ -408,7 +408,7 @@ def test_a_deterministic_policy_learns_from_replayed_rows_through_time():
     for name, params in algorithm.params(train.state).items():
         same = [k for k, x in algorithm.params(start)[name].items() if np.array_equal(x, params[k])]
         assert same == [], f"{name}: {same} did not move"
-    rows, counts, _ = jax.jit(lambda s, m: algorithm._batch(s, m, jax.random.key(0)))(
+    rows, counts, _ = jax.jit(lambda s, m: algorithm.prepared(s).batch(m, jax.random.key(0)))(
         train.state, train.memory
     )
     assert counts.sum() <= 18 and len(counts) == 21 * 18  # what came behind the drawn rows is gone
@@ -417,7 +417,7 @@ def test_a_deterministic_policy_learns_from_replayed_rows_through_time():
     def by_row(noise):
         observation = {**rows.view.observation, "noise": noise}
         params = algorithm.params(train.state)
-        frozen = {name: x["state"] for name, x in algorithm.weights(train.state).items()}
+        frozen = algorithm.frozen(train.state)
         each, _ = algorithm.objective.loss(
             params, frozen, rows._replace(view=rows.view._replace(observation=observation))
         )

@@ -85,7 +85,7 @@ def policy_value(made: Learner, policy: Tree, observation: Arrays, carry: Tree) 
 def baseline_value(made: Learner, state: Tree, observation: Arrays, carry: Tree) -> Array:
     """Return what the baseline predicts."""
     valid = jnp.ones((1, len(next(iter(observation.values())))), bool) if carry else ()
-    return made.algorithm.values(state, View(observation, carry, valid))[:, 0]
+    return made.algorithm.prepared(state).values(View(observation, carry, valid))[:, 0]
 
 
 def acted_value(made: Learner, state: Tree, observation: Arrays, carry: Tree) -> Array:

@@ -34,16 +34,16 @@ import jax.numpy as jnp
 from operant.agents import exploration, objectives, serving, stability, steps
 from operant.agents.action_units import require_bounds
 from operant.agents.batches import REPLAY_WARMUP, block_rows, extent, interval, recent_rows, replay_rows
-from operant.agents.estimation import complete, estimate, newest, newest_episodes
+from operant.agents.estimation import estimate
 from operant.agents.modules import DETERMINISTIC, ModularConfig
-from operant.agents.objectives import SHARED, VALUE, Objective, Rows, View
+from operant.agents.objectives import SHARED, VALUE, Objective, Rows
+from operant.agents.preparation import Preparation, as_rows, as_view
 from operant.agents.protocol import Counters, fold
 from operant.agents.sequences import refuse_averages
 from operant.memory.recent import Recent
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, build
-from operant.nn.build import MASK
-from operant.ops import losses, optimise
+from operant.ops import optimise
 from operant.spaces import Spaces, require
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
 
@@ -102,21 +102,6 @@ def _served(config: Config, spaces: Spaces) -> None:
     if config.objective == DETERMINISTIC:
         require(spaces, name, {"float"}, serving("int"))
         require_bounds(spaces, name, "use objective='policy_gradient'")
-
-
-def _harmless(rows: Rows, counts: Array) -> Rows:
-    """Return rows of which those that do not count have a finite loss: 0 times NaN is NaN, and has no gradient of 0.
-
-    They get the action of a row that counts, and masks that allow all.
-    """
-    index = jnp.where(counts, jnp.arange(len(counts)), jnp.argmax(counts))
-    kept = jax.tree.map(lambda x: x[index], rows._replace(view=View({})))
-    observation = {
-        name: x | ~counts.reshape(-1, *[1] * (x.ndim - 1)) if name.endswith(MASK) else x
-        for name, x in rows.view.observation.items()
-    }
-    result: Rows = kept._replace(view=rows.view._replace(observation=observation))
-    return result
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -227,6 +212,10 @@ class Modular:
     def params(self, state: State) -> dict[str, Tree]:
         """Return the parameters of each model."""
         return {name: variables["params"] for name, variables in self.weights(state).items()}
+
+    def frozen(self, state: State) -> dict[str, Tree]:
+        """Return the variables beside the parameters of each model."""
+        return {name: variables["state"] for name, variables in self.weights(state).items()}
 
     def weights(self, state: State) -> dict[str, Tree]:
         """Return the variables of each model."""
@@ -360,31 +349,26 @@ class Modular:
         steady = {name: self.models[name].in_use(weights[name])["state"] for name in weights}
         values = None
         if isinstance(objective, objectives.PolicyGradient) and c.baseline_model is not None:
-            values = objective.values(params, (), steady, self.view(block, block.carry))
+            values = objective.values(params, (), steady, as_view(block, block.carry, bool(self.recurrent)))
             values = jax.lax.stop_gradient(values).reshape(-1, block.reward.shape[1], 1)
         target = estimate(block, values, gamma=c.gamma, lambda_=c.lam, horizon=None)
-        rows = self.flat(block, target, target[..., 0], block.carry)
+        rows = as_rows(block, target, target[..., 0], block.carry, bool(self.recurrent))
         return objective.imitation(params, frozen, rows, block.valid.reshape(-1))
 
-    def view(self, block: Block, carry: Tree, count: int | None = None) -> View:
-        """Return the first `count` rows of a block, or all and the one after them, as networks read them."""
-        observation = {name: x[:count] for name, x in block.observation.items()}
-        observation, taken = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (observation, block.action))
-        return View(observation, carry, block.valid, taken) if self.recurrent else View(observation)
-
-    def flat(self, block: Block, target: Array, advantage: Array, carry: Tree) -> Rows:
-        """Return the rows of a block `[L, N]` to learn from, `[L * N]`."""
-        rest = (block.action, jnp.zeros_like(block.reward), target, advantage)
-        rest = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rest)
-        return Rows(self.view(block, carry, len(block.reward)), *rest)
+    def prepared(self, state: State) -> Preparation:
+        """Return what prepares the rows of an update from this state."""
+        return Preparation(
+            self.config, self.objective, self.memory, self.n_step, self.warmup, bool(self.recurrent),
+            self.params(state), self.frozen(state), state.target, state.reward_scale,
+        )  # fmt: skip
 
     def _improve(self, state: State, memory: Tree, words: Array, impl: Any) -> tuple[State, Metrics]:
         """Make one update."""
         c, objective = self.config, self.objective
         own_key = jax.random.wrap_key_data(words[0], impl=impl)
-        rows, counts, metrics = self._batch(state, memory, own_key)
+        rows, counts, metrics = self.prepared(state).batch(memory, own_key)
         together, own = self._learned(state)
-        frozen = {name: variables["state"] for name, variables in self.weights(state).items()}
+        frozen = self.frozen(state)
         optimizers, whole = self._optimizers(), bool(self.recurrent)
         plan, held = self._plan(frozen), own
 
@@ -488,117 +472,3 @@ class Modular:
             return jnp.where(share == 1.0, online, target + share.astype(target.dtype) * (online - target))
 
         return state._replace(target=jax.tree.map(move, state.target, followed))
-
-    def values(self, state: State, view: View) -> Array:
-        """Return what rows are worth, `[R, E]`."""
-        params, objective = self.params(state), self.objective
-        frozen = {name: variables["state"] for name, variables in self.weights(state).items()}
-        return self._of_rows(lambda view: objective.values(params, state.target, frozen, view), view)
-
-    def _of_rows(self, f: Callable[[Any], Array], rows: Any) -> Array:
-        """Return `f(rows)`, computed in chunks if the rows are many and do not follow one another."""
-        return f(rows) if self.recurrent else steps.apply_in_chunks(f, rows)
-
-    def _batch(self, state: State, memory: Tree, key: Key) -> tuple[Rows, Array, Metrics]:
-        """Return the rows to learn from, which of them count, and what there is to watch."""
-        found = self._replayed if self.config.memory == "replay" else self._recent
-        rows, counts = found(state, memory, key)
-        weight = counts.astype(jnp.float32)
-        advantage = rows.advantage
-        metrics = {"value/target": losses.weighted_mean(jnp.mean(rows.target, axis=1), weight)}
-        if self.config.objective == "policy_gradient":
-            spread = advantage - losses.weighted_mean(advantage, weight)
-            deviation = jnp.sqrt(losses.weighted_mean(jnp.square(spread), weight))
-            metrics["value/advantage_std"] = deviation
-            if self.config.advantage:
-                value = rows.target[:, 0] - advantage
-                metrics["value/mean"] = losses.weighted_mean(value, weight)
-                explained = losses.explained_variance(value, rows.target[:, 0], weight)
-                metrics["update/explained_variance"] = explained
-            if self.config.normalize_advantage:
-                advantage = losses.normalise(advantage, weight)
-            rows = rows._replace(advantage=advantage)
-            if self.config.weighs:
-                rows = rows._replace(log_prob=self._log_prob(state, rows))
-        return rows, counts, metrics
-
-    def _log_prob(self, state: State, rows: Rows) -> Array:
-        """Return the log-probabilities of actions under the policy as it is, `[R]`."""
-        objective, variables = self.objective, state.variables
-        assert isinstance(objective, objectives.PolicyGradient)
-        policy = objective
-
-        def log_prob(given: tuple[View, Arrays]) -> Array:
-            view, action = given
-            outputs = policy.outputs({"model": variables["params"]}, {"model": variables["state"]}, view)
-            return policy.log_prob(outputs, view.observation, action)
-
-        return self._of_rows(log_prob, (rows.view, rows.action))
-
-    def _recent(self, state: State, memory: Tree, key: Key) -> tuple[Rows, Array]:
-        """Return the newest rows of a memory, flat, and which make the batch."""
-        c = self.config
-        assert isinstance(self.memory, Recent)
-        block = self.memory.block(memory)
-        if c.unit == "episodes":
-            counts = newest_episodes(block, c.batch_size)
-        else:
-            counts = newest(block.valid if c.bootstraps else complete(block, c.horizon), c.batch_size)
-        return self._judged(state, block, counts)
-
-    def _judged(self, state: State, block: Block, counts: Array) -> tuple[Rows, Array]:
-        """Return the rows of a block that `counts` `[L, N]` speaks of, flat, with their returns and advantages, and which make the batch.
-
-        Rows behind those are in their returns, and no longer needed.
-        """
-        c = self.config
-        block = block._replace(reward=stability.scale_replayed(c, state.reward_scale, block.reward))
-        carry = jax.tree.map(lambda x: x[0], block.extras["carry"]) if self.recurrent else ()
-        values = None
-        if c.bootstraps or c.advantage:
-            values = self.values(state, self.view(block, carry))
-            values = values.reshape(-1, block.reward.shape[1], *values.shape[1:])
-        target = estimate(
-            block,
-            values if c.bootstraps else None,
-            gamma=c.gamma,
-            lambda_=c.lam,
-            horizon=c.horizon,
-            predict_terminal_values=c.predict_terminal_values,
-        )
-        advantage = target[..., 0]
-        if c.advantage:
-            assert values is not None
-            advantage = advantage - values[:-1, :, 0]
-        block, target, advantage = jax.tree.map(
-            lambda x: x[: len(counts)], (block._replace(carry=()), target, advantage)
-        )
-        rows, counts = self.flat(block, target, advantage, carry), counts.reshape(-1)
-        return (_harmless(rows, counts) if self.recurrent else rows), counts
-
-    def _replayed(self, state: State, memory: Tree, key: Key) -> tuple[Rows, Array]:
-        """Return rows drawn from a replay memory, and which of them there are."""
-        c = self.config
-        assert isinstance(self.memory, Replay)
-        if self.recurrent:
-            return self._replayed_in_order(state, self.memory, memory, key)
-        batch = self.memory.sample(memory, key, c.batch_size, c.gamma, n_step=self.n_step)
-        reward = stability.scale_replayed(c, state.reward_scale, batch.reward)
-        target, advantage = reward[:, None], reward
-        if c.bootstraps:
-            following = self.values(state, View(batch.next_observation))
-            target = target + batch.discount[:, None] * following
-            advantage = target[:, 0]
-        if c.advantage:
-            advantage = advantage - self.values(state, View(batch.observation))[:, 0]
-        rows = Rows(View(batch.observation), batch.action, jnp.zeros_like(reward), target, advantage)
-        return rows, batch.weight > 0
-
-    def _replayed_in_order(self, state: State, replay: Replay, memory: Tree, key: Key) -> tuple[Rows, Array]:
-        """Return rows drawn from a replay memory with those before them, in order, and which of them count.
-
-        Every draw is one row. It does not count where it holds an episode's last observation.
-        """
-        block = replay.sample_sequences(memory, key, self.config.batch_size, self.warmup + self.n_step)
-        drawn = block.valid[: self.warmup + 1].at[: self.warmup].set(False)
-        return self._judged(state, block, drawn)
