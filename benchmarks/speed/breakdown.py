@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from operant_speed import options
+from operant_speed import made
 from run import processor
 from workloads import WORKLOADS
 
@@ -28,6 +28,7 @@ DEFAULT = (
     "ddpg-pendulum",
     "td3-pendulum",
     "sac-pendulum",
+    "ppo-pong-8",
 )
 
 
@@ -46,24 +47,8 @@ def timed(owner: Any, name: str, spent: dict[str, float]) -> None:
 
 
 def measure(name: str, seconds: float) -> dict[str, float]:
-    import jax
-
-    from operant import runtime
-    from operant.agents.learner import Learner
-    from operant.agents.making import define
-    from operant.engine import Engine
-    from operant.envs import vector
-    from operant.execution.host import HostDriver
-
-    workload = WORKLOADS[name]
-    definition = define(workload.kind, **options(workload))
-    runtime.start([(4,)], product=definition.product(workload.num_envs))
-    envs = vector.create(workload.env, workload.num_envs)
-    algorithm = definition.cls.create(definition.config, envs.spaces, workload.num_envs)
-    engine = Engine(Learner(algorithm), jax.random.key(0), workload.num_envs)
-    driver = HostDriver(engine, envs, 0)
-    while driver.step < max(workload.warm_up, 2 * driver.blocks * driver.block_steps):
-        driver.advance(driver.blocks)
+    driver = made(WORKLOADS[name])
+    envs, engine = driver.env, driver.engine
     spent: dict[str, float] = {}
     for owner, method in ((envs, "step"), (engine, "act"), (engine, "advance"), (engine, "noise")):
         timed(owner, method, spent)

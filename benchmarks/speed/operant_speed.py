@@ -49,16 +49,17 @@ def options(workload: Workload) -> dict[str, Any]:
     }
 
 
-def measure(workload: Workload, steps: int) -> Measured:
-    began = time.perf_counter()
+def made(workload: Workload) -> DeviceDriver | HostDriver:
+    """Return a driver that is warm: everything is compiled, and learning has begun."""
     definition = define(workload.kind, **options(workload))
     shape = (84, 84, 4) if workload.atari else (4,)
     runtime.start([shape], product=definition.product(workload.num_envs))  # as `operant train` does
     key = jax.random.key(0)
+    driver: DeviceDriver | HostDriver
     if workload.native:
         env = table.native(f"jax:{workload.env}")
         algorithm = definition.cls.create(definition.config, env.spaces, workload.num_envs)
-        driver: Any = DeviceDriver(Learner(algorithm), env, workload.num_envs, key)
+        driver = DeviceDriver(Learner(algorithm), env, workload.num_envs, key)
     else:
         games = dict.fromkeys(("preprocess", "max_frame", "clip_rewards", "episodic_life"), workload.atari)
         envs = vector.create(workload.env, workload.num_envs, **games)
@@ -66,6 +67,12 @@ def measure(workload: Workload, steps: int) -> Measured:
         driver = HostDriver(Engine(Learner(algorithm), key, workload.num_envs), envs, 0)
     while driver.step < max(workload.warm_up, 2 * driver.blocks * driver.block_steps):
         driver.advance(driver.blocks)
+    return driver
+
+
+def measure(workload: Workload, steps: int) -> Measured:
+    began = time.perf_counter()
+    driver = made(workload)
     before, start = driver.step, time.perf_counter()
     while driver.step - before < steps:
         driver.advance(driver.blocks)

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from peers import PEERS, run
-from workloads import WORKLOADS
+from workloads import WORKLOADS, Workload
 
 RESULTS = Path(__file__).parents[1] / "results"
-TRIAL_STEPS = {"env": 100_000, "ppo": 20_000}  # others: 500
+TRIAL_STEPS = {"env": 100_000, "ppo": 20_000}  # others, and where images are learnt from: 500
 
 Rounds = dict[str, dict[str, list[dict[str, Any]]]]
 
@@ -48,6 +48,12 @@ def interpreters(arguments: argparse.Namespace) -> dict[str, str]:
     return {name: path for name, path in given.items() if path}
 
 
+def trial_steps(workload: Workload) -> int:
+    if workload.kind == "ppo" and workload.atari:
+        return 500
+    return TRIAL_STEPS.get(workload.kind, 500)
+
+
 def measure(
     workload: str, arguments: argparse.Namespace, failures: list[str]
 ) -> dict[str, list[dict[str, Any]]]:
@@ -60,7 +66,7 @@ def measure(
     steps = {}
     for name in names:
         try:
-            trial = run(name, workload, TRIAL_STEPS.get(WORKLOADS[workload].kind, 500), pythons, limit)
+            trial = run(name, workload, trial_steps(WORKLOADS[workload]), pythons, limit)
         except RuntimeError as error:
             failures.append(str(error))
             print(error, file=sys.stderr)
