@@ -17,6 +17,7 @@ import platform
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from operant import presets
 from operant.execution.config import RunConfig
 from operant.execution.evaluate import evaluate
 from operant.spec import options
-from operant.tracking import interval, learning_curve, read_history
+from operant.tracking import History, interval, learning_curve, read_history
 from operant.train import Plan, host_vector, opened, train
 
 ROOT = Path(__file__).parents[2]
@@ -145,6 +146,12 @@ def run_preset(name: str, seeds: int, max_steps: int | None, runs: Path) -> dict
     return row
 
 
+def shown(histories: Sequence[History]) -> str:
+    """Return the column to draw: in short trainings the mean of the last 100 episodes lags too far behind."""
+    episodes = min(len(history["episode_reward"]) for history in histories)
+    return "episode_reward" if episodes < 10 * LAST_EPISODES else "mean_reward"
+
+
 def write(rows: list[dict[str, Any]], command: str) -> None:
     RESULTS.mkdir(exist_ok=True)
     file = RESULTS / "learning.json"
@@ -198,7 +205,8 @@ def main() -> None:
         for row in rows
     }
     for name, histories in curves.items():
-        learning_curve({name: histories}, images / f"{name.replace(':', '-')}.png", title=name)
+        picture = images / f"{name.replace(':', '-')}.png"
+        learning_curve({name: histories}, picture, title=name, plot=shown(histories))
     if arguments.plot:
         learning_curve(curves, images / arguments.plot, title="")
     if arguments.runs is None:
