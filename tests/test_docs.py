@@ -1,6 +1,7 @@
 """The documentation: tables are those of the code, links lead somewhere, examples run."""
 
 import inspect
+import json
 import re
 import runpy
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from operant import Agent, Environment, Runner, agents
+from operant import Agent, Environment, Runner, agents, presets
 from operant.agents import AGENTS, config_class
 from operant.cli.tables import markdown
 
@@ -21,7 +22,22 @@ PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/
 @pytest.mark.parametrize("module", sorted({entry.module for entry in AGENTS.values()}))
 def test_agent_page_has_the_table_of_options(module):
     page = ROOT / "docs" / "agents" / f"{module}.md"
-    assert markdown(config_class(module)) in page.read_text(), f"update the table of {page.name}"
+    text = page.read_text()
+    assert markdown(config_class(module)) in text, f"update the table of {page.name}"
+    assert runpy.run_path(str(ROOT / "scripts" / "agent_pages"))["written"](module, text) == text, (
+        "run scripts/agent_pages"
+    )
+
+
+def test_scores_of_presets_are_those_of_the_results():
+    rows = json.loads((ROOT / "benchmarks" / "results" / "learning.json").read_text())["rows"]
+    measured = {row["preset"]: row for row in rows}
+    scores = {f"{p.agent}:{p.name}": p.score for p in presets.every() if not p.score.startswith("not ")}
+    assert scores.keys() == measured.keys()
+    for name, score in scores.items():
+        numbers = [float(x) for x in re.findall(r"-?[\d.]+", score)[:3]]
+        np.testing.assert_allclose(numbers, measured[name]["mean"], atol=0.06, err_msg=name)
+        assert f"{len(measured[name]['seeds'])} seeds" in score
 
 
 def test_the_table_of_layers_is_that_of_the_code():

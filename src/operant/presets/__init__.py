@@ -7,7 +7,7 @@ on how many seeds, with which version).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -32,6 +32,14 @@ def every() -> Iterator[Preset]:
             agent = file.name.removesuffix(".json")
             for name, entry in json.loads(file.read_text(encoding="utf-8")).items():
                 yield Preset(agent, name, entry["settings"], entry["score"])
+
+
+def markdown(agents: Collection[str]) -> str:
+    """Return the table of the presets of some agents, with what was measured."""
+    rows = [p for p in every() if p.agent in agents]
+    lines = ["| agent | preset | environment | mean return [95% interval over seeds] |", "|---|---|---|---|"]
+    lines += [f"| {p.agent} | `{p.name}` | {p.settings['env']} | {p.score} |" for p in rows]
+    return "\n".join(lines)
 
 
 def settings(agent: str, name: str) -> dict[str, Any]:
