@@ -251,6 +251,8 @@ def test_short_episodes_fill_the_frames_before_the_rows(replay):
         if replay.prioritised:
             assert sampleable(state) == set(plain.transitions(1))
     assert held[0] == 16
+    # As full as it gets: what waits for a full memory must not wait for ever.
+    assert replay.begun(state, replay.length) and not replay.begun(replay.init(example(stacked=True)), 1)
     check_samples(replay, state, plain, jax.random.key(0), 2, stacked=True)
 
 

@@ -134,8 +134,11 @@ class Replay:
         return Cursor(*state.cursor).held.sum()
 
     def begun(self, state: ReplayState, count: int) -> Bool[Array, ""]:
-        """Tell whether `count` rows are held, or as many as one column can hold: a memory may be younger than the run."""
-        return self.rows(state) >= min(count, self.length - 1)
+        """Tell whether `count` rows are held, or as many as one full column is sure to: a memory may be younger than the run.
+
+        Where episodes are short, the frames of their first rows leave room for fewer rows than `length`.
+        """
+        return self.rows(state) >= min(count, self.stacks.longest_block - 1)
 
     @staticmethod
     def has_sequence(state: ReplayState, length: int) -> Bool[Array, ""]:
