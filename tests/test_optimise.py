@@ -109,3 +109,21 @@ def test_a_gradient_that_is_not_finite_changes_nothing(name):
 def test_unknown_names_get_a_suggestion():
     with pytest.raises(SpecError, match=r"Unknown optimizer 'adm'\. Did you mean 'adam'\?"):
         optimise.optimizer("adm", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"), [("adam", {"epsilon": 0.0}), ("rmsprop", {"epsilon": 0.0}), ("sgd", {"lr": 3e38})]
+)
+def test_a_step_that_is_not_finite_changes_nothing_though_its_gradient_is(name, numbers):
+    optimizer = optimise.optimizer(name, **{"lr": 0.1, **numbers})
+    grads = jax.tree.map(lambda x: np.full_like(x, 10.0), PARAMS)
+    grads["b"][0] = 0.0  # 0 / 0 where there is no epsilon
+    state = optimizer.init(PARAMS)
+    same, same_state, info = optimise.apply(optimizer, PARAMS, state, grads)
+    assert info["skipped"] == 1 and np.isfinite(info["grad_norm"])
+    for old, new in zip(jax.tree.leaves((PARAMS, state)), jax.tree.leaves((same, same_state)), strict=True):
+        np.testing.assert_array_equal(old, new)
+    # Negative control: the plain step would have spoilt the parameters.
+    with jax.numpy_dtype_promotion("standard"):
+        step, _ = optimizer.transformation.update(optimizer.form(grads), state, optimizer.form(PARAMS))
+    assert not all(np.isfinite(x).all() for x in jax.tree.leaves(step))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -133,6 +134,7 @@ class Training:
         """How the run ended; None while it goes on."""
         self._interrupted = False  # here
         self._ending = False  # everywhere
+        self._warned = False  # of updates that were left out
         self._begun = self._saved = 0.0
         self._logged = 0.0, 0, 0
         self._collected = 0  # blocks that `blocks` has asked for
@@ -282,6 +284,14 @@ class Training:
 
     def _log(self, speed: float) -> None:
         values = {"time/steps_per_second": speed, **self.driver.metrics()}
+        if values.get("update/skipped", 0.0) > 0.0 and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{values['update/skipped']:.1%} of the last updates were left out: their gradients or steps were not finite. "
+                "Look for rewards or observations that are very large, or a learning rate that is.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         if self.score.rewards:
             values["episode/reward_mean"] = self.score.mean
             values["episode/length_mean"] = self.score.mean_length

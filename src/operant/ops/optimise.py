@@ -265,7 +265,7 @@ def optimizer(
 
 
 def apply(optimizer: Optimizer, params: Tree, opt_state: Tree, grads: Tree) -> tuple[Tree, Tree, Metrics]:
-    """Take one step, unless the gradient is not finite: then parameters and state stay as they are, bit for bit.
+    """Take one step, unless the gradient or the step is not finite: then parameters and state stay as they are, bit for bit.
 
     Args:
         optimizer: of `optimizer`.
@@ -279,9 +279,10 @@ def apply(optimizer: Optimizer, params: Tree, opt_state: Tree, grads: Tree) -> t
     """
     old, grads = optimizer.form(params), optimizer.form(grads)
     grad_norm = optax.tree.norm(grads)
-    finite = jnp.isfinite(grad_norm)
     with jax.numpy_dtype_promotion("standard"):  # optax raises floats to the power of an integer count
         updates, new_state = optimizer.transformation.update(grads, opt_state, old)
+    # A finite gradient can make a step that is not: 0 / 0 where epsilon is 0, or a learning rate that overflows.
+    finite = jnp.isfinite(grad_norm) & jnp.isfinite(optax.tree.norm(updates))
     new = optax.apply_updates(old, updates)
 
     def keep(new: Array, old: Array) -> Array:
