@@ -231,6 +231,8 @@ def test_spaces_that_cannot_be_served_are_refused_with_what_to_use_instead(name,
     assert repr(leaves[refused].type) in message
     others = [other for other in NAMES if serves(other, spaces)]
     assert any(other in message.partition("Use")[2] for other in others), message
+    named = message.partition("agents: ")[2].removesuffix(" instead.")
+    assert all(serves(other, spaces) for other in named.split(", ") if other), message
 
 
 def test_metrics_are_finite_and_documented(agent):

@@ -20,6 +20,7 @@ from operant.spec import Config
 
 if TYPE_CHECKING:
     from operant.agents.protocol import Algorithm
+    from operant.spaces import Spaces
 
 
 class Entry(NamedTuple):
@@ -36,6 +37,8 @@ class Entry(NamedTuple):
     options: dict[str, Any] = {}  # noqa: RUF012 - read only
     """Options that this name fixes to other defaults."""
     learns: bool = True
+    bounded: bool = False
+    """Whether it needs finite bounds of float actions."""
     form: dict[str, Any] | None = None
     """Options of the agent `DEFAULT` that make it a form of this one: taken where options are given that only it has."""
 
@@ -75,6 +78,7 @@ AGENTS: dict[str, Entry] = {
         "DDPG",
         "Deep deterministic policy gradient: replay; float actions with bounds",
         ("float",),
+        bounded=True,
         form={
             "objective": "deterministic_policy_gradient",
             "memory": "replay",
@@ -143,9 +147,19 @@ AGENTS: dict[str, Entry] = {
         ("float", "int", "bool"),
         learns=False,
     ),
-    "sac": Entry("sac", "SAC", "Soft actor-critic: replay, entropy; float actions with bounds", ("float",)),
+    "sac": Entry(
+        "sac",
+        "SAC",
+        "Soft actor-critic: replay, entropy; float actions with bounds",
+        ("float",),
+        bounded=True,
+    ),
     "td3": Entry(
-        "td3", "TD3", "Twin delayed DDPG: replay, two critics; float actions with bounds", ("float",)
+        "td3",
+        "TD3",
+        "Twin delayed DDPG: replay, two critics; float actions with bounds",
+        ("float",),
+        bounded=True,
     ),
     "trpo": Entry(
         "trpo",
@@ -188,9 +202,16 @@ def entry(name: str) -> Entry:
     return AGENTS[resolve(name)]
 
 
-def serving(action_type: str) -> str:
-    """Say which agents serve a type of action, for messages."""
-    names = [name for name, known in AGENTS.items() if known.learns and action_type in known.actions]
+def serving(spaces: Spaces) -> str:
+    """Say which agents that learn serve all actions of these spaces, for messages."""
+    leaves = spaces.actions.components.values()
+    types = {leaf.type for leaf in leaves}
+    unbounded = any(leaf.type == "float" and not leaf.bounded for leaf in leaves)
+    names = [
+        name
+        for name, known in AGENTS.items()
+        if known.learns and types <= {*known.actions} and not (unbounded and known.bounded)
+    ]
     return f"one of these agents: {', '.join(names)}"
 
 

@@ -244,7 +244,7 @@ class ACER:
     @classmethod
     def create(cls, config: Config, spaces: Spaces, actors: int) -> ACER:
         """Build the network; refuse float actions, and a memory too small for a sequence of every actor."""
-        require(spaces, "acer", {"int", "bool"}, serving("float"))
+        require(spaces, "acer", {"int", "bool"}, serving(spaces))
         if config.buffer_max_size <= actors * config.n_steps:
             raise value_error(
                 "buffer_max_size",

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from operant.agents import AGENTS, algorithm_class, imitation, sequences, serving, stability
+from operant.agents import imitation, sequences, serving, stability
 from operant.agents.action_units import critic_inputs, from_units, require_bounds, to_units, with_actions
 from operant.agents.config import ContinuousConfig
 from operant.agents.protocol import Counters
@@ -118,8 +118,8 @@ class Continuous(abc.ABC):
             SpaceError: an action is no float, or has no bounds; the message says what to use instead.
             SpecError: a network does not fit, or sequences for a recurrent one do not fit the memory.
         """
-        require(spaces, name, {"float"}, serving("int"))
-        require_bounds(spaces, name, f"use one of these agents instead: {_unbounded()}")
+        require(spaces, name, {"float"}, serving(spaces))
+        require_bounds(spaces, name, f"use {serving(spaces)}")
         states = {k: leaf for k, leaf in spaces.states.components.items() if not k.endswith(MASK)}
         normalize = config.normalize_observations
         actor = build(
@@ -494,9 +494,3 @@ def merged(improved: Improved, actor: Metrics) -> Metrics:
 
 def _network(given: Any) -> Any:
     return NETWORK if isinstance(given, str) and given == "auto" else given
-
-
-def _unbounded() -> str:
-    """Name the agents that serve floats without bounds."""
-    serve = [name for name, entry in AGENTS.items() if "float" in entry.actions]
-    return ", ".join(name for name in serve if not issubclass(algorithm_class(name), Continuous))

@@ -98,9 +98,9 @@ def _served(config: Config, spaces: Spaces) -> None:
     """Refuse actions that the objective cannot serve."""
     name = f"modular with objective={config.objective!r}"
     if config.objective == "action_value":
-        require(spaces, name, {"int", "bool"}, serving("float"))
+        require(spaces, name, {"int", "bool"}, serving(spaces))
     if config.objective == DETERMINISTIC:
-        require(spaces, name, {"float"}, serving("int"))
+        require(spaces, name, {"float"}, serving(spaces))
         require_bounds(spaces, name, "use objective='policy_gradient'")
 
 

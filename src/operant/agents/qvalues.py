@@ -87,7 +87,7 @@ class QLearner:
         Raises:
             SpaceError: an action is of type float.
         """
-        require(spaces, name, {"int", "bool"}, serving("float"))
+        require(spaces, name, {"int", "bool"}, serving(spaces))
         heads = q_heads(spaces, atoms=atoms, dueling=dueling)
         model = build(network, spaces.states.components, heads, normalize=config.normalize_observations)
         return cls(config, spaces, actors, model)
