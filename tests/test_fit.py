@@ -143,9 +143,49 @@ def test_buffers_check_their_sizes(arguments, message):
         ReplayBuffer1(**{"batch_size": 1, **arguments})
 
 
+def test_an_agent_of_the_table_brings_its_fixed_options():
+    assert operant.agents["dqn"]["agent"] is operant.DQN
+    cls = operant.agents["double_dqn"]["agent"]
+    assert issubclass(cls, operant.DQN)
+    agent = cls("CartPole-v1", NET, ReplayBuffer1(64, batch_size=4), quiet=True, seed=1)
+    assert agent.session.definition.config.double
+    agent.close()
+
+
+def compiled_models(*optimizers):
+    """Return an actor and a critic for Pendulum."""
+    from operant.nn.backend import keras
+
+    k, made = keras(), []
+    for size, optimizer in zip((3, 4), optimizers, strict=True):
+        entry = k.Input((size,))
+        made.append(k.Model(entry, k.layers.Dense(1)(entry)))
+        made[-1].compile(optimizer=optimizer)
+    return made
+
+
+def test_actor_and_critic_may_be_compiled_with_learning_rates_of_their_own():
+    from operant.nn.backend import keras
+
+    adam = keras().optimizers.Adam
+    models = compiled_models(adam(1e-4), adam(1e-3))
+    agent = operant.DDPG("Pendulum-v1", *models, ReplayBuffer1(64, batch_size=4), quiet=True, seed=1)
+    config = agent.session.definition.config
+    assert (config.lr, config.critic_lr) == pytest.approx((1e-4, 1e-3))
+    agent.close()
+    with pytest.raises(
+        SpecError, match=r"different optimizers.*learning rates of actor and critic may differ"
+    ):
+        operant.DDPG("Pendulum-v1", *compiled_models(adam(1e-4), adam(1e-3, beta_1=0.5)), quiet=True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            lambda: operant.DQN("CartPole-v1", NET, [ReplayBuffer1(64)], n_envs=4),
+            "one for each environment. Received: 1 for 4 environments",
+        ),
         (lambda: operant.PPO([]), "envs must be at least one environment"),
         (lambda: operant.PPO("CartPole-v1", NET, [], quiet=True), "PPO takes envs, model. Received: 3 positional"),
         (lambda: operant.PPO("CartPole-v1", NET, model=NET), "got 'model' twice"),

@@ -93,6 +93,18 @@ def test_frames_are_scaled(top, scale):
     np.testing.assert_allclose(outputs["q"], expected["q"], atol=1e-6)
 
 
+def test_a_keras_model_that_scales_frames_within_another_is_not_scaled_again():
+    k = keras()
+    inner_entry = k.Input((2, 2, 1))
+    inner = k.Model(inner_entry, k.layers.Flatten()(k.layers.Rescaling(1 / 255)(inner_entry)))
+    entry = k.Input((2, 2, 1))
+    model = k.Model(entry, k.layers.Dense(2, kernel_initializer="ones")(inner(entry)))
+    built = build(model, {"state": Leaf("float", (2, 2, 1), dtype="uint8", min_value=0, max_value=255)}, Q)
+    v = built.init(jax.random.key(0))
+    outputs, _ = built.apply(v, {"state": np.full((2, 2, 1), 255, np.uint8)})
+    np.testing.assert_allclose(outputs["q"], 4.0, rtol=1e-5)
+
+
 def test_towers():
     heads = {"pi": Head((2,)), "v": Head(()), "std": Head((2,), constant=0.5)}
     shared = build([{"type": "dense", "size": 4}], VECTOR, heads)

@@ -88,8 +88,9 @@ class Trainer:
         given = self._named(parts, settings)
         run, own = _split(self.agent, given)
         self.models = {name: own[name] for name in MODELS if name in own}
-        own |= buffer_options(config_class(self.agent), own.pop("buffers", None))
-        own = {**optimizer_options(self.models, own), **own}
+        config = config_class(self.agent)
+        own |= buffer_options(config, own.pop("buffers", None), self._count(n_envs))
+        own = {**optimizer_options(config, self.models, own), **own}
         seed = run.pop("seed", None)
         self.run = RunConfig.from_dict(
             {
@@ -135,6 +136,12 @@ class Trainer:
             if name in settings:
                 raise UsageError(f"{type(self).__name__} got {name!r} twice, by place and by name.")
         return {name: value for name, value in {**named, **settings}.items() if value is not None}
+
+    def _count(self, n_envs: int | None) -> int | None:
+        """Return how many environments were given; None if only a vector knows."""
+        if isinstance(self._envs, list | tuple):
+            return len(self._envs)
+        return n_envs or 1 if isinstance(self._envs, str) else None
 
     def fit(
         self,
@@ -297,6 +304,13 @@ class Trainer:
     def close(self) -> None:
         """Close the environments."""
         self.session.environments.close()
+
+
+@functools.cache
+def trainer_of(agent: str) -> type[Trainer]:
+    """Return the class that trains an agent of the table: `DQN`, or one like it that doubles for `ddqn`."""
+    cls = trainer(AGENTS[agent].cls)
+    return cls if cls.agent == agent else type(cls.__name__, (cls,), {"agent": agent, "__module__": __name__})
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -87,14 +87,24 @@ class ReplayBuffer2(ReplayBuffer1):
         self.slots = slots
 
 
-def buffer_options(config: type[Config], buffers: Any) -> dict[str, Any]:
-    """Return the options of an algorithm that a list of replay buffers stands for.
+def buffer_options(config: type[Config], buffers: Any, environments: int | None) -> dict[str, Any]:
+    """Return the options of an algorithm that a list of replay buffers, one for each environment, stands for.
 
     Shares are summed up, except for an option that counts something per environment anyway.
+
+    Args:
+        config: the algorithm's.
+        buffers: the list; or one buffer that is for all; None: none are given.
+        environments: how many there are; None: not known.
     """
     if buffers is None:
         return {}
     parts = list(buffers) if isinstance(buffers, list | tuple) else [buffers]
+    if isinstance(buffers, list | tuple) and environments not in (None, len(parts)):
+        raise SpecError(
+            f"buffers must be one for each environment. Received: {len(parts)} for {environments} environments. "
+            "Give as many, or a single one (no list) for all together."
+        )
     for part in parts:
         if not isinstance(part, ReplayBuffer1):
             raise value_error("buffers", "a list of ReplayBuffer1 or ReplayBuffer2", part)
@@ -107,7 +117,9 @@ def buffer_options(config: type[Config], buffers: Any) -> dict[str, Any]:
     return found
 
 
-def optimizer_options(models: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def optimizer_options(
+    config: type[Config], models: Mapping[str, Any], own: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the options that the optimizers of compiled Keras models stand for."""
     given = [m.optimizer for m in models.values() if getattr(m, "optimizer", None) is not None]
     if "optimizer" in own or not given:
@@ -115,11 +127,22 @@ def optimizer_options(models: Mapping[str, Any], own: Mapping[str, Any]) -> dict
     from operant.nn.keras_optimizers import options_of
 
     found = [options_of(optimizer) for optimizer in given]
+    if {*models} == {"actor_model", "critic_model"} and len(found) == 2 and "critic_lr" in options(config):
+        critic = options_of(models["critic_model"].optimizer)
+        found[0] = options_of(models["actor_model"].optimizer)
+        if critic["lr"] != found[0]["lr"]:
+            return {**_same([found[0], {**critic, "lr": found[0]["lr"]}]), "critic_lr": critic["lr"]}
+    return _same(found)
+
+
+def _same(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what all optimizers are."""
     if any(other != found[0] for other in found):
         raise SpecError(
-            "The models are compiled with different optimizers. Compile them with the same, or give optimizer= and lr=."
+            "The models are compiled with different optimizers. Compile them with the same (the learning rates of actor and "
+            "critic may differ for agents with a critic_lr), or give optimizer= and lr=."
         )
-    return found[0] if found else {}
+    return found[0]
 
 
 def made_again(env: Any) -> Any:

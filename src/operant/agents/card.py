@@ -42,7 +42,7 @@ class Card(Mapping[str, Any]):
         if key == "module":
             return importlib.import_module(f"{__package__}.{self._entry.module}")
         if key == "agent":
-            return getattr(importlib.import_module("operant"), self._entry.cls)
+            return importlib.import_module("operant.fit").trainer_of(resolve(self._name))
         if key not in self._files:
             raise SpecError(f"The agent {self._name!r} has no {key!r}.{suggest(key, self)}")
         return self._files[key]

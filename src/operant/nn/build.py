@@ -214,10 +214,15 @@ def _complete(
     normalized: Sequence[str],
 ) -> dict[str, Any]:
     """Connect a whole Keras model: check its inputs, and its outputs against the heads, in order."""
-    k = keras()
-    scaled = not any(isinstance(layer, k.layers.Rescaling) for layer in model.layers)
+    scaled = not _rescales(model)
     tensors = {n: _prepared(entries[n], n, leaf, normalized, scaled) for n, leaf in fed.items()}
     return _headed(model.name, _called(model, tensors, fed), heads, entries)
+
+
+def _rescales(layer: Any) -> bool:
+    """Tell whether a layer, or one within it, scales its input."""
+    within = (_rescales(inner) for inner in getattr(layer, "layers", ()))
+    return isinstance(layer, keras().layers.Rescaling) or any(within)
 
 
 def _from_cfg(
