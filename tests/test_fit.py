@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 
 import operant
-from operant import checkpoint
+from operant import ModelReader, checkpoint
 from operant.agents import AGENTS, config_class
 from operant.envs.classic import CartPole
-from operant.errors import EnvironmentError, SpecError, UsageError
+from operant.errors import CheckpointError, EnvironmentError, MismatchError, SpecError, UsageError
 from operant.fit import CLASSES, trainer
 from operant.inputs import ReplayBuffer1, ReplayBuffer2, create_envs
 from operant.replay import ReplayConfig, replay
 from operant.spec import options
 from operant.tracking import read_history
 
+CFG = operant.agents["a2c"]["model"]["ann"][0]
 NET = [{"type": "dense", "size": 16}]
 SMALL = {"n_steps": 16, "mini_batches": 2, "ppo_epochs": 1, "quiet": True, "seed": 1}
 
@@ -150,6 +151,18 @@ def test_an_agent_of_the_table_brings_its_fixed_options():
     agent = cls("CartPole-v1", NET, ReplayBuffer1(64, batch_size=4), quiet=True, seed=1)
     assert agent.session.definition.config.double
     agent.close()
+
+
+@pytest.mark.slow
+def test_weights_with_means_of_observations_say_where_they_belong(tmp_path):
+    path, model = str(tmp_path / "net.tf"), ModelReader(CFG, [2, 1], (4,), "adam").build_model()
+    agent = operant.A2C("CartPole-v1", model, normalize_observations=True, checkpoints=[path], quiet=True)
+    agent.fit(max_steps=600)
+    agent.close()
+    with pytest.raises(MismatchError, match=r"missing: (?s:.*)another network: give .* --model"):
+        operant.A2C("CartPole-v1", NET, weights=[path], quiet=True).fit(max_steps=5)
+    with pytest.raises(CheckpointError, match=r"normalize_observations=True, weights=\['.*net.tf'\]"):
+        model.load_weights(path)
 
 
 def compiled_models(*optimizers):

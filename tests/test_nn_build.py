@@ -105,6 +105,26 @@ def test_a_keras_model_that_scales_frames_within_another_is_not_scaled_again():
     np.testing.assert_allclose(outputs["q"], 4.0, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["dense", "softmax layer", "softmax activation"])
+def test_probabilities_of_a_keras_model_are_the_policys(kind):
+    k = keras()
+    entry = k.Input((3,))
+    if kind == "dense":
+        out = k.layers.Dense(2, activation="softmax")(entry)
+    else:
+        last = k.layers.Softmax() if kind == "softmax layer" else k.layers.Activation("softmax")
+        out = last(k.layers.Dense(2)(entry))
+    model = k.Model(entry, out)
+    built = build(model, VECTOR, Q)
+    x = 30.0 * jnp.ones((1, 3))
+    logits = built.apply(built.init(jax.random.key(0)), {"state": x})[0]["q"]
+    assert np.all(np.isfinite(logits))
+    with numpy_promotion():
+        probabilities = np.asarray(model(np.asarray(x)))
+    np.testing.assert_allclose(jax.nn.softmax(logits), probabilities, atol=1e-6)
+    assert not np.allclose(jax.nn.softmax(probabilities), probabilities, atol=0.05)  # were they logits
+
+
 def test_towers():
     heads = {"pi": Head((2,)), "v": Head(()), "std": Head((2,), constant=0.5)}
     shared = build([{"type": "dense", "size": 4}], VECTOR, heads)

@@ -30,6 +30,10 @@ class CheckpointError(OperantError, RuntimeError):
     """A file that should hold a checkpoint cannot be used."""
 
 
+class MismatchError(CheckpointError):
+    """A checkpoint holds other arrays than what it is loaded into."""
+
+
 class UsageError(OperantError, RuntimeError):
     """A method was called out of order, or with arguments that exclude one another."""
 

@@ -10,7 +10,7 @@ from operant import runtime
 from operant.agents.learner import Learner, Train
 from operant.agents.making import Definition
 from operant.agents.protocol import Algorithm
-from operant.errors import SpecError, value_error
+from operant.errors import MismatchError, SpecError, value_error
 from operant.execution.config import RunConfig
 from operant.execution.records import Sink
 from operant.execution.training import Driver, Training, alone
@@ -180,5 +180,11 @@ def load_weights(algorithm: Algorithm, state: Any, paths: Sequence[str]) -> Any:
             f"weights must be {len(weights)} path(s), one for each model ({', '.join(weights)}). Received: {len(paths)}."
         )
     for path, name in zip(paths, weights, strict=True):
-        weights[name] = checkpoint.load(path, weights[name])[0]
+        try:
+            weights[name] = checkpoint.load(path, weights[name])[0]
+        except MismatchError as error:
+            raise MismatchError(
+                f"{error}\nThe weights belong to another network: give the one of their training (model=, on the command line --model, "
+                "--actor-model or --critic-model), and normalize_observations if it had that."
+            ) from None
     return algorithm.with_weights(state, weights)

@@ -24,7 +24,7 @@ from operant.checkpoint import arrays, durable
 from operant.checkpoint.manifest import FORMAT, KEYS, PYTHON, VERSION, digest
 from operant.checkpoint.manifest import NAME as MANIFEST
 from operant.checkpoint.manifest import read as read_manifest
-from operant.errors import CheckpointError, value_error
+from operant.errors import CheckpointError, MismatchError, value_error
 from operant.spec import plain
 from operant.types import Tree
 
@@ -327,7 +327,7 @@ def _fit(path: Path, leaves: dict[str, Any], like: Tree) -> None:
             problems.append(f"{name} is {have[0]}{list(have[1])} where {want[0]}{list(want[1])} is expected")
     if problems:
         shown = sorted(problems)[:20] + ([f"and {len(problems) - 20} more"] if len(problems) > 20 else [])
-        raise CheckpointError(f"{path} does not fit what it is loaded into:\n  " + "\n  ".join(shown))
+        raise MismatchError(f"{path} does not fit what it is loaded into:\n  " + "\n  ".join(shown))
 
 
 def _read_leaves(

@@ -216,7 +216,7 @@ def _complete(
     """Connect a whole Keras model: check its inputs, and its outputs against the heads, in order."""
     scaled = not _rescales(model)
     tensors = {n: _prepared(entries[n], n, leaf, normalized, scaled) for n, leaf in fed.items()}
-    return _headed(model.name, _called(model, tensors, fed), heads, entries)
+    return _headed(model, _called(model, tensors, fed), heads, entries)
 
 
 def _rescales(layer: Any) -> bool:
@@ -252,7 +252,7 @@ def _from_cfg(
         )
     dense = {n: math.prod(head.shape) for n, head in heads.items() if head.constant is None}
     model = cfg.model(tuple(x.shape[1:]), cfg.units(dense))
-    return _headed(model.name, model(x), heads, entries)
+    return _headed(model, model(x), heads, entries)
 
 
 def _graph(tensors: Mapping[str, Any], fed: Mapping[str, Leaf]) -> Graph:
@@ -262,10 +262,26 @@ def _graph(tensors: Mapping[str, Any], fed: Mapping[str, Leaf]) -> Graph:
     )
 
 
-def _headed(name: str, called: Any, heads: Mapping[str, Head], entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Check a whole model's outputs against the heads, in order, and add the heads that are learned constants."""
+def _are_probabilities(model: Any) -> list[bool]:
+    """Tell which outputs of a whole model are a softmax; none where the model does not show its layers."""
+    layers = [x._keras_history.operation for x in keras().tree.flatten(getattr(model, "outputs", None) or [])]
+    softmax = keras().layers.Softmax
+    return [
+        isinstance(layer, softmax) or getattr(getattr(layer, "activation", None), "__name__", "") == "softmax"
+        for layer in layers
+    ]
+
+
+def _headed(model: Any, called: Any, heads: Mapping[str, Head], entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Check a whole model's outputs against the heads, in order, and add the heads that are learned constants.
+
+    Heads of choices are logits. Where a model gives probabilities instead, their logarithms are logits of the same policy.
+    """
     k = keras()
     found = k.tree.flatten(called)
+    for i, is_softmax in enumerate(_are_probabilities(model)):
+        if is_softmax:
+            found[i] = k.ops.log(k.ops.maximum(found[i], 1e-30))
     dense = {n: head for n, head in heads.items() if head.constant is None}
     sizes = [math.prod(head.shape) for head in dense.values()]
     shapes = [tuple(x.shape[1:]) for x in found]
@@ -273,7 +289,7 @@ def _headed(name: str, called: Any, heads: Mapping[str, Head], entries: Mapping[
     if not fits:
         wanted = ", ".join(f"{n} {head.shape}" for n, head in dense.items())
         raise SpecError(
-            f"The Keras model {name!r} must have one output per head, in this order: {wanted}. "
+            f"The Keras model {model.name!r} must have one output per head, in this order: {wanted}. "
             f"Received: {len(shapes)} output(s) of shape {', '.join(map(str, shapes))}."
         )
     outputs = {

@@ -41,6 +41,12 @@ class WeightsModel(_keras.Model):  # type: ignore[name-defined]
         values = {path.split("'")[-2]: np.asarray(x) for path, x in found.items()}
         wanted = {name: tuple(variable.shape) for name, variable in own.items()}
         shapes = {name: x.shape for name, x in values.items()}
+        if shapes != wanted and any(name.startswith("normalizer.") for name in values.keys() - own.keys()):
+            raise CheckpointError(
+                f"The weights {str(filepath)!r} come with the observations' means and deviations (normalize_observations), for "
+                f"which this model has no place: it would see other numbers than in training. Give them to the algorithm's class: "
+                f"normalize_observations=True, weights=[{str(filepath)!r}]."
+            )
         if shapes != wanted:
             raise CheckpointError(
                 f"The weights {str(filepath)!r} are of another network. Here: {_listed(wanted)}. There: {_listed(shapes)}. "
