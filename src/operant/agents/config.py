@@ -72,7 +72,8 @@ class AgentConfig(Config):
     )
     normalize_observations: bool = option(
         False,
-        "Scale float observations by their running mean and standard deviation, which are saved with the agent",
+        "Scale float observations (numbers and vectors; not images) by their running mean and standard deviation, which are "
+        "saved with the agent",
     )
     normalize_rewards: bool = option(
         False, "Divide rewards by the running standard deviation of the discounted return"
