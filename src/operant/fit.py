@@ -307,13 +307,6 @@ class Trainer:
 
 
 @functools.cache
-def trainer_of(agent: str) -> type[Trainer]:
-    """Return the class that trains an agent of the table: `DQN`, or one like it that doubles for `ddqn`."""
-    cls = trainer(AGENTS[agent].cls)
-    return cls if cls.agent == agent else type(cls.__name__, (cls,), {"agent": agent, "__module__": __name__})
-
-
-@functools.cache
 def trainer(name: str) -> type[Trainer]:
     """Return the class of an algorithm by the name of its class in the table: `PPO`.
 

@@ -42,7 +42,7 @@ class Card(Mapping[str, Any]):
         if key == "module":
             return importlib.import_module(f"{__package__}.{self._entry.module}")
         if key == "agent":
-            return importlib.import_module("operant.fit").trainer_of(resolve(self._name))
+            return _trainer(resolve(self._name))
         if key not in self._files:
             raise SpecError(f"The agent {self._name!r} has no {key!r}.{suggest(key, self)}")
         return self._files[key]
@@ -62,6 +62,14 @@ class Card(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"Card({self._name!r})"
+
+
+@functools.cache
+def _trainer(agent: str) -> type:
+    """Return the class that trains an agent: that of its algorithm, or one like it with the agent's fixed options."""
+    cls: Any = getattr(importlib.import_module("operant"), entry(agent).cls)
+    own: type = cls if cls.agent == agent else type(cls.__name__, (cls,), {"agent": agent})
+    return own
 
 
 def _files(owner: str, slot: str) -> dict[str, list[str]]:
