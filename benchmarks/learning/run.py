@@ -143,13 +143,20 @@ def run_preset(name: str, seeds: int, max_steps: int | None, runs: Path) -> dict
     row: dict[str, Any] = {"preset": name, "settings": settings, "seeds": results}
     for statistic in ("mean", "iqm"):
         row[statistic] = [round(float(x), 2) for x in interval(scores, statistic)]
-    if gate is not None:
-        row |= {"published": gate.published, "greedy": gate.greedy}
-        if gate.bound is not None:
-            low, high = row["mean"][1:]
-            passed = low > gate.bound and (gate.below is None or high < gate.below)
-            row |= {"gate": gate.bound, "below": gate.below, "passed": passed}
-    return row
+    return judged(row)
+
+
+def judged(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with what its gate says of it."""
+    gate = GATES.get(row["preset"])
+    if gate is None:
+        return row
+    said: dict[str, Any] = {"published": gate.published, "greedy": gate.greedy}
+    if gate.bound is not None:
+        low, high = row["mean"][1:]
+        passed = low > gate.bound and (gate.below is None or high < gate.below)
+        said |= {"gate": gate.bound, "below": gate.below, "passed": passed}
+    return row | said
 
 
 def shown(histories: Sequence[History]) -> str:
@@ -163,6 +170,7 @@ def write(rows: list[dict[str, Any]], command: str) -> None:
     file = RESULTS / "learning.json"
     kept = {row["preset"]: row for row in json.loads(file.read_text())["rows"]} if file.exists() else {}
     kept |= {row["preset"]: row for row in rows}
+    kept = {name: judged(row) for name, row in kept.items()}  # gates may have changed since
     packages = ("operant", "jax", "keras", "optax", "numpy", "gymnasium")
     machine = {"python": platform.python_version(), "cores": 2, **{p: version(p) for p in packages}}
     file.write_text(
@@ -172,16 +180,18 @@ def write(rows: list[dict[str, Any]], command: str) -> None:
         "# Learning over seeds",
         "",
         "A seed's score is the mean return of its last 100 training episodes (exploration on) or, where it says greedy, of 100 episodes",
-        f"of the final policy without exploration. Intervals are 95% bootstrap intervals over seeds. Versions: {', '.join(f'{k} {v}' for k, v in machine.items())}. Command: `{command}`.",
+        f"of the final policy without exploration. Intervals are 95% bootstrap intervals over seeds. The last to be measured: `{command}`, with {', '.join(f'{k} {v}' for k, v in machine.items())}.",
         "",
-        "| preset | steps | seeds | mean [95%] | IQM [95%] | gate (lower bound above) | passed | training, s per seed | published |",
+        "| preset | steps | seeds | mean [95%] | IQM [95%] | gate (interval within) | passed | training, s per seed | published |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in kept.values():
         mean, iqm = ("{} [{}, {}]".format(*row[s]) for s in ("mean", "iqm"))
         seconds = float(np.median([r["training_seconds"] for r in row["seeds"]]))
+        bound, below = row.get("gate"), row.get("below")
+        within = "-" if bound is None else f"above {bound}" if below is None else f"{bound} to {below}"
         lines.append(
-            f"| {row['preset']} | {row['seeds'][0]['steps']:,} | {len(row['seeds'])} | {mean}{' greedy' if row.get('greedy') else ''} | {iqm} | {row.get('gate', '-')} | "
+            f"| {row['preset']} | {row['seeds'][0]['steps']:,} | {len(row['seeds'])} | {mean}{' greedy' if row.get('greedy') else ''} | {iqm} | {within} | "
             f"{'yes' if row.get('passed') else 'no' if 'passed' in row else '-'} | {seconds:g} | {row.get('published', '-')} |"
         )
     (RESULTS / "learning.md").write_text("\n".join(lines) + "\n")
