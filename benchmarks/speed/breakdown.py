@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
 from operant_speed import made
 from run import processor
 from workloads import WORKLOADS
@@ -39,7 +40,7 @@ def timed(owner: Any, name: str, spent: dict[str, float]) -> None:
     def call(*arguments: Any) -> Any:
         began = time.perf_counter()
         try:
-            return inner(*arguments)
+            return jax.block_until_ready(inner(*arguments))
         finally:
             spent[name] = spent.get(name, 0.0) + time.perf_counter() - began
 
