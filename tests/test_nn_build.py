@@ -105,24 +105,33 @@ def test_a_keras_model_that_scales_frames_within_another_is_not_scaled_again():
     np.testing.assert_allclose(outputs["q"], 4.0, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["dense", "softmax layer", "softmax activation"])
+@pytest.mark.parametrize("kind", ["dense", "softmax layer", "softmax activation", "within another"])
 def test_probabilities_of_a_keras_model_are_the_policys(kind):
     k = keras()
     entry = k.Input((3,))
+    softmax = k.layers.Dense(2, activation="softmax")
     if kind == "dense":
-        out = k.layers.Dense(2, activation="softmax")(entry)
+        out = softmax(entry)
+    elif kind == "within another":
+        out = k.Sequential([entry, softmax])(entry)
     else:
         last = k.layers.Softmax() if kind == "softmax layer" else k.layers.Activation("softmax")
-        out = last(k.layers.Dense(2)(entry))
+        softmax = k.layers.Dense(2)
+        out = last(softmax(entry))
+    softmax.set_weights([0.01 * np.array([[1.0, -1.0]] * 3, np.float32), np.zeros(2, np.float32)])
     model = k.Model(entry, out)
-    built = build(model, VECTOR, Q)
-    x = 30.0 * jnp.ones((1, 3))
-    logits = built.apply(built.init(jax.random.key(0)), {"state": x})[0]["q"]
-    assert np.all(np.isfinite(logits))
-    with numpy_promotion():
-        probabilities = np.asarray(model(np.asarray(x)))
-    np.testing.assert_allclose(jax.nn.softmax(logits), probabilities, atol=1e-6)
-    assert not np.allclose(jax.nn.softmax(probabilities), probabilities, atol=0.05)  # were they logits
+    plain, built = (build(model, VECTOR, {"q": Head((2,), logits=logits)}) for logits in (False, True))
+    for scale in (30.0, 3000.0):  # logits of 0.9, and of 90: the second probability is zero in float32
+        x = scale * jnp.ones((1, 3))
+        logits = built.apply(built.init(jax.random.key(0)), {"state": x})[0]["q"]
+        assert np.all(np.isfinite(logits))
+        with numpy_promotion():
+            probabilities = np.asarray(model(np.asarray(x)))
+        np.testing.assert_allclose(jax.nn.softmax(logits), probabilities, atol=1e-6)
+        assert not np.allclose(jax.nn.softmax(probabilities), probabilities, atol=0.05)  # were they logits
+        # What is no choice, like a mean of shares, stays as it is.
+        shares = plain.apply(plain.init(jax.random.key(0)), {"state": x})[0]["q"]
+        np.testing.assert_array_equal(shares, probabilities)
 
 
 def test_towers():

@@ -255,7 +255,7 @@ class ACER:
         heads: dict[str, Head] = {}
         for name, leaf in spaces.actions.components.items():
             shape = (*leaf.shape, leaf.num_values or 2)
-            heads[f"{name}/logits"] = Head(shape, scale=0.01)
+            heads[f"{name}/logits"] = Head(shape, scale=0.01, logits=True)
             heads[f"{name}/q"] = Head(shape, scale=1.0)
         model = build(config.model, spaces.states.components, heads, normalize=config.normalize_observations)
         return cls(config, spaces, actors, model)

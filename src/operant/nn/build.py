@@ -33,6 +33,8 @@ class Head:
     activation: str | None = None
     constant: float | None = None
     """Instead of a dense layer, learned numbers that do not depend on the input and start at this."""
+    logits: bool = False
+    """Whether these are logits of choices along the last axis: a softmax in their place gives the same policy by its logarithm."""
 
 
 def build(
@@ -262,26 +264,23 @@ def _graph(tensors: Mapping[str, Any], fed: Mapping[str, Leaf]) -> Graph:
     )
 
 
-def _are_probabilities(model: Any) -> list[bool]:
-    """Tell which outputs of a whole model are a softmax; none where the model does not show its layers."""
-    layers = [x._keras_history.operation for x in keras().tree.flatten(getattr(model, "outputs", None) or [])]
-    softmax = keras().layers.Softmax
-    return [
-        isinstance(layer, softmax) or getattr(getattr(layer, "activation", None), "__name__", "") == "softmax"
-        for layer in layers
-    ]
+def _is_softmax(model: Any, index: int) -> bool:
+    """Tell whether an output of a whole model is a softmax; not so where the model does not show its layers."""
+    k = keras()
+    outputs = k.tree.flatten(getattr(model, "outputs", None) or [])
+    if not outputs:
+        return False
+    layer, _, place = outputs[index]._keras_history
+    if isinstance(layer, k.Model):
+        return _is_softmax(layer, place)
+    activation = getattr(getattr(layer, "activation", None), "__name__", "")
+    return isinstance(layer, k.layers.Softmax) or activation == "softmax"
 
 
 def _headed(model: Any, called: Any, heads: Mapping[str, Head], entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Check a whole model's outputs against the heads, in order, and add the heads that are learned constants.
-
-    Heads of choices are logits. Where a model gives probabilities instead, their logarithms are logits of the same policy.
-    """
+    """Check a whole model's outputs against the heads, in order, and add the heads that are learned constants."""
     k = keras()
     found = k.tree.flatten(called)
-    for i, is_softmax in enumerate(_are_probabilities(model)):
-        if is_softmax:
-            found[i] = k.ops.log(k.ops.maximum(found[i], 1e-30))
     dense = {n: head for n, head in heads.items() if head.constant is None}
     sizes = [math.prod(head.shape) for head in dense.values()]
     shapes = [tuple(x.shape[1:]) for x in found]
@@ -292,6 +291,9 @@ def _headed(model: Any, called: Any, heads: Mapping[str, Head], entries: Mapping
             f"The Keras model {model.name!r} must have one output per head, in this order: {wanted}. "
             f"Received: {len(shapes)} output(s) of shape {', '.join(map(str, shapes))}."
         )
+    for i, head in enumerate(dense.values()):
+        if head.logits and _is_softmax(model, i):
+            found[i] = k.ops.log(k.ops.maximum(found[i], 1e-30))  # 0 where float32 underflows
     outputs = {
         n: x if tuple(x.shape[1:]) == head.shape else k.layers.Reshape(head.shape)(x)
         for (n, head), x in zip(dense.items(), found, strict=True)

@@ -82,7 +82,7 @@ class Policy:
             kind = self._kind(leaf)
             if kind == "categorical":
                 assert leaf.num_values is not None
-                heads[f"{name}/logits"] = Head((*leaf.shape, leaf.num_values), scale=0.01)
+                heads[f"{name}/logits"] = Head((*leaf.shape, leaf.num_values), scale=0.01, logits=True)
             elif kind == "bernoulli":
                 heads[f"{name}/logits"] = Head(leaf.shape, scale=0.01)
             elif kind == "beta":
