@@ -287,7 +287,7 @@ class Training:
         if values.get("update/skipped", 0.0) > 0.0 and not self._warned:
             self._warned = True
             warnings.warn(
-                f"{values['update/skipped']:.1%} of the last updates were left out: their gradients or steps were not finite. "
+                f"{values['update/skipped']:.3g} gradient step(s) per update were left out: they or their gradients were not finite. "
                 "Look for rewards or observations that are very large, or a learning rate that is.",
                 RuntimeWarning,
                 stacklevel=2,
