@@ -146,6 +146,7 @@ def test_buffers_check_their_sizes(arguments, message):
 
 def test_an_agent_of_the_table_brings_its_fixed_options():
     assert operant.agents["dqn"]["agent"] is operant.DQN
+    assert {name: operant.agents[name]["agent"].agent for name in AGENTS} == {name: name for name in AGENTS}
     cls = operant.agents["double_dqn"]["agent"]
     assert issubclass(cls, operant.DQN)
     agent = cls("CartPole-v1", NET, ReplayBuffer1(64, batch_size=4), quiet=True, seed=1)

@@ -52,7 +52,7 @@ def test_every_error_is_an_operant_error_and_a_builtin():
     kinds = [
         kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, OperantError)
     ]
-    assert len(kinds) == 8
+    assert len(kinds) == 9
     for kind in kinds:
         assert kind is OperantError or issubclass(kind, ValueError | RuntimeError | ArithmeticError)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -126,23 +126,16 @@ def optimizer_options(
         return {}
     from operant.nn.keras_optimizers import options_of
 
-    found = [options_of(optimizer) for optimizer in given]
-    if {*models} == {"actor_model", "critic_model"} and len(found) == 2 and "critic_lr" in options(config):
-        critic = options_of(models["critic_model"].optimizer)
-        found[0] = options_of(models["actor_model"].optimizer)
-        if critic["lr"] != found[0]["lr"]:
-            return {**_same([found[0], {**critic, "lr": found[0]["lr"]}]), "critic_lr": critic["lr"]}
-    return _same(found)
-
-
-def _same(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return what all optimizers are."""
+    found, apart = [options_of(optimizer) for optimizer in given], {}
+    if len(found) == 2 and "critic_lr" in options(config) and found[0].get("lr") != found[1].get("lr"):
+        apart = {"critic_lr": found[1]["lr"]}  # actor before critic
+        found[1] = {**found[1], "lr": found[0]["lr"]}
     if any(other != found[0] for other in found):
         raise SpecError(
             "The models are compiled with different optimizers. Compile them with the same (the learning rates of actor and "
             "critic may differ for agents with a critic_lr), or give optimizer= and lr=."
         )
-    return found[0]
+    return found[0] | apart
 
 
 def made_again(env: Any) -> Any:
