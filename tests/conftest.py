@@ -9,13 +9,13 @@ import tempfile
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
-# Most of a test's time is XLA's, on programs that other tests and their processes compile, too. Each worker has a
-# folder of its own, since JAX's files are not written in one piece.
+# Most of a test's time is XLA's, on programs that other tests and their processes compile, too. All share a folder: a
+# file that is read while another process writes it does not decompress, and its program is compiled once more.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="operant-compiled-")
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ["JAX_COMPILATION_CACHE_DIR"] += f"/{os.environ['PYTEST_XDIST_WORKER']}"
+# XLA's own caches are for GPUs; their folder's name would be part of what a program is known by.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "none")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
