@@ -55,12 +55,14 @@ def product(
         kernel = kernel.reshape(high // s, wide // t, s * t * channels, out)
         return product(x, kernel, (1, 1))
     rows, columns = (height - high) // s + 1, (width - wide) // t + 1
+    x = jax.lax.optimization_barrier(x)  # else every copy computes again what x is made of
     copies = [
         x[:, i : i + (rows - 1) * s + 1 : s, j : j + (columns - 1) * t + 1 : t]
         for i in range(high)
         for j in range(wide)
     ]
-    patches = jnp.concatenate(copies, axis=-1).reshape(batch * rows * columns, -1)
+    patches = jnp.stack(copies, axis=3)  # concatenated along the last axis they take XLA twice as long
+    patches = patches.reshape(batch * rows * columns, -1)
     return (patches @ kernel.reshape(-1, out)).reshape(batch, rows, columns, out)
 
 
