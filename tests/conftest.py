@@ -41,10 +41,12 @@ def key():
 
 
 EVERYDAY = ("dqn", "ppo")
-"""Agents whose shared tests run every day: replay, rollouts. Those of the others are slow."""
+"""Agents whose shared tests run every day: replay, rollouts."""
+SLOW = ("acer", "td3", "trpo")
+"""Agents whose shared tests are slow: both at once, deterministic, of second order. Those of the others are exhaustive."""
 OWN = (*EVERYDAY, "modular")
 """Agents whose own tests run every day, too."""
-LONG = ("test_knobs.py",)
+LONG = ("test_dropout.py", "test_knobs.py")
 """Files that compile for each of their many tests, slow as a whole."""
 SHARED = (
     "test_batch_normalization.py",
@@ -61,7 +63,7 @@ SHARED = (
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark as slow the tests of all agents that are about one beside those of every day."""
+    """Mark as slow or exhaustive the tests of all agents that are about one beside those of every day."""
     from operant.agents import AGENTS
 
     modules = {entry.module for entry in AGENTS.values() if entry.learns}
@@ -74,4 +76,4 @@ def pytest_collection_modifyitems(items):
             continue
         about = {value for value in given.params.values() if isinstance(value, str)} & set(AGENTS)
         if about and not about & set(EVERYDAY):
-            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.slow if about & set(SLOW) else pytest.mark.exhaustive)

@@ -157,6 +157,7 @@ def test_specification_as_dict_file_class_and_alias(tmp_path):
 
 
 @pytest.mark.parametrize("spec", [ROLLOUT, REPLAY])
+@pytest.mark.slow
 def test_save_and_load_in_mid_episode_goes_on_bit_for_bit(spec, tmp_path):
     whole, first = create(spec, seed=3), create(spec, seed=3)
     actions = run(whole, 60)
@@ -199,6 +200,7 @@ def test_batched_calls_equal_each_other_in_both_forms():
 
 
 @pytest.mark.parametrize("spec", [ROLLOUT, REPLAY])
+@pytest.mark.slow
 def test_actors_out_of_step_all_count(spec):
     """Only some actors act, at different speeds; every step is learnt from, in the actor's own column."""
     agent = create(spec, parallel_interactions=3)

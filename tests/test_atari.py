@@ -280,6 +280,7 @@ def test_frame_skips_do_not_multiply(name):
 
 
 @needs_ale
+@pytest.mark.slow
 def test_no_ops_at_the_start_differ_with_the_seed():
     env = preprocessed(PONG)
     starts = [env.reset(seed=seed)[1]["episode_frame_number"] for seed in range(8)]

@@ -99,6 +99,7 @@ def test_unknown_agent_is_named_with_the_close_match(name):
         define(typo)
 
 
+@pytest.mark.slow
 def test_config_is_never_written_to(agent):
     config = agent.learner.algorithm.config
     before = copy.deepcopy(config.to_dict())
@@ -184,6 +185,7 @@ def served(everyday: tuple[str, ...]):
 
 
 @pytest.mark.parametrize(("name", "kind"), list(served(("discrete", "hybrid"))))
+@pytest.mark.slow
 def test_actions_have_the_shapes_and_types_of_the_space_and_obey_masks(name, kind):
     made = learner(name, Masked(kind), 2)
     leaves = made.algorithm.spaces.actions.components

@@ -139,6 +139,7 @@ def test_targets_are_constants(values):
 
 
 @pytest.mark.parametrize("distributional", ["c51", "quantile"])
+@pytest.mark.slow
 def test_elements_of_actions_have_distributions_of_their_own(distributional):
     algorithm, state = made(kind="discrete", distributional=distributional, atoms=5, dueling=True)
     batch = batch_of(algorithm, jax.random.key(2))

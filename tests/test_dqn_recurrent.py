@@ -81,6 +81,7 @@ def softmax(x):
         pytest.param(2, {"huber": 0.5, "burn_in": 0}, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_loss_equals_a_plain_loop_over_rows(n, options):
     algorithm, state = made(n_steps=n, atoms=5, value_min=-2.0, value_max=2.0, **options)
     c, block = algorithm.config, block_of(algorithm, jax.random.key(5))
@@ -159,6 +160,7 @@ def test_rows_of_the_burn_in_count_but_get_no_gradient():
     assert (np.abs(np.asarray(rows))[:2, 3].max(axis=-1) > 0).all()
 
 
+@pytest.mark.slow
 def test_an_episode_that_begins_behind_the_burn_in_begins_at_zero():
     algorithm, state = made()
     block = block_of(algorithm, jax.random.key(1))

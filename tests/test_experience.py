@@ -56,6 +56,7 @@ SIX = {"modular": {"batch_size": 6}, "ac": {"batch_size": 6}, "vpg": {"batch_siz
 
 
 @pytest.mark.parametrize("name", ROLLOUTS)
+@pytest.mark.slow
 def test_experience_and_update_do_what_act_and_observe_do(name):
     acting, told, other = (make(name, **SIX.get(name, {})) for _ in range(3))
     # Four steps and the ends of two episodes: the six rows of a block.
@@ -72,6 +73,7 @@ def test_experience_and_update_do_what_act_and_observe_do(name):
     assert same(acting, other) == (name == "vpg")
 
 
+@pytest.mark.slow
 def test_update_makes_one_that_is_not_due():
     agent = make("vpg", batch_size=6, frequency=100)
     seen = play(agent, 8, {2: 1, 5: 1, 7: 1})
@@ -85,6 +87,7 @@ def test_update_makes_one_that_is_not_due():
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_update_changes_the_networks_and_can_be_repeated(name):
     agent = make(name)
     with pytest.raises(UsageError, match="no experience to learn from"):

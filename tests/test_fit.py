@@ -216,6 +216,7 @@ def test_mistakes_are_named(arguments, message):
         arguments()
 
 
+@pytest.mark.slow
 def test_files_of_a_run_and_weights_to_start_from(tmp_path):
     history, weights = tmp_path / "h.parquet", tmp_path / "ppo.tf"
     agent = operant.PPO(

@@ -123,6 +123,7 @@ def test_after_an_update_that_was_left_out_one_can_go_on():
 
 
 @pytest.mark.parametrize("env", ["jax:CartPole-v1", pytest.param("CartPole-v1", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_the_open_episodes_of_a_loaded_run_end_where_they_were_left(env, tmp_path):
     options = {k: v for k, v in REPLAY.items() if k != "agent"}
     run = RunConfig.from_dict(
@@ -198,6 +199,7 @@ def test_a_share_of_the_batch_is_the_same_number_for_blocks_and_for_what_is_due(
             assert interval(settings, jax.numpy.float32(percent / 100)) == rows
 
 
+@pytest.mark.slow
 def test_episodes_from_elsewhere_are_shared_out_among_actors():
     agent = create(CRITIC, parallel_interactions=4)
     memory = agent.learner.algorithm.memory

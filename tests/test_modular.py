@@ -39,6 +39,7 @@ def small(**options) -> Agent:
 # When
 
 
+@pytest.mark.slow
 def test_update_by_episodes_comes_with_the_last_observe_of_the_last_of_them():
     agent = small(update={"unit": "episodes", "batch_size": 2}, horizon=None, max_episode_timesteps=5)
     made = live(agent, [3, 2, 5, 1, 4, 2])
@@ -54,6 +55,7 @@ def test_frequency_and_start_by_episodes():
     assert np.flatnonzero(made).tolist() == [5, 7, 9]
 
 
+@pytest.mark.slow
 def test_update_by_timesteps_comes_with_every_multiple_of_rows():
     """A row is a step or an episode's last observation; the 4th row is known once the observation after it is."""
     agent = small(update=4, horizon=1)
@@ -66,6 +68,7 @@ def test_update_by_timesteps_comes_with_every_multiple_of_rows():
     assert agent.updates == 3
 
 
+@pytest.mark.slow
 def test_frequency_zero_never_updates():
     agent = small(update={"unit": "timesteps", "batch_size": 4, "frequency": "never"}, horizon=1)
     assert sum(live(agent, [20])) == 0 and agent.updates == 0
@@ -222,6 +225,7 @@ def test_one_step_per_block_with_a_shared_baseline_is_the_actor_critic_of_blocks
         )
 
 
+@pytest.mark.slow
 def test_exploration_replaces_elements_of_choices_and_adds_to_floats():
     n = 20_000
     made = learner("modular", Countdown(kind="hybrid"), n, exploration=0.3, temperature=0.0)
@@ -526,6 +530,7 @@ def test_states_are_preprocessed_before_every_network():
                 )
 
 
+@pytest.mark.slow
 def test_a_deterministic_policys_baseline_reads_preprocessed_states_and_actions_as_they_are():
     bounded = {"type": "float", "min_value": -1.0, "max_value": 1.0, "shape": (2,)}
     with_layers = Agent.create(

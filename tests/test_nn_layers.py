@@ -151,6 +151,7 @@ def run(layers, shape, x, outputs):
     return {name: np.asarray(value) for name, value in variables["params"].items()}, np.asarray(found)
 
 
+@pytest.mark.slow
 def test_instances_and_groups_are_standardised_over_positions():
     x = np.random.default_rng(0).normal(2.0, 3.0, (5, 4)).astype(np.float32)
     params, found = run(["instance_normalization"], (5, 4), x, 20)
@@ -163,6 +164,7 @@ def test_instances_and_groups_are_standardised_over_positions():
 
 
 @pytest.mark.parametrize("shape", [(6, 3), (2, 3, 3)])
+@pytest.mark.slow
 def test_attention_mixes_positions_by_likeness(shape):
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     params, found = run([{"type": "attention", "size": 4, "heads": 2}], shape, x, 24)

@@ -184,6 +184,7 @@ def noisy():
     return build(layers, VECTOR, {"q": Head((2,))})
 
 
+@pytest.mark.slow
 def test_training_mode(noisy):
     v = noisy.init(jax.random.key(0))
     assert set(v["state"]) == {"body.dropout0/seed_generator_state"}
@@ -225,6 +226,7 @@ def test_lstm_is_the_textbook_cell():
     np.testing.assert_allclose(outputs["q"], h_next @ p["head.q/kernel"], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_unroll_is_a_loop_of_steps_with_resets(recurrent):
     v = recurrent.init(jax.random.key(0))
     assert recurrent.recurrent and recurrent.horizon == 5

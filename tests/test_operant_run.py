@@ -218,6 +218,7 @@ def test_parallel_machines():
     assert "episodes 10/10" in result.stderr
 
 
+@pytest.mark.slow
 def test_recordings_are_traces_to_learn_from(tiny, tmp_path):
     assert main([*tiny, "--episodes", "3", "--recordings", "traces"]) == 0
     traces = sorted((tmp_path / "traces").glob("*.npz"))

@@ -50,6 +50,7 @@ def test_a_run_plays(trained, capsys):
     assert other.rewards != one.rewards
 
 
+@pytest.mark.slow
 def test_weights_play_as_the_run_does(trained):
     """The best weights are those of the last log point here or of an earlier one; loaded twice they play alike."""
     given = {"env": "CartPole-v1", "weights": [str(trained / "ppo.tf")], "episodes": 2}
@@ -60,6 +61,7 @@ def test_weights_play_as_the_run_does(trained):
     assert first.rewards != untrained.rewards
 
 
+@pytest.mark.slow
 def test_videos_and_pictures_show_the_episode(trained, tmp_path):
     pytest.importorskip("imageio_ffmpeg", reason="needs the extra 'video'")
     import imageio_ffmpeg
@@ -100,6 +102,7 @@ def test_odd_sizes_become_videos_too(tmp_path):
     assert imageio_ffmpeg.count_frames_and_secs(str(video.files[0]))[0] == 5
 
 
+@pytest.mark.slow
 def test_a_run_plays_with_its_own_time_limit(tmp_path):
     path = str(tmp_path / "run")
     told = [
@@ -177,6 +180,7 @@ def test_help_names_every_flag(capsys):
     assert "--clip-norm" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_class_plays_and_trains_on(tmp_path, capsys):
     envs = create_envs("CartPole-v1", 2, preprocess=False)
     history = tmp_path / "h.parquet"

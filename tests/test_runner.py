@@ -532,6 +532,7 @@ def quick(**options):
     return Runner({"agent": "ppo", **small, **options}, "jax:CartPole-v1", num_parallel=2)
 
 
+@pytest.mark.slow
 def test_a_run_of_updates_on_a_native_environment_is_one_program_and_exact():
     with quick(seed=3) as runner:
         runner.run(num_updates=20, use_tqdm=False)
@@ -611,6 +612,7 @@ def test_replayed_rows_are_those_of_the_run():
         {"num_updates": 2, "evaluation_callback": 2}, {"num_timesteps": 40, "num_episodes": 9},
     ],
 )  # fmt: skip
+@pytest.mark.slow
 def test_what_needs_single_steps_gets_them(arguments, tmp_path):
     if "evaluation_callback" in arguments:
         arguments = {**arguments, "save_best_agent": tmp_path}

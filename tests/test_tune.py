@@ -200,6 +200,7 @@ def test_a_study_records_what_its_trials_were(here, capsys):
     assert found.options == {"gamma": 0.9, "lr": found.params["lr"]}
 
 
+@pytest.mark.slow
 def test_the_same_seed_chooses_the_same(here):
     chosen = [
         [

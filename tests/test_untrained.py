@@ -51,6 +51,7 @@ def drawn():
     return agent.act(states=X, independent=True)
 
 
+@pytest.mark.slow
 def test_random_choices_are_uniform(drawn):
     """Of 20,000 draws a share of p has a deviation of at most 0.0035: 0.015 is four of them."""
     for name, values in (("choice", 4), ("pair", 3), ("flag", 2)):
