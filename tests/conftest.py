@@ -51,6 +51,7 @@ LONG = ("test_dropout.py", "test_knobs.py")
 SHARED = (
     "test_batch_normalization.py",
     "test_conformance.py",
+    "test_continuous_recurrent.py",
     "test_drivers.py",
     "test_dropout.py",
     "test_experience.py",

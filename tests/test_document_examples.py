@@ -8,11 +8,14 @@ from __future__ import annotations
 import os
 import runpy
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import operant
 from operant import checkpoint
 from operant.cli import main
 from operant.fit import Trainer
@@ -126,3 +129,68 @@ def shrink(monkeypatch):
         build(self, envs, *parts, seed=1, quiet=True, **settings)
 
     monkeypatch.setattr(Trainer, "__init__", built)
+
+
+USAGE = Path(__file__).parent / "data" / "examples" / "usage"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_what_was_trained_plays(tmp_path, monkeypatch):
+    """Section 4.2: the program and its command line, with weights that a command line trained."""
+    pytest.importorskip("ale_py", reason="needs the extra 'atari'")
+    monkeypatch.chdir(tmp_path)
+    played, play = [], Trainer.play
+
+    def short(self, **options):
+        played.append(play(self, max_steps=30, **options))
+        return played[-1]
+
+    monkeypatch.setattr(Trainer, "play", short)
+    model = str(operant.agents["a2c"]["model"]["cnn"][0])
+    game = ["a2c", "--env", "PongNoFrameskip-v4", "--preprocess", "--model", model]
+    budget = [
+        "--n-envs",
+        "1",
+        "--max-steps",
+        "120",
+        "--max-episode-timesteps",
+        "50",
+        "--run-dir",
+        "run",
+        "--quiet",
+    ]
+    assert main(["train", *game, "--checkpoints", "trained-weights.tf", *budget]) == 0
+    runpy.run_path(str(USAGE / "playing.py"))
+    assert len(played) == 3
+    assert list(Path("videos").glob("*.mp4")) and list(Path("frames").rglob("*.jpg"))
+    command = ["play", *game, "--weights", "trained-weights.tf", "--render", "--max-steps", "30"]
+    assert main([*command, "--video-dir", "more", "--frame-dir", "still"]) == 0
+    assert list(Path("more").glob("*.mp4")) and list(Path("still").rglob("*.jpg"))
+
+
+TUNE = (
+    "tune ppo --env PongNoFrameskip-v4 --study ppo-carnival --storage sqlite:///ppo-carnival.db --trial-steps 500000 --n-trials 100 "
+    "--warmup-trials 3 --preprocess --n-envs 16 32 --lr 1e-5 1e-2 --opt-epsilon 1e-7 1e-4 --gamma 0.9 0.999 "
+    "--entropy-coef 0.01 0.2 --n-steps 16 32 64 128 --lam 0.7 0.99"
+)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("way", ["command line", "program"])
+def test_two_trials_are_tuned(way, tmp_path, monkeypatch):
+    """Section 4.3. The program's line that silences TensorFlow is left out."""
+    pytest.importorskip("ale_py", reason="needs the extra 'atari'")
+    optuna = pytest.importorskip("optuna", reason="needs the extra 'tune'")
+    monkeypatch.chdir(tmp_path)
+    if way == "command line":
+        name = "ppo-carnival"
+        budget = "--trial-steps 400 --max-episode-timesteps 40 --n-trials 2 --n-envs 2 4 --n-steps 8 16"
+        assert main([*shlex.split(TUNE), *shlex.split(budget)]) == 0
+    else:
+        name = "ppo-example"
+        subprocess.run([sys.executable, USAGE / "tuning.py"], check=True, timeout=800)
+    trials = optuna.load_study(study_name=name, storage=f"sqlite:///{name}.db").trials
+    assert [trial.state.name for trial in trials] == ["COMPLETE", "COMPLETE"]
+    assert all(np.isfinite(trial.value) for trial in trials)

@@ -21,7 +21,7 @@ from operant.errors import OperantError, SpecError, UsageError
 from operant.execution.config import RunConfig
 from operant.spec import options
 from operant.tracking import read_history
-from operant.tune import TuneConfig, from_study, plan, tune
+from operant.tune import TuneConfig, draw, from_study, plan, tune
 from operant.tuning import search, study
 from operant.tuning.plan import NOT_TUNED
 from operant.tuning.ranges import Range, corners, split
@@ -198,6 +198,19 @@ def test_a_study_records_what_its_trials_were(here, capsys):
     found = from_study("s")
     assert (found.agent, found.number, found.value) == ("ppo", tuned.best.number, tuned.best.value)
     assert found.options == {"gamma": 0.9, "lr": found.params["lr"]}
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_trials_that_are_alike_show_no_importances(tmp_path, alike):
+    many = optuna.create_study(study_name="s")
+    lr = optuna.distributions.FloatDistribution(1e-5, 1e-2, log=True)
+    for i in range(11):
+        value = 1.0 if alike else float(i)
+        many.add_trial(
+            optuna.create_trial(params={"lr": 1e-4 * (i + 1)}, distributions={"lr": lr}, value=value)
+        )
+    names = {path.name for path in draw(many, tmp_path)}
+    assert names == {"history.png", "parallel.png"} | (set() if alike else {"importances.png"})
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -113,8 +115,14 @@ def draw(study: optuna.Study, folder: Path) -> list[Path]:
     varied = {name for p in complete for name in p.params}
     varied = {name for name in varied if len({repr(p.params.get(name)) for p in complete}) > 1}
     if len(complete) >= 2 and varied:
-        shares = optuna.importance.get_param_importances(study)
-        files.append(pictures.importances(shares, folder / "importances.png", study.study_name))
+        shares = None
+        with warnings.catch_warnings(), contextlib.suppress(UserWarning):
+            warnings.simplefilter(
+                "error", UserWarning
+            )  # Optuna's word for trials too few or too alike to tell
+            shares = optuna.importance.get_param_importances(study)
+        if shares is not None:
+            files.append(pictures.importances(shares, folder / "importances.png", study.study_name))
         scales = {
             name
             for t in study.get_trials(deepcopy=False)
