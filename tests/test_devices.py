@@ -86,14 +86,14 @@ SMALL = {"buffer_max_size": 400, "buffer_initial_size": 64}
         pytest.param("dqn", "jax:CartPole-v1", SMALL, 60, marks=pytest.mark.exhaustive),
         pytest.param("dqn", "jax:CartPole-v1", {**SMALL, "prioritized": True}, 60, marks=pytest.mark.slow),
         pytest.param("dqn", "jax:CartPole-v1", {**SMALL, "model": [{"type": "dense", "size": 8}, {"type": "gru", "size": 8}]}, 60, marks=pytest.mark.exhaustive),
-        pytest.param("ppo", "jax:CartPole-v1", {"model": [{"type": "dense", "size": 8}, {"type": "lstm", "size": 8}]}, 2, marks=pytest.mark.slow),
+        pytest.param("ppo", "jax:CartPole-v1", {"model": [{"type": "dense", "size": 8}, {"type": "lstm", "size": 8}]}, 2, marks=pytest.mark.exhaustive),
         pytest.param("a2c", "jax:CartPole-v1", {}, 20, marks=pytest.mark.exhaustive),
-        pytest.param("acer", "jax:CartPole-v1", SMALL, 20, marks=pytest.mark.slow),
+        pytest.param("acer", "jax:CartPole-v1", SMALL, 20, marks=pytest.mark.exhaustive),
         pytest.param("trpo", "jax:CartPole-v1", {}, 2, marks=pytest.mark.exhaustive),
         pytest.param("pqn", "jax:CartPole-v1", {}, 5, marks=pytest.mark.exhaustive),
         pytest.param("td3", "jax:Pendulum-v1", SMALL, 60, marks=pytest.mark.slow),
         pytest.param("sac", "jax:Pendulum-v1", SMALL, 60, marks=pytest.mark.exhaustive),
-        pytest.param("modular", "jax:CartPole-v1", {}, 5, marks=pytest.mark.slow),
+        pytest.param("modular", "jax:CartPole-v1", {}, 5, marks=pytest.mark.exhaustive),
     ],
 )  # fmt: skip
 def test_two_devices_compute_what_one_does(kind, env, options, blocks):

@@ -199,8 +199,9 @@ def test_help(capsys):
     assert "| --max-steps " in capsys.readouterr().out
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("envs", ["1", "2"])
+@pytest.mark.parametrize(
+    "envs", [pytest.param("1", marks=pytest.mark.exhaustive), pytest.param("2", marks=pytest.mark.slow)]
+)
 def test_a_gymnasium_run_is_repeated(tmp_path, monkeypatch, capsys, envs):
     monkeypatch.chdir(tmp_path)
     command = [
