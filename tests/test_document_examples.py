@@ -149,17 +149,7 @@ def test_what_was_trained_plays(tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "play", short)
     model = str(operant.agents["a2c"]["model"]["cnn"][0])
     game = ["a2c", "--env", "PongNoFrameskip-v4", "--preprocess", "--model", model]
-    budget = [
-        "--n-envs",
-        "1",
-        "--max-steps",
-        "120",
-        "--max-episode-timesteps",
-        "50",
-        "--run-dir",
-        "run",
-        "--quiet",
-    ]
+    budget = shlex.split("--n-envs 1 --max-steps 120 --max-episode-timesteps 50 --run-dir run --quiet")
     assert main(["train", *game, "--checkpoints", "trained-weights.tf", *budget]) == 0
     runpy.run_path(str(USAGE / "playing.py"))
     assert len(played) == 3
@@ -180,7 +170,7 @@ TUNE = (
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("way", ["command line", "program"])
 def test_two_trials_are_tuned(way, tmp_path, monkeypatch):
-    """Section 4.3. The program's line that silences TensorFlow is left out."""
+    """Section 4.3. The program's lines that load and silence TensorFlow are left out, its grid is smaller."""
     pytest.importorskip("ale_py", reason="needs the extra 'atari'")
     optuna = pytest.importorskip("optuna", reason="needs the extra 'tune'")
     monkeypatch.chdir(tmp_path)

@@ -75,10 +75,10 @@ def softmax(x):
 @pytest.mark.parametrize(
     ("n", "options"),
     [
-        pytest.param(1, {}, marks=pytest.mark.slow),
+        (1, {}),
         (3, {"double": True, "dueling": True}),
-        pytest.param(3, {"distributional": "c51", "double": True}, marks=pytest.mark.slow),
-        pytest.param(2, {"huber": 0.5, "burn_in": 0}, marks=pytest.mark.slow),
+        (3, {"distributional": "c51", "double": True}),
+        (2, {"huber": 0.5, "burn_in": 0}),
     ],
 )
 @pytest.mark.slow

@@ -117,9 +117,8 @@ def draw(study: optuna.Study, folder: Path) -> list[Path]:
     if len(complete) >= 2 and varied:
         shares = None
         with warnings.catch_warnings(), contextlib.suppress(UserWarning):
-            warnings.simplefilter(
-                "error", UserWarning
-            )  # Optuna's word for trials too few or too alike to tell
+            # Optuna's word for trials that are too alike to tell
+            warnings.filterwarnings("error", "Target and region quantiles", UserWarning)
             shares = optuna.importance.get_param_importances(study)
         if shares is not None:
             files.append(pictures.importances(shares, folder / "importances.png", study.study_name))

@@ -293,7 +293,7 @@ def _headed(model: Any, called: Any, heads: Mapping[str, Head], entries: Mapping
         )
     for i, head in enumerate(dense.values()):
         if head.logits and _is_softmax(model, i):
-            found[i] = k.ops.log(k.ops.maximum(found[i], 1e-30))  # 0 where float32 underflows
+            found[i] = k.ops.log(k.ops.maximum(found[i], 1e-30))  # a probability may underflow to 0
     outputs = {
         n: x if tuple(x.shape[1:]) == head.shape else k.layers.Reshape(head.shape)(x)
         for (n, head), x in zip(dense.items(), found, strict=True)
