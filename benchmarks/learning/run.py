@@ -6,7 +6,8 @@ A seed's score is the mean return of its last 100 training episodes or, where th
 without exploration. A gate is passed if the lower end of the 95% bootstrap interval of
 the mean over seeds is above it (and, where the gate has an upper bound, the upper end below that). Results go to benchmarks/results/learning.json and .md; curves to docs/images/.
 
-With `--runs DIR` the runs stay there, and the seeds that are there already are not trained again: long work can be done in pieces.
+With `--runs DIR` the runs stay there: seeds that are there already are not trained again, and one that was interrupted goes on from
+its newest checkpoint, so long work can be done in pieces.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from operant.execution.config import RunConfig
 from operant.execution.evaluate import evaluate
 from operant.spec import options
 from operant.tracking import History, interval, learning_curve, read_history
-from operant.train import Plan, host_vector, opened, train
+from operant.train import Plan, host_vector, opened, resumed, train
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -78,22 +79,31 @@ GATES = {
 def train_seed(
     agent: str, settings: dict[str, Any], seed: int, directory: Path, greedy: bool
 ) -> dict[str, Any]:
-    done = directory / "score.json"
+    done, begun = directory / "score.json", directory.with_suffix(".json")
     if done.is_file():
         known: dict[str, Any] = json.loads(done.read_text())
-        if known.pop("settings") != settings:
-            raise SystemExit(f"{directory} was trained with other settings. Give another --runs.")
+        expect(known.pop("settings"), settings, directory)
         return known
-    shutil.rmtree(directory, ignore_errors=True)  # a seed that was not finished
-    names = options(RunConfig)
-    run = {k: v for k, v in settings.items() if k in names}
-    own = {k: v for k, v in settings.items() if k not in names}
-    config = RunConfig.from_dict({**run, "seed": seed, "quiet": True, "run_dir": str(directory)})
+    if (directory / "run.json").is_file() and begun.is_file():
+        expect(json.loads(begun.read_text()), settings, directory)
+        plan = resumed(directory, {})
+    else:
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        begun.write_text(json.dumps(settings))
+        names = options(RunConfig)
+        run = {k: v for k, v in settings.items() if k in names}
+        own = {k: v for k, v in settings.items() if k not in names}
+        plan = Plan(
+            agent,
+            own,
+            RunConfig.from_dict({**run, "seed": seed, "quiet": True, "run_dir": str(directory)}),
+        )
     began = time.perf_counter()
-    outcome = train(Plan(agent, own, config), command="").outcome
+    outcome = train(plan, command="").outcome
     seconds = time.perf_counter() - began
-    if outcome.reason == "interrupted":  # it trains again the next time, rather than count with less
-        raise SystemExit(f"{outcome.message} The seeds before this one are in {directory.parent}.")
+    if outcome.reason == "interrupted":
+        raise SystemExit(f"{outcome.message} The same command goes on with {directory}.")
     history = read_history(directory / "history.parquet")
     rewards = play(directory) if greedy else history["episode_reward"][-LAST_EPISODES:]
     score = float(np.mean(rewards))
@@ -107,6 +117,12 @@ def train_seed(
     }
     done.write_text(json.dumps({**result, "settings": settings}))
     return result
+
+
+def expect(found: dict[str, Any], settings: dict[str, Any], directory: Path) -> None:
+    """Refuse a seed that was trained otherwise."""
+    if found != settings:
+        raise SystemExit(f"{directory} was trained with other settings. Give another --runs.")
 
 
 def play(directory: Path) -> list[float]:
