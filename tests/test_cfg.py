@@ -576,7 +576,8 @@ def spaces(name, kind):
     ("name", "slot", "kind", "path"), FILES, ids=[f"{n}-{s}-{k}" for n, s, k, _ in FILES]
 )
 def test_default_files_fit_their_agents(name, slot, kind, path):
-    definition = define(name, **{slot: path})
+    limit = {"episode_limit": 100} if "episode_limit" in options(config_class(name)) else {}
+    definition = define(name, **{slot: path}, **limit)
     algorithm = definition.cls.create(definition.config, spaces(name, kind), 16)
     state = jax.eval_shape(algorithm.init, jax.random.key(0))
     named = {name: sorted(v["params"]) for name, v in algorithm.weights(state).items()}
@@ -633,7 +634,11 @@ def test_agents_as_a_mapping():
     assert card["agent"].__name__ == "PPO"
     assert isinstance(card["model"]["cnn"][0], str)
     assert operant.agents["double_dqn"]["model"] == operant.agents["dqn"]["model"]
-    assert operant.agents["dueling_dqn"]["model"] == {"ann": [], "cnn": []}  # whose heads no file has
+    assert operant.agents["dueling_dqn"]["model"] != operant.agents["dqn"]["model"]  # one head more
+    assert operant.agents["vpg"]["model"] == operant.agents["modular"]["model"]
+    assert (
+        operant.agents["td3"]["actor_model"]["cnn"] == []
+    )  # no critic of images and actions is one chain of layers
     assert card.get("models", 3) == 3
     with pytest.raises(SpecError, match="Unknown agent 'ppoo'. Did you mean 'ppo'"):
         operant.agents["ppoo"]
