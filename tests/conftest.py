@@ -4,6 +4,7 @@ import atexit
 import gc
 import os
 import shutil
+import signal
 import tempfile
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -26,6 +27,10 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
 
+# Who is started in the background of a shell ignores interrupts, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_code_is_freed():
@@ -42,8 +47,8 @@ def key():
 
 EVERYDAY = ("dqn", "ppo")
 """Agents whose shared tests run every day: replay, rollouts."""
-SLOW = ("acer", "td3", "trpo")
-"""Agents whose shared tests are slow: both at once, deterministic, of second order. Those of the others are exhaustive."""
+SLOW = ("td3",)
+"""Agents whose shared tests are slow: continuous actions, deterministic. Those of the others are exhaustive."""
 OWN = (*EVERYDAY, "modular")
 """Agents whose own tests run every day, too."""
 LONG = ("test_dropout.py", "test_knobs.py")

@@ -283,7 +283,9 @@ def test_imitation_unrolls_the_actor_from_the_state_of_a_block():
     assert not np.isclose(imitate(weights, forgetful), expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize("option", ["actor_model", "critic_model"])
+@pytest.mark.parametrize(
+    "option", ["actor_model", pytest.param("critic_model", marks=pytest.mark.exhaustive)]
+)
 def test_one_network_may_be_recurrent_alone(option):
     agent = compiled("td3", Countdown(kind="float"), **{option: RECURRENT})
     train, blocks, metrics = agent.run(3, 14)
@@ -327,7 +329,9 @@ def test_states_forgotten_between_sequences_fail_the_probe(monkeypatch):
         probes.check("ddpg", probe, probes.on_device("ddpg", probe))
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["own optimizer", "together"])
+@pytest.mark.parametrize(
+    "own", [pytest.param(True, marks=pytest.mark.exhaustive), False], ids=["own optimizer", "together"]
+)
 def test_a_deterministic_objective_equals_a_plain_loop_over_rows(own):
     """The modular agent: -Q(h, s, μ(h, s)) and (r + γ Q'(h', s', μ'(h', s')) - Q(h, s, a))², h of what was seen and done before."""
     options = {
@@ -391,6 +395,7 @@ def test_a_recurrent_baseline_remembers_what_was_done_elsewhere():
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_a_deterministic_policy_learns_from_replayed_rows_through_time():
     """Layers without a horizon get one, so that gradients reach what was seen before; all parameters move."""
     options = {

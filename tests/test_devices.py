@@ -91,7 +91,7 @@ SMALL = {"buffer_max_size": 400, "buffer_initial_size": 64}
         pytest.param("acer", "jax:CartPole-v1", SMALL, 20, marks=pytest.mark.exhaustive),
         pytest.param("trpo", "jax:CartPole-v1", {}, 2, marks=pytest.mark.exhaustive),
         pytest.param("pqn", "jax:CartPole-v1", {}, 5, marks=pytest.mark.exhaustive),
-        pytest.param("td3", "jax:Pendulum-v1", SMALL, 60, marks=pytest.mark.slow),
+        pytest.param("td3", "jax:Pendulum-v1", SMALL, 60, marks=pytest.mark.exhaustive),
         pytest.param("sac", "jax:Pendulum-v1", SMALL, 60, marks=pytest.mark.exhaustive),
         pytest.param("modular", "jax:CartPole-v1", {}, 5, marks=pytest.mark.exhaustive),
     ],

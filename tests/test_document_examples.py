@@ -86,8 +86,8 @@ def test_command_lines(command, tmp_path, monkeypatch):
         assert all(checkpoint.is_checkpoint(file) for file in files)
 
 
-LONG = ("acer",)
-"""Programs that take minutes; their command line takes less."""
+LONG = ("acer", "dqn", "trpo")
+"""Programs that take a minute or more; their command line takes less."""
 
 
 @pytest.mark.timeout(900)

@@ -230,7 +230,7 @@ def test_noise_leaves_recurrent_cells_alone():
     assert any("gru" in x for x in state.variables["params"])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_options_together_run_and_repeat():
     options = {"distributional": "c51", "atoms": 11, "double": True, "dueling": True, "noisy": True}
     options |= {"n_steps": 3, "normalize_observations": True, "normalize_rewards": True, "gradient_steps": 2}

@@ -63,10 +63,7 @@ def test_act_experience_update_learns(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param("ppo", marks=pytest.mark.slow),
-        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("a2c", "trpo", "modular")),
-    ],
+    [pytest.param(name, marks=pytest.mark.exhaustive) for name in ("ppo", "a2c", "trpo", "modular")],
 )
 def test_nested_hybrid_actions_with_a_mask_are_learned_in_every_style(name, tmp_path):
     lines = run("hybrid.py", tmp_path, arguments=[name]).splitlines()

@@ -197,7 +197,9 @@ def test_l2_is_a_share_of_the_parameters():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [MODEL, RECURRENT], ids=["feed-forward", "recurrent"])
+@pytest.mark.parametrize(
+    "model", [MODEL, pytest.param(RECURRENT, marks=pytest.mark.exhaustive)], ids=["feed-forward", "recurrent"]
+)
 def test_one_step_per_block_with_a_shared_baseline_is_the_actor_critic_of_blocks(model):
     """The same gradient as a2c: 3 actors, 6 rows, bootstrapped returns, one shared network."""
     env = Countdown()
@@ -250,7 +252,7 @@ def test_exploration_replaces_elements_of_choices_and_adds_to_floats():
     assert np.std(wild["foot"] - calm["foot"]) == pytest.approx(0.3, rel=0.03)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_action_values_are_learned_without_exploration_too():
     """The drivers scan over the rows of the randomness: there must be one for every row."""
     agent = compiled("modular", Countdown(), objective="action_value", baseline_model=None)
@@ -287,7 +289,7 @@ TUNED = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_tuned_configuration_is_accepted_and_learns_in_a_program():
     definition = define("ppo", **TUNED)
     c = definition.config
@@ -355,7 +357,7 @@ DETERMINISTIC = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "own", [pytest.param(False, marks=pytest.mark.slow), True], ids=["together", "own optimizer"]
+    "own", [pytest.param(False, marks=pytest.mark.exhaustive), True], ids=["together", "own optimizer"]
 )
 def test_a_deterministic_policy_climbs_the_values_of_its_actions(own):
     """One update against the formulas: of the policy -mean Q(s, μ(s)), of the baseline mean (r + γ Q'(s', μ'(s')) - Q(s, a))²."""

@@ -60,7 +60,9 @@ def test_lambda_returns_by_hand(monkeypatch):
     np.testing.assert_allclose(targets(never, row2), [6.375, 11.5, 18, 24])
 
 
-@pytest.mark.parametrize(("kind", "masked"), [("int", True), ("discrete", False)])
+@pytest.mark.parametrize(
+    ("kind", "masked"), [("int", True), pytest.param("discrete", False, marks=pytest.mark.exhaustive)]
+)
 def test_targets_equal_a_slow_loop(kind, masked):
     agent, train, block = run(kind, masked)
     algorithm = agent.learner.algorithm
@@ -146,6 +148,7 @@ def recurrent(**options):
     return agent, train, block, row_by_row
 
 
+@pytest.mark.exhaustive
 def test_returns_of_a_recurrent_network_are_those_of_its_values_row_by_row():
     agent, train, block, row_by_row = recurrent()
     algorithm, c = agent.learner.algorithm, agent.learner.algorithm.config

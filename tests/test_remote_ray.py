@@ -85,7 +85,9 @@ def test_shares_fit_on_the_machines(cpus, count, share):
     assert not found or sum(int(each / found) for each in cpus) >= count
 
 
-@pytest.mark.parametrize("name", ["Masked", "Team", "Started", "CartPole-v1"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("Masked", marks=pytest.mark.exhaustive), "Team", "Started", "CartPole-v1"]
+)
 def test_answers_are_those_of_an_environment_here(module, name):
     given = getattr(module, name, name)
     (here,) = connect(given, max_episode_timesteps=20)

@@ -604,8 +604,7 @@ def test_environment_create_serves(tmp_path):
     """As the environment machine of the documents does, and with the agent's side in this process."""
     script = tmp_path / "serve.py"
     script.write_text(
-        "import logging, signal\nfrom operant import Environment\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where tests run in the background
+        "import logging\nfrom operant import Environment\n"
         "logging.basicConfig(level=logging.INFO)\n"
         "assert Environment.create('gym', level='CartPole-v1', remote='socket-server', port=0) is None\n"
         "print('ended')\n"

@@ -69,7 +69,7 @@ def test_a_seed_is_a_run_that_can_be_resumed(tmp_path):
     assert outcome[:4] == whole[:4]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_seeds_stop_when_they_would_by_themselves(tmp_path):
     settings = {"max_steps": 4000, "target_reward": 22.0, "reward_buffer_size": 10, "n_envs": 64}
     done = replicate(plan(tmp_path / "three", **settings), 3)
@@ -86,7 +86,7 @@ def test_other_environments_run_one_after_the_other(tmp_path, capsys):
     assert "over 2 seeds" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_episode_has_ended(tmp_path):
     assert math.isnan(replicate(plan(tmp_path / "two", env="jax:Pendulum-v1"), 2).mean_reward[0])
 

@@ -26,12 +26,8 @@ def short_and_long(short, long):
     return [pytest.param(short, marks=pytest.mark.slow), pytest.param(long, marks=pytest.mark.exhaustive)]
 
 
-# Tests that were started in the background would hand down that interrupts are ignored.
-MAIN = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from operant.cli import main; sys.exit(main())"
-
-
 def operant(*arguments, **options):
-    return subprocess.Popen([sys.executable, "-c", MAIN, *map(str, arguments)], **options)
+    return subprocess.Popen([sys.executable, "-m", "operant", *map(str, arguments)], **options)
 
 
 def leaves(directory):
@@ -100,7 +96,7 @@ def children(pid):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seconds", short_and_long(25, 120))
+@pytest.mark.parametrize("seconds", short_and_long(10, 120))
 def test_workers_killed_every_few_seconds_cost_episodes_but_not_the_run(tmp_path, seconds):
     generator = random.Random(0)
     process = operant(
@@ -137,7 +133,7 @@ def test_workers_killed_every_few_seconds_cost_episodes_but_not_the_run(tmp_path
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seconds", short_and_long(20, 120))
+@pytest.mark.parametrize("seconds", short_and_long(10, 120))
 def test_a_runner_outlives_its_workers(seconds):
     generator = random.Random(0)
     with Runner("ppo", "CartPole-v1", num_parallel=4, remote="multiprocessing") as runner:

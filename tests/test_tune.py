@@ -625,7 +625,7 @@ def test_the_same_real_study_twice_is_the_same(tmp_path, monkeypatch):
     assert values[0] == values[1] and len(set(values[0])) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_trials_start_from_weights_and_write_their_own(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     train = [
