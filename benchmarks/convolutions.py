@@ -1,6 +1,6 @@
 """Time the ways to compute convolutions on CPU, and what they do to small networks; compare the numbers they give.
 
-`plain` is XLA's own convolution, `products` what operant does (`operant.nn.convolutions`); `+library` is with
+`plain` is XLA's own convolution, `own` what operant does (`operant.nn.convolutions`); `+library` is with
 `operant.runtime.LIBRARY_FLAG`. Times are of the processor: the least that a call took, over rounds the median, in ms.
 
     python benchmarks/convolutions.py --rounds 5 --seconds 5
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-WAYS = ("plain", "plain+library", "products", "products+library")
+WAYS = ("plain", "plain+library", "own", "own+library")
 TASKS = ("forward-8", "forward-256", "gradient-32", "gradient-256", "scan-16", "scan-64", "ppo-mlp")
 """The number is of frames. `scan` is two gradient steps in a loop, as in an update."""
 
@@ -90,7 +90,7 @@ def child(name: str, way: str, seconds: float, output: str) -> None:
     from operant.nn import model
 
     if way.startswith("plain"):
-        model.as_products = contextlib.nullcontext
+        model.fast_gradients = contextlib.nullcontext
 
     if name.endswith("mlp"):
         runtime.start([(4,)])  # as a training run does for vector observations

@@ -36,8 +36,7 @@ def start(shapes: Sequence[tuple[int, ...]], threads: int | None = None, product
     """Start JAX's backend as suits observations of these shapes; no effect if it runs already.
 
     With images, XLA computes convolutions on CPU by a library: the Nature CNN on 256 frames takes 59 ms of processor time instead of
-    180, a gradient step in a loop 332 instead of 414 (benchmarks/results/convolutions.md). Small dense networks gain nothing by
-    it. A GPU does not read the flag.
+    180 (benchmarks/results/convolutions.md). Small dense networks gain nothing by it. A GPU does not read the flag.
 
     Args:
         shapes: of the components of one observation.

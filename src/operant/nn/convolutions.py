@@ -1,8 +1,12 @@
-"""Convolutions whose gradients are matrix products, on CPU.
+"""Convolutions whose gradients are fast in loops, on CPU.
 
 XLA on CPU brings only the convolutions outside of loops into the form that its fast kernels take. The gradients of one inside a
-`scan`, where updates run, have another form and take a hundred times as long. As products of patches they take about as
-long as the fast kernels do (benchmarks/results/convolutions.md). A GPU has its own library for both.
+`scan`, where updates run, have another form and take a hundred times as long. Here they are written in that form
+(benchmarks/results/convolutions.md). A GPU has its own library for both.
+
+A convolution, its gradient for the images and that for the kernel are the derivatives of one number that is linear in each of
+images x, kernel k and results y: the sum over y · convolve(x, k). So the derivatives of each are the other two, and those of any
+order, forward or backward, are made of these three.
 """
 
 from __future__ import annotations
@@ -10,24 +14,31 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 from jaxtyping import Float
 
 from operant.types import Array
 
+PART = 2**20
+"""Bytes of images that the gradient for a kernel takes at a time: what stays in a processor's own cache."""
 AXES = ("NHWC", "HWIO", "NHWC")
+"""Order of axes that XLA's fast kernels take."""
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def convolve(
     x: Float[Array, "B H W C"], kernel: Float[Array, "h w C D"], strides: tuple[int, int]
 ) -> Float[Array, "B Y X D"]:
-    """Convolve without padding; derivatives of any order are those of `product`."""
-    return jax.lax.conv_general_dilated(x, kernel, strides, "VALID", dimension_numbers=AXES)
+    """Convolve without padding."""
+    return _convolution(x, kernel, strides=strides)
 
 
 @convolve.defjvp
@@ -35,39 +46,151 @@ def _tangent(
     strides: tuple[int, int], primals: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[Array, Array]:
     (x, kernel), (dx, dkernel) = primals, tangents
-    return convolve(x, kernel, strides), product(dx, kernel, strides) + product(x, dkernel, strides)
+    change = LINEAR.bind(dx, kernel, strides=strides) + LINEAR.bind(x, dkernel, strides=strides)
+    return convolve(x, kernel, strides), change
 
 
-def product(
-    x: Float[Array, "B H W C"], kernel: Float[Array, "h w C D"], strides: tuple[int, int]
-) -> Float[Array, "B Y X D"]:
-    """Convolve without padding, as one product of all patches with the kernel.
+def _convolution(x: Array, kernel: Array, *, strides: Sequence[int], padding: Any = "VALID") -> Array:
+    return jax.lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=AXES)
 
-    Where strides divide kernel and image, tiles of a stride become channels first: an 8 x 8 kernel with stride 4 is a 2 x 2
-    kernel on tiles, and patches are put together from 4 copies instead of 64.
-    """
-    (batch, height, width, channels), (high, wide, _, out) = x.shape, kernel.shape
-    s, t = strides
-    if (s, t) != (1, 1) and not (high % s or height % s or wide % t or width % t):
-        x = x.reshape(batch, height // s, s, width // t, t, channels).swapaxes(2, 3)
-        kernel = kernel.reshape(high // s, s, wide // t, t, channels, out).swapaxes(1, 2)
-        x = x.reshape(batch, height // s, width // t, s * t * channels)
-        kernel = kernel.reshape(high // s, wide // t, s * t * channels, out)
-        return product(x, kernel, (1, 1))
-    rows, columns = (height - high) // s + 1, (width - wide) // t + 1
-    x = jax.lax.optimization_barrier(x)  # else every copy computes again what x is made of
-    copies = [
-        x[:, i : i + (rows - 1) * s + 1 : s, j : j + (columns - 1) * t + 1 : t]
-        for i in range(high)
-        for j in range(wide)
-    ]
-    patches = jnp.stack(copies, axis=3)  # concatenated along the last axis they take XLA twice as long
-    patches = patches.reshape(batch * rows * columns, -1)
-    return (patches @ kernel.reshape(-1, out)).reshape(batch, rows, columns, out)
+
+def _for_images(
+    y: Float[Array, "B Y X D"],
+    kernel: Float[Array, "h w C D"],
+    *,
+    strides: tuple[int, int],
+    size: tuple[int, int],
+) -> Float[Array, "B H W C"]:
+    """Return the gradient for images of this size: the convolution of `y` with the kernel turned round."""
+    tiles = _tiled(kernel, strides, _whole(kernel.shape[:2], strides), along=3)
+    high, wide = tiles.shape[:2]
+    turned = jax.lax.optimization_barrier(tiles[::-1, ::-1].swapaxes(2, 3))
+    edges = ((high - 1, high - 1), (wide - 1, wide - 1))
+    return _untiled(_convolution(y, turned, strides=(1, 1), padding=edges), strides, size, along=0)
+
+
+def _for_kernel(
+    x: Float[Array, "B H W C"], y: Float[Array, "B Y X D"], *, strides: tuple[int, int], size: tuple[int, int]
+) -> Float[Array, "h w C D"]:
+    """Return the gradient for a kernel of this size: the convolution of `x` with `y`, over the images instead of the channels."""
+    high, wide = _whole(size, strides)
+    extent = [(n - 1) * s + k for n, s, k in zip(y.shape[1:3], strides, (high, wide), strict=True)]
+
+    def part(x: Array, y: Array) -> Array:
+        tiles = _tiled(x, strides, extent, along=0)
+        images, kernel = jax.lax.optimization_barrier((tiles.transpose(3, 1, 2, 0), y.transpose(1, 2, 0, 3)))
+        return _convolution(images, kernel, strides=(1, 1)).transpose(1, 2, 0, 3)
+
+    image = math.prod(x.shape[1:]) * x.dtype.itemsize
+    rows = max(1, min(len(x), 2 ** (max(1, PART // image).bit_length() - 1)))
+    # Images of zeros fill the last part up: they add nothing.
+    parts = jax.tree.map(
+        lambda a: _resized(a, (-(-len(x) // rows) * rows,)).reshape(-1, rows, *a.shape[1:]), (x, y)
+    )
+    start = jnp.zeros(jax.eval_shape(part, *jax.tree.map(lambda a: a[0], parts)).shape, x.dtype)
+    total, _ = jax.lax.scan(lambda total, xy: (total + part(*xy), None), start, parts)
+    return _untiled(total, strides, size, along=3)
+
+
+# A convolution by strides is one by 1 over tiles of a stride: an 8 x 8 kernel with stride 4 is a 2 x 2 kernel of 4 x 4 tiles,
+# whose pixels are channels.
+
+
+def _whole(size: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
+    """Round up to whole tiles."""
+    high, wide = (-(-k // s) * s for k, s in zip(size, strides, strict=True))
+    return high, wide
+
+
+def _tiled(x: Array, strides: tuple[int, int], size: Sequence[int], along: int) -> Array:
+    """Pad or crop `[H, W, C]` to a size of whole tiles, and make the pixels of a tile channels; `along` an axis of many."""
+
+    def tiled(x: Array) -> Array:
+        x = _resized(x, size)
+        (s, t), (height, width, channels) = strides, x.shape
+        x = x.reshape(height // s, s, width // t, t, channels).swapaxes(1, 2)
+        return x.reshape(height // s, width // t, s * t * channels)
+
+    return jax.vmap(tiled, in_axes=along, out_axes=along)(x)
+
+
+def _untiled(x: Array, strides: tuple[int, int], size: Sequence[int], along: int) -> Array:
+    """Make tiles pixels again, of an image of this size."""
+
+    def untiled(x: Array) -> Array:
+        (s, t), (height, width, channels) = strides, x.shape
+        x = x.reshape(height, width, s, t, channels // (s * t)).swapaxes(1, 2)
+        return _resized(x.reshape(height * s, width * t, channels // (s * t)), size)
+
+    return jax.vmap(untiled, in_axes=along, out_axes=along)(x)
+
+
+def _resized(x: Array, size: Sequence[int]) -> Array:
+    """Pad the first axes with zeros, or crop them, at the end."""
+    edges = [(0, wanted - here, 0) for wanted, here in zip(size, x.shape, strict=False)]
+    return jax.lax.pad(x, jnp.zeros((), x.dtype), [*edges, *[(0, 0, 0)] * (x.ndim - len(edges))])
+
+
+def _primitive(name: str, compute: Callable[..., Array]) -> Primitive:
+    """Return an operation of JAX that is computed so; derivatives are to follow."""
+    primitive = Primitive(name)
+
+    def shaped(*arguments: Any, **settings: Any) -> ShapedArray:
+        given = (jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arguments)
+        out = jax.eval_shape(functools.partial(compute, **settings), *given)
+        return ShapedArray(out.shape, out.dtype)
+
+    primitive.def_impl(compute)
+    primitive.def_abstract_eval(shaped)
+    mlir.register_lowering(primitive, mlir.lower_fun(compute, multiple_results=False))
+    batching.primitive_batchers[primitive] = functools.partial(_mapped, primitive)
+    return primitive
+
+
+def _mapped(
+    primitive: Primitive, arguments: Sequence[Array], axes: Sequence[Any], **settings: Any
+) -> tuple[Array, int]:
+    """Do one after the other: XLA's fast kernels know no further axis."""
+    many = [jnp.moveaxis(a, axis, 0) for a, axis in zip(arguments, axes, strict=True) if axis is not None]
+
+    def one(rows: list[Array]) -> Array:
+        left = iter(rows)
+        both = (a if axis is None else next(left) for a, axis in zip(arguments, axes, strict=True))
+        return primitive.bind(*both, **settings)
+
+    return jax.lax.map(one, many), 0
+
+
+LINEAR = _primitive("convolve", _convolution)
+FOR_IMAGES = _primitive("convolve_for_images", _for_images)
+FOR_KERNEL = _primitive("convolve_for_kernel", _for_kernel)
+
+
+def _size(of: Any, axis: int) -> tuple[int, int]:
+    """Return height and width of what a derivative is for, which has a shape but no value."""
+    high, wide = of.aval.shape[axis : axis + 2]
+    return high, wide
+
+
+ad.defbilinear(
+    LINEAR,
+    lambda y, x, kernel, strides: FOR_IMAGES.bind(y, kernel, strides=strides, size=_size(x, 1)),
+    lambda y, x, kernel, strides: FOR_KERNEL.bind(x, y, strides=strides, size=_size(kernel, 0)),
+)
+ad.defbilinear(
+    FOR_IMAGES,
+    lambda x, y, kernel, strides, size: LINEAR.bind(x, kernel, strides=strides),
+    lambda x, y, kernel, strides, size: FOR_KERNEL.bind(x, y, strides=strides, size=_size(kernel, 0)),
+)
+ad.defbilinear(
+    FOR_KERNEL,
+    lambda kernel, x, y, strides, size: FOR_IMAGES.bind(y, kernel, strides=strides, size=_size(x, 1)),
+    lambda kernel, x, y, strides, size: LINEAR.bind(x, kernel, strides=strides),
+)
 
 
 @contextlib.contextmanager
-def as_products() -> Iterator[None]:
+def fast_gradients() -> Iterator[None]:
     """Have Keras's convolutions of images traced within use `convolve` on CPU."""
     nn, original = _keras()
     if jax.default_backend() != "cpu":

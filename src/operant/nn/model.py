@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from operant.errors import SpaceError, SpecError
 from operant.nn.backend import keras, numpy_promotion
-from operant.nn.convolutions import as_products
+from operant.nn.convolutions import fast_gradients
 from operant.nn.drawing import Drawable
 from operant.nn.graph import Carries
 from operant.nn.phases import LEARNING, averages, differs, leaves
@@ -257,7 +257,7 @@ class Model:
         }
         state = [held[name] for name in self._state]
         marked: Tree = {LEARNING: ()} if LEARNING in variables["state"] else {}
-        with numpy_promotion(), as_products():
+        with numpy_promotion(), fast_gradients():
             outputs, after = self._network.stateless_call(params, state, arguments, training=bool(marked))
 
         def unflatten(x: Array) -> Array:
