@@ -61,10 +61,8 @@ def test_act_experience_update_learns(tmp_path):
     assert max(values[-5:]) > 2 * values[0], values
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.exhaustive) for name in ("ppo", "a2c", "trpo", "modular")],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["ppo", "a2c", "trpo", "modular"])
 def test_nested_hybrid_actions_with_a_mask_are_learned_in_every_style(name, tmp_path):
     lines = run("hybrid.py", tmp_path, arguments=[name]).splitlines()
     assert [line.split()[1] for line in lines] == ["act_observe:", "batched:", "act_experience_update:"]
