@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
-from measure import Measured
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.vec_env import VecFrameStack
 from workloads import Workload
 
 
-def learn(cls: Any, workload: Workload, steps: int, **arguments: Any) -> Measured:
-    """Learn for the warm-up, then again against the clock."""
-    began = time.perf_counter()
+def learn(cls: Any, workload: Workload, steps: int, **arguments: Any) -> Callable[[], int]:
+    """Learn for the warm-up; return what learns on, for as many steps each time."""
     arguments |= {"batch_size": workload.batch_size, "seed": 0}
     if not workload.atari:  # the policy for images is the Nature CNN
         arguments["policy_kwargs"] = {"net_arch": list(workload.hidden)}
@@ -36,6 +34,10 @@ def learn(cls: Any, workload: Workload, steps: int, **arguments: Any) -> Measure
         envs = make_vec_env(workload.env, n_envs=workload.num_envs, seed=0)
     model = cls("CnnPolicy" if workload.atari else "MlpPolicy", envs, **arguments)
     model.learn(workload.warm_up)
-    before, start = model.num_timesteps, time.perf_counter()
-    model.learn(steps, reset_num_timesteps=False)
-    return Measured(model.num_timesteps - before, time.perf_counter() - start, start - began)
+
+    def go_on() -> int:
+        before = model.num_timesteps
+        model.learn(steps, reset_num_timesteps=False)
+        return int(model.num_timesteps - before)
+
+    return go_on

@@ -1,9 +1,10 @@
-"""The contract of every runner here: `--workload NAME --steps N`, and one line of JSON as the last line it prints.
+"""The contract of every runner here: `--workload NAME --steps N`, and a line of JSON whenever it is asked for one.
 
-    {"name", "workload", "steps", "seconds", "steps_per_second", "compile_seconds", "versions"}
+    {"name", "workload", "compile_seconds", "versions"}     first: it is warm and waits
+    {"steps", "seconds", "steps_per_second"}                for every line that it reads: it goes on from where it was
 
-`steps` are environment steps of all environments, as many as were taken in `seconds`. Imports, construction, compilation and
-warm-up lie before the clock starts; `compile_seconds` is what construction, compilation and warm-up took.
+`steps` are environment steps of all environments, as many as were taken in `seconds`, at least N. Imports, construction, compilation and
+warm-up lie before the first line; `compile_seconds` is what construction, compilation and warm-up took.
 """
 
 from __future__ import annotations
@@ -12,27 +13,20 @@ import argparse
 import importlib.metadata
 import json
 import platform
+import sys
+import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from workloads import WORKLOADS, Workload
 
 
-class Measured(NamedTuple):
-    """What a runner found."""
-
-    steps: int
-    seconds: float
-    compile_seconds: float
-
-
-def main(name: str, packages: tuple[str, ...], measure: Callable[[Workload, int], Measured]) -> None:
-    """Read the command line, measure, print the line of JSON.
+def main(name: str, packages: tuple[str, ...], prepare: Callable[[Workload, int], Callable[[], int]]) -> None:
+    """Read the command line, get warm, then measure once for every line of standard input.
 
     Args:
         name: who is measured.
         packages: the distributions whose versions matter.
-        measure: takes a workload and the environment steps to measure at least.
+        prepare: takes a workload and the environment steps to measure at least; returns, warm, what takes them and tells how many it took.
     """
     parser = argparse.ArgumentParser(description=f"Measure environment steps per second of {name}.")
     parser.add_argument("--workload", required=True, choices=WORKLOADS)
@@ -40,15 +34,19 @@ def main(name: str, packages: tuple[str, ...], measure: Callable[[Workload, int]
     arguments = parser.parse_args()
     if arguments.steps < 1:
         parser.error(f"--steps must be at least 1. Received: {arguments.steps}.")
-    found = measure(WORKLOADS[arguments.workload], arguments.steps)
+    began = time.perf_counter()
+    go_on = prepare(WORKLOADS[arguments.workload], arguments.steps)
     versions = {package: importlib.metadata.version(package) for package in packages}
-    line = {
+    ready = {
         "name": name,
         "workload": arguments.workload,
-        "steps": found.steps,
-        "seconds": found.seconds,
-        "steps_per_second": found.steps / found.seconds,
-        "compile_seconds": found.compile_seconds,
+        "compile_seconds": time.perf_counter() - began,
         "versions": {"python": platform.python_version(), **versions},
     }
-    print(json.dumps(line), flush=True)
+    print(json.dumps(ready), flush=True)
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        steps = go_on()
+        seconds = time.perf_counter() - start
+        line = {"steps": steps, "seconds": seconds, "steps_per_second": steps / seconds}
+        print(json.dumps(line), flush=True)

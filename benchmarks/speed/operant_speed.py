@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
-from measure import Measured, main
+from measure import main
 from workloads import Workload
 
 from operant import runtime
@@ -70,14 +70,17 @@ def made(workload: Workload) -> DeviceDriver | HostDriver:
     return driver
 
 
-def measure(workload: Workload, steps: int) -> Measured:
-    began = time.perf_counter()
+def prepare(workload: Workload, steps: int) -> Callable[[], int]:
     driver = made(workload)
-    before, start = driver.step, time.perf_counter()
-    while driver.step - before < steps:
-        driver.advance(driver.blocks)
-    return Measured(driver.step - before, time.perf_counter() - start, start - began)
+
+    def go_on() -> int:
+        before = driver.step
+        while driver.step - before < steps:
+            driver.advance(driver.blocks)
+        return driver.step - before
+
+    return go_on
 
 
 if __name__ == "__main__":
-    main("operant", ("operant", "jax", "keras", "optax", "gymnasium", "numpy"), measure)
+    main("operant", ("operant", "jax", "keras", "optax", "gymnasium", "numpy"), prepare)

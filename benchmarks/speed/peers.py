@@ -7,6 +7,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,28 +55,66 @@ PEERS = {
 }
 
 
-def run(
-    name: str, workload: str, steps: int, interpreters: Mapping[str, str], limit_seconds: float
-) -> dict[str, Any]:
-    """Run one measurement in a process of its own and return its line of JSON.
+class Runner:
+    """One runner in a process of its own: warm when made, it measures when asked to and sleeps in between.
+
+    Args:
+        name: who is measured.
+        workload: what.
+        steps: environment steps of one measurement, at least.
+        interpreters: who needs which.
+        limit_seconds: when to give it up.
 
     Raises:
         RuntimeError: it failed, or took too long; with the end of what it printed.
     """
-    peer = PEERS[name]
-    interpreter = interpreters.get(peer.interpreter, sys.executable)
-    command = [interpreter, str(FOLDER / peer.script), "--workload", workload, "--steps", str(steps)]
-    try:
-        result = subprocess.run(
-            command,
+
+    def __init__(
+        self, name: str, workload: str, steps: int, interpreters: Mapping[str, str], limit_seconds: float
+    ) -> None:
+        self.name, self.workload, self._limit = name, workload, limit_seconds
+        peer = PEERS[name]
+        interpreter = interpreters.get(peer.interpreter, sys.executable)
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it lives as long as the process)
+        self._process = subprocess.Popen(
+            [interpreter, str(FOLDER / peer.script), "--workload", workload, "--steps", str(steps)],
             env={**os.environ, **peer.variables},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
-            timeout=limit_seconds,
         )
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"{name} on {workload} took more than {limit_seconds:g} s") from None
-    if result.returncode:
-        raise RuntimeError(f"{name} on {workload} failed:\n{result.stderr[-2000:]}")
-    return {**json.loads(result.stdout.splitlines()[-1]), "name": name}
+        self._ready = self._line()
+
+    def measure(self) -> dict[str, Any]:
+        """Measure once; return who it is, what was found, and the load of the machine before."""
+        load = os.getloadavg()[0]
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return {**self._ready, **self._line(), "name": self.name, "load": load}
+
+    def _line(self) -> dict[str, Any]:
+        """Wait for the next line of JSON; others, such as libraries print, are passed over."""
+        assert self._process.stdout is not None
+        watch = threading.Timer(self._limit, self._process.kill)
+        watch.start()
+        began = time.monotonic()
+        try:
+            for text in self._process.stdout:
+                if text.startswith("{"):
+                    found: dict[str, Any] = json.loads(text)
+                    return found
+        finally:
+            watch.cancel()
+        if time.monotonic() - began >= self._limit:
+            raise RuntimeError(f"{self.name} on {self.workload} took more than {self._limit:g} s")
+        self._process.wait()
+        self._errors.seek(0)
+        raise RuntimeError(f"{self.name} on {self.workload} failed:\n{self._errors.read()[-2000:]}")
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()

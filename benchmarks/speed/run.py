@@ -2,14 +2,16 @@
 
     python benchmarks/speed/run.py --workloads ppo-cartpole-8 dqn-cartpole --peers-python .venv-peers/bin/python
 
-Every measurement is a process of its own. Its number of steps is chosen from a first, uncounted run so that the clock runs for
-about `--seconds`. Measure on a machine that does nothing else: the load before each round is written down.
+Everybody gets warm in a process of its own and then waits for its turn, so that rounds follow each other closely: a machine that others use
+too changes its speed within minutes. The number of steps is chosen from a first, uncounted run so that a turn takes about `--seconds`.
+Measure on a machine that does nothing else: the load before each turn is written down.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import datetime
 import json
 import os
@@ -19,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from peers import PEERS, run
+from peers import PEERS, Runner
 from workloads import WORKLOADS, Workload
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -63,24 +65,33 @@ def measure(
     """
     names = [name for name in arguments.names if PEERS[name].knows(workload)]
     pythons, limit = interpreters(arguments), arguments.limit_seconds
-    steps = {}
-    for name in names:
-        try:
-            trial = run(name, workload, trial_steps(WORKLOADS[workload]), pythons, limit)
-        except RuntimeError as error:
-            failures.append(str(error))
-            print(error, file=sys.stderr)
-            continue
-        steps[name] = max(1, round(trial["steps_per_second"] * arguments.seconds))
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in steps}
-    order = collections.deque(steps)
-    for index in range(arguments.rounds):
-        for name in order:
-            load = os.getloadavg()[0]
-            found[name].append({**run(name, workload, steps[name], pythons, limit), "load": load})
-            speed = found[name][-1]["steps_per_second"]
-            print(f"{workload} round {index + 1}: {name} {speed:,.0f} steps/s (load {load:.1f})", flush=True)
-        order.rotate(-1)
+    found: dict[str, list[dict[str, Any]]] = {}
+    with contextlib.ExitStack() as stack:
+
+        def ready(name: str, steps: int) -> Runner:
+            return stack.enter_context(contextlib.closing(Runner(name, workload, steps, pythons, limit)))
+
+        runners = {}
+        for name in names:
+            try:
+                trial = ready(name, trial_steps(WORKLOADS[workload]))
+                steps = max(1, round(trial.measure()["steps_per_second"] * arguments.seconds))
+                trial.close()
+                runners[name] = ready(name, steps)
+            except RuntimeError as error:
+                failures.append(str(error))
+                print(error, file=sys.stderr)
+        found = {name: [] for name in runners}
+        order = collections.deque(runners)
+        for index in range(arguments.rounds):
+            for name in order:
+                turn = runners[name].measure()
+                found[name].append(turn)
+                speed, load = turn["steps_per_second"], turn["load"]
+                print(
+                    f"{workload} round {index + 1}: {name} {speed:,.0f} steps/s (load {load:.1f})", flush=True
+                )
+            order.rotate(-1)
     return found
 
 
