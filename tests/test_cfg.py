@@ -449,6 +449,27 @@ def test_vectors_are_joined_and_choices_are_one_hot(tmp_path):
     assert outputs["q"].shape == (3,)
 
 
+def test_vectors_join_an_image_where_it_has_become_one(tmp_path):
+    """Weights and biases 1 but for the first dense layer's, which weighs the pixel 1, a 10 and b, one-hot, 100 and 1000."""
+    text = "[convolutional]\nfilters=1\nsize=2\n[flatten]\n[dense-0]\nunits=1\n[dense-1]\noutput=1"
+    path = write(tmp_path, text)
+    inputs = {"a": Leaf("float"), "eye": Leaf("float", (2, 2, 1)), "b": Leaf("int", num_values=2)}
+    built = build(path, inputs, {"q": Head(())})
+    assert kernels(built) == [(2, 2, 1, 1), (4, 1), (1, 1)]
+    v = built.init(jax.random.key(0))
+    params = jax.tree.map(jnp.ones_like, v["params"])
+    kernel = next(name for name, x in params.items() if x.shape == (4, 1))
+    params[kernel] = jnp.asarray([[1.0], [10.0], [100.0], [1000.0]])
+    observation = {"a": jnp.asarray([2.0]), "eye": jnp.full((1, 2, 2, 1), 0.5), "b": jnp.asarray([1])}
+    outputs, _ = built.apply({**v, "params": params}, observation)
+    np.testing.assert_allclose(outputs["q"], [(4 * 0.5 + 1) + 20 + 1000 + 1 + 1], rtol=1e-6)
+    model = ModelReader(path, 1, (2, 2, 1), vector_size=3).build_model()
+    assert [x.shape for x in model.inputs] == [(None, 2, 2, 1), (None, 3)]
+    pooled = path.replace("net.cfg", "pooled.cfg")
+    (tmp_path / "pooled.cfg").write_text("[pooling]\n[dense]\noutput=1")
+    assert kernels(build(pooled, inputs, {"q": Head(())})) == [(4, 1)]
+
+
 def test_what_does_not_fit_heads_or_inputs(tmp_path):
     path = write(tmp_path, "[dense-0]\nunits=5\ncommon=1\n[dense-1]\noutput=1\n[dense-2]\nunits=4\noutput=1")
     with pytest.raises(
@@ -459,8 +480,13 @@ def test_what_does_not_fit_heads_or_inputs(tmp_path):
         SpecError, match=r"\[dense-2\]: units must be 1, for value. Received: units=4. Leave units out"
     ):
         build(path, VECTOR, {"q": Head((2,)), "value": Head(())})
+    eyes = {"left": Leaf("float", (8, 8, 1)), "right": Leaf("float", (8, 8, 1)), **VECTOR}
     with pytest.raises(
-        SpecError, match=r"one input, an image or any number of vectors. Received: eye \(8, 8, 1\), state"
+        SpecError, match=r"at most one image.*Received: left \(8, 8, 1\), right \(8, 8, 1\), st"
+    ):
+        build(write(tmp_path, TINY), eyes, {"q": Head((2,))})
+    with pytest.raises(
+        SpecError, match=r"\[dense-0\]: needs an input of shape.*Put a \[flatten\] section before"
     ):
         build(write(tmp_path, TINY), {"eye": Leaf("float", (8, 8, 1)), **VECTOR}, {"q": Head((2,))})
 
@@ -636,9 +662,7 @@ def test_agents_as_a_mapping():
     assert operant.agents["double_dqn"]["model"] == operant.agents["dqn"]["model"]
     assert operant.agents["dueling_dqn"]["model"] != operant.agents["dqn"]["model"]  # one head more
     assert operant.agents["vpg"]["model"] == operant.agents["modular"]["model"]
-    assert (
-        operant.agents["td3"]["actor_model"]["cnn"] == []
-    )  # no critic of images and actions is one chain of layers
+    assert operant.agents["td3"]["critic_model"]["cnn"] == operant.agents["ddpg"]["critic_model"]["cnn"]
     assert card.get("models", 3) == 3
     with pytest.raises(SpecError, match="Unknown agent 'ppoo'. Did you mean 'ppo'"):
         operant.agents["ppoo"]

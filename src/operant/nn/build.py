@@ -234,27 +234,31 @@ def _from_cfg(
     heads: Mapping[str, Head],
     normalized: Sequence[str],
 ) -> dict[str, Any]:
-    """Make the model of a .cfg file for these inputs and heads: it reads one input, or all vectors as one."""
+    """Make the model of a .cfg file for these inputs and heads: it reads an image, vectors as one, or both."""
     tensors = {n: _prepared(entries[n], n, leaf, normalized) for n, leaf in fed.items()}
     graph = _graph(tensors, fed)
-    if len(tensors) == 1 and cfg.first == "embedding":
-        x = next(iter(tensors.values()))
-    elif len(tensors) == 1:
-        x = graph.encode(next(iter(tensors.values())))
-        x = graph.vector(x) if len(x.shape) == 1 else x
-        if cfg.first == "convolutional" and len(x.shape) == 3:  # a grey image
-            x = keras().layers.Reshape((*x.shape[1:], 1))(x)
-    elif all(len(leaf.shape) < 2 for leaf in fed.values()):
-        x = graph.concatenate([graph.vector(x) for x in tensors.values()])
-    else:
+    images = [n for n, leaf in fed.items() if len(leaf.shape) > 1]
+    if len(images) > 1:
         listed = ", ".join(f"{n} {leaf.shape}" for n, leaf in fed.items())
         raise SpecError(
-            f"{cfg.source} describes a network with one input, an image or any number of vectors. Received: {listed}. "
+            f"{cfg.source} describes a network that reads at most one image, and any number of vectors. Received: {listed}. "
             "Give a list of layers, whose retrieve reads inputs by name."
         )
+    vectors = [x for n, x in tensors.items() if n not in images]
+    vector = None
+    if len(tensors) == 1 and cfg.first == "embedding":
+        x = next(iter(tensors.values()))
+    elif images:
+        x = graph.encode(tensors[images[0]])
+        if cfg.first == "convolutional" and len(x.shape) == 3:  # a grey image
+            x = keras().layers.Reshape((*x.shape[1:], 1))(x)
+        vector = graph.concatenate([graph.vector(x) for x in vectors]) if vectors else None
+    else:
+        x = graph.concatenate([graph.vector(x) for x in vectors])
     dense = {n: math.prod(head.shape) for n, head in heads.items() if head.constant is None}
-    model = cfg.model(tuple(x.shape[1:]), cfg.units(dense))
-    return _headed(model, model(x), heads, entries)
+    size = None if vector is None else vector.shape[-1]
+    model = cfg.model(tuple(x.shape[1:]), cfg.units(dense), vector_size=size)
+    return _headed(model, model(x if vector is None else [x, vector]), heads, entries)
 
 
 def _graph(tensors: Mapping[str, Any], fed: Mapping[str, Leaf]) -> Graph:

@@ -7,6 +7,8 @@ only tells sections apart. Each layer reads the one before it, with two marks:
   none. So heads may be as deep as they like.
 - a dense output without `units` takes its size from whoever builds the model.
 
+An image may come with a vector, as a critic's with an action: it joins where the image has become a vector, so behind `[flatten]`.
+
 `docs/models.md` lists kinds and keys.
 """
 
@@ -128,7 +130,11 @@ class Cfg:
         return [size for section, size in zip(self.outputs, sizes.values(), strict=True) if section.open]
 
     def model(
-        self, input_shape: tuple[int, ...], output_units: Sequence[int], seed: int | None = None
+        self,
+        input_shape: tuple[int, ...],
+        output_units: Sequence[int],
+        seed: int | None = None,
+        vector_size: int | None = None,
     ) -> Any:
         """Return the Keras model.
 
@@ -136,6 +142,7 @@ class Cfg:
             input_shape: shape of the input without the batch axis.
             output_units: sizes of the outputs without `units`, in order.
             seed: root of the seeds of all initialisers; None: Keras draws them.
+            vector_size: length of a vector that joins the input once that is a vector too; a second input of the model.
 
         Raises:
             SpecError: the number of sizes is another, or a layer does not fit its input.
@@ -154,15 +161,20 @@ class Cfg:
         names: dict[str, int] = {}
         with numpy_promotion():
             dtype = "int32" if self.first == "embedding" else "float32"
-            x = base = source = keras().Input(input_shape, dtype=dtype, name="input_1")
+            k = keras()
+            x = base = source = k.Input(input_shape, dtype=dtype, name="input_1")
+            vector = None if vector_size is None else k.Input((vector_size,), name="input_2")
             outputs = []
             for i, section in enumerate(self.sections):
-                x = self._added(section, x, sizes.get(section.name), _derived(seed, i), names)
+                before, x = x, self._added(section, x, sizes.get(section.name), _derived(seed, i), names)
+                if vector is not None and len(before.shape) > len(x.shape) == 2:
+                    x = k.layers.Concatenate(name=f"joined_{i}")([x, vector])
                 base = x if section.common else base
                 if section.output:
                     outputs.append(x)
                     x = base
-            return WeightsModel(source, outputs if len(outputs) > 1 else outputs[0], name="model")
+            sources = source if vector is None else [source, vector]
+            return WeightsModel(sources, outputs if len(outputs) > 1 else outputs[0], name="model")
 
     def _added(
         self, section: Section, x: Any, units: int | None, seed: int | None, names: dict[str, int]
@@ -257,6 +269,7 @@ class ModelReader:
         input_shape: shape of the input without the batch axis, or the length of a vector.
         optimizer: compiles the model with it: an optimizer of Keras, its name, or a dict with `type`.
         seed: makes the initial weights a pure function of it.
+        vector_size: length of a vector that an image comes with, such as the action of a critic: it joins behind `[flatten]`.
 
     Raises:
         SpecError: file, sizes or shape are not understood; the message names section, key and remedy.
@@ -269,6 +282,7 @@ class ModelReader:
         input_shape: Sequence[int] | int,
         optimizer: Any = None,
         seed: int | None = None,
+        vector_size: int | None = None,
     ) -> None:
         self.cfg = Cfg.read(cfg_file)
         self.output_units = _sizes("output_units", output_units)
@@ -277,12 +291,13 @@ class ModelReader:
         if seed is not None:
             seed = _sizes("seed", seed, low=0)[0]
         self.seed = seed
+        self.vector_size = None if vector_size is None else _sizes("vector_size", vector_size)[0]
 
     def build_model(self) -> Any:
         """Return a new Keras model, compiled if an optimizer was given."""
         from operant.nn.keras_optimizers import keras_optimizer
 
-        model = self.cfg.model(self.input_shape, self.output_units, self.seed)
+        model = self.cfg.model(self.input_shape, self.output_units, self.seed, self.vector_size)
         if self.optimizer is not None:
             with numpy_promotion():
                 model.compile(optimizer=keras_optimizer(self.optimizer))
