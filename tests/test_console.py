@@ -1,12 +1,14 @@
 """Log lines, the live display, the fan-out to sinks and the table of metrics."""
 
 import io
+import math
 import re
 from pathlib import Path
 
 import pytest
 
 from operant.errors import SpecError
+from operant.execution.training import Outcome
 from operant.tracking import METRICS, Console, Episode, Record, Tracker, metrics_page
 
 ROOT = Path(__file__).parents[1]
@@ -74,6 +76,13 @@ def test_log_frequency_counts_games():
     assert [re.search(r"games: (\d+)", line)[1] for line in shown[1:]] == ["4", "8"]
     with pytest.raises(SpecError, match="log_frequency must be at least 1"):
         Console(log_frequency=0)
+
+
+def test_how_a_run_ended():
+    ended = Outcome("max_steps", "Maximum steps exceeded", 1000, 2, 20.5, 21.0, 3.25)
+    assert ended.summary == "Maximum steps exceeded: 1000 steps, 2 games, mean reward 20.50, 3.2 s"
+    early = ended._replace(episodes=0, mean_reward=math.nan)
+    assert early.summary == "Maximum steps exceeded: 1000 steps, 0 games, mean reward -, 3.2 s"
 
 
 def test_a_resumed_run_takes_its_speed_from_where_it_began():

@@ -1,6 +1,8 @@
 """A run that is killed and resumed ends where the uninterrupted one ends, bit for bit."""
 
 import os
+import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -106,3 +108,33 @@ def test_the_history_is_on_the_disk_before_the_checkpoint_that_counts_on_it(tmp_
     assert main(command) == 0
     assert len(seen) > 1 and seen[-1][0] > 0
     assert all(written == counted for written, counted in seen)
+
+
+def test_steps_left_out_are_counted_over_the_whole_run(tmp_path, monkeypatch, capsys):
+    """With this learning rate every step overflows."""
+    monkeypatch.chdir(tmp_path)
+    command = [
+        "train",
+        "ppo",
+        "--env",
+        "jax:CartPole-v1",
+        "--seed",
+        "3",
+        *RUNS["ppo"],
+        *NET,
+        "--run-dir",
+        "run",
+    ]
+    command += ["--ppo-epochs", "4", "--lr", "1e38", "--max-steps", "512"]
+    with pytest.warns(RuntimeWarning, match=r"gradient step\(s\) were left out"):
+        assert main(command) == 0
+    totals = [told_as_left_out(capsys)]
+    assert main(["train", "--resume", "run", "--max-steps", "1024"]) == 0
+    totals.append(told_as_left_out(capsys))
+    assert totals[0] < totals[1] == 4 * 2 * Agent.load(directory="run").updates
+
+
+def told_as_left_out(capsys) -> int:
+    told = int(re.search(r"(\d+) gradient step\(s\) were left out: not finite", capsys.readouterr().out)[1])
+    assert leaves(pathlib.Path("run"))[1]["training"]["skipped"] == told
+    return told

@@ -140,10 +140,7 @@ def _loop(population: Population, trainings: Sequence[Training], display: Consol
             return
         wanted.pop(i, None)
         outcomes[i] = outcome = trainings[i].end(reason)
-        display.message(
-            f"Seed {trainings[i].run.seed}: {outcome.message}: {outcome.step} steps, {outcome.episodes} games, "
-            f"mean reward {outcome.mean_reward:.2f}, {outcome.seconds:.1f} s"
-        )
+        display.message(f"Seed {trainings[i].run.seed}: {outcome.summary}")
 
     def interrupt() -> None:
         for training in trainings:

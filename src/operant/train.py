@@ -357,10 +357,7 @@ def _greeting(agent: str, run: RunConfig, environment: Environments, directory: 
 
 def _farewell(outcome: Any, directory: Path, agent: str) -> str:
     """Say how it ended, where everything is, and how to go on."""
-    lines = [
-        f"{outcome.message}: {outcome.step} steps, {outcome.episodes} games, mean reward {outcome.mean_reward:.2f}, "
-        f"{outcome.seconds:.1f} s",
-    ]
+    lines = [outcome.summary]
     if outcome.reason == "interrupted":
         lines.append(f"Continue with: operant train --resume {directory}")
     lines.append(f"Everything was written to {directory}")

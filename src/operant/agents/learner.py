@@ -28,6 +28,8 @@ INIT, ACT, UPDATE, ENV = range(4)
 
 METER_SLOTS = 32
 """Most metrics that an update may report."""
+COUNTS = ("update/skipped",)
+"""Metrics that are summed over updates, where others are averaged: one step left out in a thousand shows."""
 
 
 class Train(NamedTuple):
@@ -290,8 +292,9 @@ class Learner:
         return meter.at[:, : len(metrics)].add(added)
 
     def read(self, meter: np.ndarray) -> dict[str, float]:
-        """Return averages from a meter; metrics that never applied are left out."""
-        return {k: float(t / c) for k, t, c in zip(self.metric_names, *meter, strict=False) if c > 0}
+        """Return averages from a meter, of what is in `COUNTS` sums; metrics that never applied are left out."""
+        columns = zip(self.metric_names, *meter, strict=False)
+        return {k: float(t if k in COUNTS else t / c) for k, t, c in columns if c > 0}
 
     def learn(self, train: Train, block: Block, key: Key) -> tuple[Train, Metrics]:
         """Update once from a block that the memory already holds."""

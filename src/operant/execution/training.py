@@ -89,6 +89,15 @@ class Outcome(NamedTuple):
     mean_reward: float
     best_reward: float
     seconds: float
+    skipped: int = 0
+    """Gradient steps that were left out because they were not finite."""
+
+    @property
+    def summary(self) -> str:
+        """One line for the user."""
+        mean = f"{self.mean_reward:.2f}" if self.episodes else "-"
+        counts = f"{self.step} steps, {self.episodes} games, mean reward {mean}"
+        return f"{self.message}: {counts}, {self.seconds:.1f} s"
 
 
 class Training:
@@ -134,7 +143,8 @@ class Training:
         """How the run ended; None while it goes on."""
         self._interrupted = False  # here
         self._ending = False  # everywhere
-        self._warned = False  # of updates that were left out
+        self.skipped = 0
+        """Gradient steps so far that were left out because they were not finite."""
         self._begun = self._saved = 0.0
         self._logged = 0.0, 0, 0
         self._collected = 0  # blocks that `blocks` has asked for
@@ -168,6 +178,7 @@ class Training:
         self.driver.restore(tree["train"], tree["driver"])
         saved = header["training"]
         self.elapsed = saved["elapsed"]
+        self.skipped = saved.get("skipped", 0)
         self.origin = Origin(**saved.get("origin", {}))
         self.score.restore(saved["score"])
         self.monitor.restore(saved["monitor"])
@@ -191,6 +202,7 @@ class Training:
                 "score": self.score.to_dict(),
                 "monitor": self.monitor.to_dict(),
                 "step": self.driver.step,
+                "skipped": self.skipped,
                 "origin": self.origin._asdict(),
                 "ended": self.ended,
             },
@@ -267,6 +279,8 @@ class Training:
         """Save, and tell how the run ended."""
         self.ended = reason
         self.save()
+        if self.skipped:
+            self.sinks.message(f"{self.skipped} gradient step(s) were left out: not finite")
         return self._outcome(reason)
 
     def interrupt(self) -> None:
@@ -284,10 +298,11 @@ class Training:
 
     def _log(self, speed: float) -> None:
         values = {"time/steps_per_second": speed, **self.driver.metrics()}
-        if values.get("update/skipped", 0.0) > 0.0 and not self._warned:
-            self._warned = True
+        skipped = int(values.get("update/skipped", 0.0))
+        self.skipped += skipped
+        if skipped and self.skipped == skipped:  # the first ones; at the end all are told
             warnings.warn(
-                f"{values['update/skipped']:.3g} gradient step(s) per update were left out: they or their gradients were not finite. "
+                f"{skipped} gradient step(s) were left out: they or their gradients were not finite. "
                 "Look for rewards or observations that are very large, or a learning rate that is.",
                 RuntimeWarning,
                 stacklevel=2,
@@ -334,4 +349,5 @@ class Training:
             self.score.mean,
             self.score.best,
             self.elapsed,
+            self.skipped,
         )
