@@ -7,7 +7,7 @@ without exploration. A gate is passed if the lower end of the 95% bootstrap inte
 the mean over seeds is above it (and, where the gate has an upper bound, the upper end below that). Results go to benchmarks/results/learning.json and .md; curves to docs/images/.
 
 With `--runs DIR` the runs stay there: seeds that are there already are not trained again, and one that was interrupted goes on from
-its newest checkpoint, so long work can be done in pieces.
+its newest checkpoint, so long work can be done in pieces. `--so-far` trains nothing and reports those that were interrupted.
 """
 
 from __future__ import annotations
@@ -162,6 +162,37 @@ def run_preset(name: str, seeds: int, max_steps: int | None, runs: Path) -> dict
     return judged(row)
 
 
+def so_far(name: str, runs: Path) -> dict[str, Any]:
+    """Return what the seeds of a preset have reached that were interrupted.
+
+    Raises:
+        SystemExit: there are none.
+    """
+    folder = runs / name.replace(":", "-")
+    seeds = []
+    for directory in sorted(path for path in folder.glob("*") if (path / "history.parquet").is_file()):
+        if (directory / "score.json").is_file():
+            continue
+        history = read_history(directory / "history.parquet")
+        rewards = history["episode_reward"]
+        seeds.append(
+            {
+                "seed": int(directory.name),
+                "first": round(float(np.mean(rewards[:LAST_EPISODES])), 2),
+                "score": round(float(np.mean(rewards[-LAST_EPISODES:])), 2),
+                "steps": int(history["step"][-1]),
+                "episodes": len(rewards),
+                "training_seconds": round(float(history["time"][-1]), 1),
+            }
+        )
+    if not seeds:
+        raise SystemExit(
+            f"{folder} has no seed of {name} that was interrupted. Give the --runs of its training."
+        )
+    settings = json.loads((folder / f"{seeds[0]['seed']}.json").read_text())
+    return {"preset": name, "settings": settings, "seeds": seeds}
+
+
 def judged(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row with what its gate says of it."""
     gate = GATES.get(row["preset"])
@@ -181,16 +212,28 @@ def shown(histories: Sequence[History]) -> str:
     return "episode_reward" if episodes < 10 * LAST_EPISODES else "mean_reward"
 
 
-def write(rows: list[dict[str, Any]], command: str) -> None:
+def write(rows: list[dict[str, Any]], unfinished: list[dict[str, Any]], command: str) -> None:
+    """Put rows beside those that are there; a preset that is trained to its end leaves those trained in part."""
     RESULTS.mkdir(exist_ok=True)
     file = RESULTS / "learning.json"
-    kept = {row["preset"]: row for row in json.loads(file.read_text())["rows"]} if file.exists() else {}
-    kept |= {row["preset"]: row for row in rows}
+    old = json.loads(file.read_text()) if file.exists() else {"rows": []}
+    kept = {row["preset"]: row for row in [*old["rows"], *rows]}
+    parts = {row["preset"]: row for row in [*old.get("unfinished", []), *unfinished]}
+    parts = {name: row for name, row in parts.items() if name not in kept}
     kept = {name: judged(row) for name, row in kept.items()}  # gates may have changed since
     packages = ("operant", "jax", "keras", "optax", "numpy", "gymnasium")
     machine = {"python": platform.python_version(), "cores": 2, **{p: version(p) for p in packages}}
     file.write_text(
-        json.dumps({"command": command, "versions": machine, "rows": list(kept.values())}, indent=1) + "\n"
+        json.dumps(
+            {
+                "command": command,
+                "versions": machine,
+                "rows": list(kept.values()),
+                "unfinished": list(parts.values()),
+            },
+            indent=1,
+        )
+        + "\n"
     )
     lines = [
         "# Learning over seeds",
@@ -210,6 +253,21 @@ def write(rows: list[dict[str, Any]], command: str) -> None:
             f"| {row['preset']} | {row['seeds'][0]['steps']:,} | {len(row['seeds'])} | {mean}{' greedy' if row.get('greedy') else ''} | {iqm} | {within} | "
             f"{'yes' if row.get('passed') else 'no' if 'passed' in row else '-'} | {seconds:g} | {row.get('published', '-')} |"
         )
+    if parts:
+        lines += [
+            "",
+            "## Trained in part",
+            "",
+            f"Seeds that were interrupted, as far as they have come: means over {LAST_EPISODES} training episodes.",
+            "",
+            "| preset | seed | steps | of | first episodes | last episodes | training, s |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {name} | {r['seed']} | {r['steps']:,} | {row['settings']['max_steps']:,} | {r['first']} | {r['score']} | {r['training_seconds']:g} |"
+            for name, row in parts.items()
+            for r in row["seeds"]
+        ]
     (RESULTS / "learning.md").write_text("\n".join(lines) + "\n")
 
 
@@ -218,15 +276,26 @@ def main() -> None:
     parser.add_argument("presets", nargs="*", default=list(GATES))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--max-steps", type=int)
+    parser.add_argument(
+        "--so-far",
+        action="store_true",
+        help="train nothing: report the seeds in --runs that were interrupted",
+    )
     parser.add_argument("--plot", help="name of a picture in docs/images/ with all curves of this call")
     parser.add_argument("--runs", type=Path, help="folder of the runs, which stay (default: a temporary one)")
     arguments = parser.parse_args()
+    if arguments.so_far and arguments.runs is None:
+        parser.error("--so-far needs the --runs of the training")
     runs = arguments.runs or Path(tempfile.mkdtemp(prefix="learning-"))
-    rows = [run_preset(name, arguments.seeds, arguments.max_steps, runs) for name in arguments.presets]
     command = "python benchmarks/learning/run.py " + " ".join(
-        [*arguments.presets, "--seeds", str(arguments.seeds)]
+        [*arguments.presets, *(["--so-far"] if arguments.so_far else ["--seeds", str(arguments.seeds)])]
     )
-    write(rows, command)
+    if arguments.so_far:
+        rows = [so_far(name, runs) for name in arguments.presets]
+        write([], rows, command)
+    else:
+        rows = [run_preset(name, arguments.seeds, arguments.max_steps, runs) for name in arguments.presets]
+        write(rows, [], command)
     images = ROOT / "docs" / "images"
     images.mkdir(parents=True, exist_ok=True)
     curves = {
