@@ -110,6 +110,63 @@ def test_the_history_is_on_the_disk_before_the_checkpoint_that_counts_on_it(tmp_
     assert all(written == counted for written, counted in seen)
 
 
+REPLAYED = {
+    "dqn": ["--buffer-max-size", "4000", "--buffer-initial-size", "400", "--prioritized"],
+    "acer": ["--buffer-max-size", "4000", "--buffer-initial-size", "400", "--n-steps", "8"],
+    "sac": ["--buffer-max-size", "4000", "--buffer-initial-size", "400"],
+    "modular": ["--memory", "replay", "--objective", "action_value", "--capacity", "4000"],
+}
+WAITING = ("dqn", "sac")
+"""Those that learn nothing but from a memory that is filled; ACER learns from fresh blocks too."""
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [name if name == "dqn" else pytest.param(name, marks=pytest.mark.exhaustive) for name in REPLAYED],
+)
+def test_checkpoints_without_the_memory(agent, tmp_path, monkeypatch, capsys):
+    """A run that is resumed keeps what it has learnt, fills its memory anew, and then learns on."""
+    monkeypatch.chdir(tmp_path)
+    env = "jax:Pendulum-v1" if agent == "sac" else "jax:CartPole-v1"
+    models = ("actor-model", "critic-model") if agent == "sac" else ("model",)
+    command = [
+        "train",
+        agent,
+        "--env",
+        env,
+        "--seed",
+        "3",
+        "--n-envs",
+        "4",
+        "--no-save-memory",
+        "--max-steps",
+        "800",
+    ]
+    command += [x for model in models for x in (f"--{model}", NET[1])]
+    command += [*REPLAYED[agent], "--run-dir", "run"]
+    assert main(command) == 0
+    before, header = leaves(tmp_path / "run")
+    assert not [name for name in before if ".memory" in name]
+    assert header["training"]["memory"] is False
+
+    def learned(saved):
+        return {name: x for name, x in saved.items() if ".state" in name and "params" in name}
+
+    assert Agent.load(directory="run").timesteps == header["training"]["step"]
+    assert main(["train", "--resume", "run", "--max-steps", "1000"]) == 0
+    assert "The replay memory begins anew" in capsys.readouterr().out
+    filling, _ = leaves(tmp_path / "run")
+    changed = [k for k, x in learned(before).items() if not np.array_equal(x, filling[k])]
+    assert learned(before) and (not changed or agent not in WAITING)
+    assert main(["train", "--resume", "run", "--max-steps", "2000", "--save-memory", "--quiet"]) == 0
+    after, header = leaves(tmp_path / "run")
+    assert [k for k, x in learned(before).items() if not np.array_equal(x, after[k])]
+    assert header["training"]["memory"] is True and [name for name in after if ".memory" in name]
+    assert Agent.load(directory="run").timesteps == header["training"]["step"]
+    assert main(["replay", "run", "--quiet"]) == 2
+    assert "with an empty replay memory" in capsys.readouterr().err
+
+
 def test_steps_left_out_are_counted_over_the_whole_run(tmp_path, monkeypatch, capsys):
     """With this learning rate every step overflows."""
     monkeypatch.chdir(tmp_path)

@@ -154,6 +154,8 @@ def _obstacles(data: dict[str, Any], training: dict[str, Any], run: RunConfig) -
             f"it was resumed at step {parts[0]['step']}, where its environments began new episodes. "
             "Only runs in JAX-native environments continue exactly."
         )
+    if anew := [part["step"] for part in parts if part.get("memory") == "anew"]:
+        yield f"it was resumed at step {anew[0]} with an empty replay memory, which its checkpoints leave out (--no-save-memory)."
     if parts and run.divergence_monitoring_steps is not None:
         yield (
             f"it was resumed at step {parts[0]['step']} and lowers its learning rate on plateaus, "

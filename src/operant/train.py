@@ -24,7 +24,8 @@ from operant.tracking.history import end_of
 
 RESUMABLE = frozenset(
     {
-        "max_steps", "target_reward", "quiet", "log_frequency", "display_precision", "save_seconds", "resume", *TOGETHER,
+        "max_steps", "target_reward", "quiet", "log_frequency", "display_precision", "save_seconds", "save_memory", "resume",
+        *TOGETHER,
     }
 )  # fmt: skip
 """Options of a run that may change when it is resumed; the others are what the run is."""
@@ -111,6 +112,10 @@ def train(plan: Plan, command: str | None = None) -> Result:
         training.sinks = sinks
         try:
             sinks.message(_greeting(definition.name, run, environment, directory))
+            if training.memory_anew:
+                sinks.message(
+                    "The replay memory begins anew: the run's checkpoints leave it out (--no-save-memory)"
+                )
             if origin.step:
                 sinks.message(
                     f"Continuing the history {run.history_checkpoint}: {origin.step} steps, {origin.episodes} games"
@@ -272,6 +277,8 @@ def describe_resume(directory: Path, training: Training, run: RunConfig, command
         "target_reward": run.target_reward,
         **_circumstances(command),
     }
+    if training.memory_anew:
+        entry["memory"] = "anew"
     data["resumed"] = [*data.get("resumed", []), entry]
     _write(directory, data)
 

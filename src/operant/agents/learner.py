@@ -50,6 +50,16 @@ class Acting(NamedTuple):
     hyper: Float[Array, " H"]
 
 
+def saved_form(train: Train, training: dict[str, Any]) -> Train:
+    """Return the learning side as the checkpoints of a run hold it, by what their headers tell of training: with or without a memory."""
+    return train if training.get("memory", True) else train._replace(memory=())
+
+
+def completed(saved: Train, fresh: Train, training: dict[str, Any]) -> Train:
+    """Return what a checkpoint holds, with an empty memory where it leaves the memory out."""
+    return saved if training.get("memory", True) else saved._replace(memory=fresh.memory)
+
+
 class Learner:
     """An algorithm with its memory: `init`, `act`, `absorb`. Static; everything that changes is in `Train`."""
 

@@ -92,6 +92,11 @@ class RunConfig(Config):
     save_seconds: float = option(
         300.0, "Seconds between checkpoints of the run; one is always written at the end", low=0.0
     )
+    save_memory: bool = option(
+        True,
+        "Checkpoints hold the replay memory; with --no-save-memory they are small, and a run\n"
+        "that is resumed fills its memory anew before it learns on",
+    )
     log_frequency: int | None = option(
         None, "Log progress every n games (default: every second or so)", low=1
     )

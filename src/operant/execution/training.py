@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+import jax
+
 from operant import checkpoint, interruption
-from operant.agents.learner import Train
+from operant.agents.learner import Train, completed, saved_form
 from operant.agents.making import Definition
 from operant.errors import CheckpointError, OperantError
 from operant.execution.config import RunConfig
@@ -143,6 +145,8 @@ class Training:
         """How the run ended; None while it goes on."""
         self._interrupted = False  # here
         self._ending = False  # everywhere
+        self.memory_anew = False
+        """Whether the replay memory began anew when the run was resumed, since its checkpoint left it out."""
         self.skipped = 0
         """Gradient steps so far that were left out because they were not finite."""
         self._begun = self._saved = 0.0
@@ -173,10 +177,11 @@ class Training:
         header = checkpoint.read_header(path)
         if "training" not in header:
             raise CheckpointError(f"The checkpoint {str(path)!r} is not one of a training run.")
-        like = {"train": self.driver.train, "driver": self.driver.snapshot_like()}
+        saved, fresh = header["training"], self.driver.train
+        like = {"train": saved_form(fresh, saved), "driver": self.driver.snapshot_like()}
         tree, _ = checkpoint.load(path, like)
-        self.driver.restore(tree["train"], tree["driver"])
-        saved = header["training"]
+        self.driver.restore(completed(tree["train"], fresh, saved), tree["driver"])
+        self.memory_anew = not saved.get("memory", True) and bool(jax.tree.leaves(fresh.memory))
         self.elapsed = saved["elapsed"]
         self.skipped = saved.get("skipped", 0)
         self.origin = Origin(**saved.get("origin", {}))
@@ -192,12 +197,14 @@ class Training:
         if self.directory is None and self._agree is alone:
             return None
         # For a snapshot all processes are needed, also those that write nothing.
-        tree = {"train": self.driver.train, "driver": self.driver.snapshot()}
+        told = {"memory": self.run.save_memory}
+        tree = {"train": saved_form(self.driver.train, told), "driver": self.driver.snapshot()}
         if self.directory is None:
             return None
         header = {
             "specification": self.specification,
             "training": {
+                **told,
                 "elapsed": self.elapsed,
                 "score": self.score.to_dict(),
                 "monitor": self.monitor.to_dict(),

@@ -17,8 +17,8 @@ from operant.tracking.history import read_history
 _OWN = frozenset(
     {
         "seed", "max_steps", "target_reward", "checkpoints", "weights", "history_checkpoint", "monitor_session",
-        "run_dir", "resume", "save_seconds", "log_frequency", "display_precision", "quiet", "env", "vector", "threads",
-        *TOGETHER,
+        "run_dir", "resume", "save_seconds", "save_memory", "log_frequency", "display_precision", "quiet", "env", "vector",
+        "threads", *TOGETHER,
     }
 )  # fmt: skip
 """Options of a run that do not make it another experiment."""

@@ -14,7 +14,16 @@ from operant.tuning import study as studies
 from operant.tuning.ranges import Range, corners, split
 
 NOT_TUNED = frozenset(
-    {"max_steps", "target_reward", "monitor_session", "run_dir", "resume", "save_seconds", *PROCESSES}
+    {
+        "max_steps",
+        "target_reward",
+        "monitor_session",
+        "run_dir",
+        "resume",
+        "save_seconds",
+        "save_memory",
+        *PROCESSES,
+    }
 )
 """Options of a run that trials decide for themselves: how long they train is `trial_steps`, and each is a process."""
 OWN_TO_TRIALS = frozenset(
