@@ -465,6 +465,12 @@ def test_vectors_join_an_image_where_it_has_become_one(tmp_path):
     np.testing.assert_allclose(outputs["q"], [(4 * 0.5 + 1) + 20 + 1000 + 1 + 1], rtol=1e-6)
     model = ModelReader(path, 1, (2, 2, 1), vector_size=3).build_model()
     assert [x.shape for x in model.inputs] == [(None, 2, 2, 1), (None, 3)]
+    with pytest.raises(
+        SpecError, match=r"\[convolutional\]: an output that does not read the vector of 3.*flatten"
+    ):
+        ModelReader(
+            write(tmp_path, "[convolutional]\nfilters=1\nsize=2\noutput=1"), [], (2, 2, 1), vector_size=3
+        ).build_model()
     pooled = path.replace("net.cfg", "pooled.cfg")
     (tmp_path / "pooled.cfg").write_text("[pooling]\n[dense]\noutput=1")
     assert kernels(build(pooled, inputs, {"q": Head(())})) == [(4, 1)]

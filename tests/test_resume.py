@@ -114,9 +114,9 @@ REPLAYED = {
     "dqn": ["--buffer-max-size", "4000", "--buffer-initial-size", "400", "--prioritized"],
     "acer": ["--buffer-max-size", "4000", "--buffer-initial-size", "400", "--n-steps", "8"],
     "sac": ["--buffer-max-size", "4000", "--buffer-initial-size", "400"],
-    "modular": ["--memory", "replay", "--objective", "action_value", "--capacity", "4000"],
+    "modular": ["--memory", "replay", "--objective", "action_value", "--capacity", "4000", "--start", "400"],
 }
-WAITING = ("dqn", "sac")
+WAITING = ("dqn", "sac", "modular")
 """Those that learn nothing but from a memory that is filled; ACER learns from fresh blocks too."""
 
 
@@ -152,7 +152,9 @@ def test_checkpoints_without_the_memory(agent, tmp_path, monkeypatch, capsys):
     def learned(saved):
         return {name: x for name, x in saved.items() if ".state" in name and "params" in name}
 
-    assert Agent.load(directory="run").timesteps == header["training"]["step"]
+    with pytest.warns(RuntimeWarning, match="The replay memory starts empty"):
+        assert Agent.load(directory="run").timesteps == header["training"]["step"]
+    assert main(["replay", "run", "--quiet"]) == 0
     assert main(["train", "--resume", "run", "--max-steps", "1000"]) == 0
     assert "The replay memory begins anew" in capsys.readouterr().out
     filling, _ = leaves(tmp_path / "run")
@@ -165,6 +167,27 @@ def test_checkpoints_without_the_memory(agent, tmp_path, monkeypatch, capsys):
     assert Agent.load(directory="run").timesteps == header["training"]["step"]
     assert main(["replay", "run", "--quiet"]) == 2
     assert "with an empty replay memory" in capsys.readouterr().err
+
+
+def test_a_memory_of_the_newest_rows_is_always_saved(tmp_path, monkeypatch):
+    """It is no replay memory, and small."""
+    monkeypatch.chdir(tmp_path)
+    command = [
+        "train",
+        "vpg",
+        "--env",
+        "jax:CartPole-v1",
+        "--seed",
+        "3",
+        "--n-envs",
+        "4",
+        "--max-steps",
+        "200",
+        *NET,
+    ]
+    assert main([*command, "--no-save-memory", "--quiet", "--run-dir", "run"]) == 0
+    saved, header = leaves(tmp_path / "run")
+    assert [name for name in saved if ".memory" in name] and header["training"]["memory"] is True
 
 
 def test_steps_left_out_are_counted_over_the_whole_run(tmp_path, monkeypatch, capsys):
@@ -192,6 +215,6 @@ def test_steps_left_out_are_counted_over_the_whole_run(tmp_path, monkeypatch, ca
 
 
 def told_as_left_out(capsys) -> int:
-    told = int(re.search(r"(\d+) gradient step\(s\) were left out: not finite", capsys.readouterr().out)[1])
+    told = int(re.search(r", (\d+) gradient step\(s\) left out", capsys.readouterr().out)[1])
     assert leaves(pathlib.Path("run"))[1]["training"]["skipped"] == told
     return told

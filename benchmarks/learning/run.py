@@ -169,12 +169,17 @@ def so_far(name: str, runs: Path) -> dict[str, Any]:
         SystemExit: there are none.
     """
     folder = runs / name.replace(":", "-")
+    file = RESULTS / "learning.json"
+    if file.exists() and name in {row["preset"] for row in json.loads(file.read_text())["rows"]}:
+        raise SystemExit(f"{name} has results of seeds that were trained to the end. Those stand.")
     seeds = []
-    for directory in sorted(path for path in folder.glob("*") if (path / "history.parquet").is_file()):
+    for directory in sorted(path for path in folder.glob("*") if (path / "history.parquet").exists()):
         if (directory / "score.json").is_file():
             continue
         history = read_history(directory / "history.parquet")
         rewards = history["episode_reward"]
+        if not len(rewards):
+            continue
         seeds.append(
             {
                 "seed": int(directory.name),

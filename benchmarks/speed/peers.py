@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -84,14 +85,19 @@ class Runner:
             stderr=self._errors,
             text=True,
         )
-        self._ready = self._line()
+        try:
+            self._ready = self._line()
+        except RuntimeError:
+            self.close()
+            raise
 
     def measure(self) -> dict[str, Any]:
         """Measure once; return who it is, what was found, and the load of the machine before."""
         load = os.getloadavg()[0]
         assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(OSError):  # who died meanwhile says why below
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
         return {**self._ready, **self._line(), "name": self.name, "load": load}
 
     def _line(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from operant import checkpoint, experience, export, saving
 from operant.agents import AGENTS, DEFAULT
-from operant.agents.learner import completed, saved_form
+from operant.agents.learner import without_replay
 from operant.agents.making import define
 from operant.agents.protocol import Counting
 from operant.errors import CheckpointError, SpaceError, SpecError, UsageError, value_error
@@ -481,9 +481,17 @@ class Agent(Interactive):
 
     def _restore(self, path: Path, interaction: dict[str, Any] | None) -> None:
         if interaction is None:  # a training run's: environments are not part of it
-            fresh, training = self._engine.train, checkpoint.read_header(path).get("training", {})
-            saved = checkpoint.load_part(path, "train", saved_form(fresh, training))
-            self._engine.put(completed(saved, fresh, training))
+            fresh = self._engine.train
+            if checkpoint.read_header(path)["training"].get("memory", True):
+                self._engine.put(checkpoint.load_part(path, "train", fresh))
+            else:
+                warnings.warn(
+                    f"The replay memory starts empty: {str(path)!r} leaves it out.",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+                saved = checkpoint.load_part(path, "train", without_replay(fresh))
+                self._engine.put(saved._replace(memory=fresh.memory))
             self._start()
             self._reported = self.updates
             if (last := self._last_seen(path)) and self._engine.counter("rows"):

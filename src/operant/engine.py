@@ -229,9 +229,9 @@ class Engine:
         self.meter = jnp.zeros_like(self.meter)
         return self.learner.read(meter)
 
-    def skipped(self) -> bool:
-        """Tell whether an update since the last call of `metrics` was left out for not being finite."""
-        return self.learner.read(np.asarray(self.meter)).get("update/skipped", 0.0) > 0.0
+    def skipped(self) -> int:
+        """Return how many gradient steps were left out since the last call of `metrics`, for not being finite."""
+        return self.learner.skipped(np.asarray(self.meter))
 
     def counter(self, name: str) -> int:
         """Return one of the counters: timesteps, episodes, updates, rows."""

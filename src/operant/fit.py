@@ -114,6 +114,7 @@ class Trainer:
         except BaseException:
             environments.close()
             raise
+        self._skipped = 0
         self._score = Score(self.run.reward_buffer_size)
         self._monitor = Monitor(self.run)
         self._origin: Origin | None = None  # where the history ends that the first `fit` continues
@@ -169,6 +170,7 @@ class Trainer:
         checkpoints = None if directory is None else directory / "checkpoints"
         training = self.session.training(run, Tracker(), checkpoints)
         training.score, training.monitor, training.elapsed = self._score, self._monitor, self.elapsed
+        training.skipped = self._skipped
         if self._origin is None:
             self._origin = history_origin(run)
             training.begin_at(self._origin)
@@ -182,7 +184,7 @@ class Trainer:
             training.sinks.message(outcome.message)
         finally:
             training.sinks.close()
-            self.elapsed = training.elapsed
+            self.elapsed, self._skipped = training.elapsed, training.skipped
             self._put_back()
         return outcome
 

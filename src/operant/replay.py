@@ -183,6 +183,7 @@ def _repeat(record: Record, place: Path, config: ReplayConfig) -> int:
         monitor_session=None,
         quiet=config.quiet,
         save_seconds=SELDOM,
+        save_memory=record.training.get("memory", True),
     )
     environment = make_environments(run)
     try:

@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float
 from operant.agents.protocol import Algorithm, Counters, Counting, count_valid, fold
 from operant.errors import SpecError
 from operant.memory.replay import Row
+from operant.memory.ring import ReplayState
 from operant.ops import schedules
 from operant.spec import Config, Schedule, traced
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
@@ -50,14 +51,9 @@ class Acting(NamedTuple):
     hyper: Float[Array, " H"]
 
 
-def saved_form(train: Train, training: dict[str, Any]) -> Train:
-    """Return the learning side as the checkpoints of a run hold it, by what their headers tell of training: with or without a memory."""
-    return train if training.get("memory", True) else train._replace(memory=())
-
-
-def completed(saved: Train, fresh: Train, training: dict[str, Any]) -> Train:
-    """Return what a checkpoint holds, with an empty memory where it leaves the memory out."""
-    return saved if training.get("memory", True) else saved._replace(memory=fresh.memory)
+def without_replay(train: Train) -> Train:
+    """Leave a replay memory out; one of the newest rows only, which is small, stays."""
+    return train._replace(memory=()) if isinstance(train.memory, ReplayState) else train
 
 
 class Learner:
@@ -305,6 +301,10 @@ class Learner:
         """Return averages from a meter, of what is in `COUNTS` sums; metrics that never applied are left out."""
         columns = zip(self.metric_names, *meter, strict=False)
         return {k: float(t if k in COUNTS else t / c) for k, t, c in columns if c > 0}
+
+    def skipped(self, meter: np.ndarray) -> int:
+        """Return how many gradient steps a meter knows of that were left out."""
+        return int(self.read(meter).get("update/skipped", 0.0))
 
     def learn(self, train: Train, block: Block, key: Key) -> tuple[Train, Metrics]:
         """Update once from a block that the memory already holds."""

@@ -304,13 +304,16 @@ class Modular:
             counters.episodes if self.config.unit == "episodes" else counters.rows * jnp.uint32(self.actors)
         )
 
-    def due(self, state: State, counters: Counters) -> tuple[Array, Array]:
+    def due(self, state: State, memory: Tree, counters: Counters) -> tuple[Array, Array]:
         """Return whether an update is due, and the timesteps or episodes so far."""
         c, now = self.config, self._now(counters)
         frequency = c.batch_size if c.frequency is None else c.frequency
         every = jnp.asarray(interval(c, frequency), jnp.float32)
         passed = (now - state.last).astype(jnp.float32) >= every
-        begun = now.astype(jnp.float32) >= jnp.asarray(c.start, jnp.float32)
+        start = jnp.asarray(c.start, jnp.float32)
+        begun = now.astype(jnp.float32) >= start
+        if isinstance(self.memory, Replay) and c.unit == "timesteps":  # a memory may be younger than the run
+            begun &= self.memory.begun(memory, start)
         return (passed & begun & (jnp.asarray(frequency) > 0)) | state.hastened, now
 
     def update(
@@ -326,7 +329,7 @@ class Modular:
             for name, variables in self.weights(state).items()
         }
         state = state._replace(variables=seen["model"], baseline=seen.get("baseline", ()), reward_scale=scale)
-        due, now = self.due(state, counters)
+        due, now = self.due(state, memory, counters)
         # As plain numbers: JAX's check of key reuse takes any key that a loop reads for one used by every round.
         words, impl = jax.random.key_data(jax.random.split(key, 3)), jax.random.key_impl(key)
         shapes = jax.eval_shape(lambda: self._improve(state, memory, words, impl)[1])

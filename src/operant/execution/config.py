@@ -95,7 +95,7 @@ class RunConfig(Config):
     save_memory: bool = option(
         True,
         "Checkpoints hold the replay memory; with --no-save-memory they are small, and a run\n"
-        "that is resumed fills its memory anew before it learns on",
+        "that is resumed fills its memory anew before it learns from it",
     )
     log_frequency: int | None = option(
         None, "Log progress every n games (default: every second or so)", low=1

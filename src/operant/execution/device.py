@@ -190,6 +190,10 @@ class DeviceDriver:
         self._meter = self.devices.everywhere(self.learner.meter())
         return self.learner.read(meter)
 
+    def skipped(self) -> int:
+        """Return how many gradient steps were left out since the last call of `metrics`."""
+        return self.learner.skipped(np.asarray(self._meter))
+
     def snapshot(self) -> dict[str, Any]:
         """Return the environments' side of what continuing needs."""
         return {"world": self.devices.gathered(self.world)}

@@ -106,6 +106,10 @@ class HostDriver:
         """Return the averages of the metrics since the last call."""
         return self.engine.metrics()
 
+    def skipped(self) -> int:
+        """Return how many gradient steps were left out since the last call of `metrics`."""
+        return self.engine.skipped()
+
     @property
     def last(self) -> dict[str, np.ndarray]:
         """Observations after the last row, `[N, ...]`."""

@@ -83,6 +83,10 @@ class Population:
         self._meter = self._meter.at[index].set(0.0)
         return self.learner.read(meter)
 
+    def skipped(self, index: int) -> int:
+        """Return how many of a run's gradient steps were left out since the last call of `metrics`."""
+        return self.learner.skipped(np.asarray(self._meter[index]))
+
     def put(self, index: int, train: Train, world: World | None = None) -> None:
         """Replace the state of a run."""
         self.train = _with(self.train, index, train)
@@ -123,6 +127,10 @@ class Member:
     def metrics(self) -> dict[str, float]:
         """Return the averages of the metrics since the last call."""
         return self.population.metrics(self.index)
+
+    def skipped(self) -> int:
+        """Return how many gradient steps were left out since the last call of `metrics`."""
+        return self.population.skipped(self.index)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the environments' side of what continuing needs; a run by itself can continue from it."""

@@ -10,10 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-import jax
-
 from operant import checkpoint, interruption
-from operant.agents.learner import Train, completed, saved_form
+from operant.agents.learner import Train, without_replay
 from operant.agents.making import Definition
 from operant.errors import CheckpointError, OperantError
 from operant.execution.config import RunConfig
@@ -66,6 +64,10 @@ class Driver(Protocol):
         """Continue from there."""
         ...
 
+    def skipped(self) -> int:
+        """Return how many gradient steps were left out since the last call of `metrics`."""
+        ...
+
     def scale_lr(self, factor: float) -> tuple[float, float]:
         """Multiply the learning rate; return the old and the new one."""
         ...
@@ -99,6 +101,8 @@ class Outcome(NamedTuple):
         """One line for the user."""
         mean = f"{self.mean_reward:.2f}" if self.episodes else "-"
         counts = f"{self.step} steps, {self.episodes} games, mean reward {mean}"
+        if self.skipped:
+            counts += f", {self.skipped} gradient step(s) left out"
         return f"{self.message}: {counts}, {self.seconds:.1f} s"
 
 
@@ -178,10 +182,13 @@ class Training:
         if "training" not in header:
             raise CheckpointError(f"The checkpoint {str(path)!r} is not one of a training run.")
         saved, fresh = header["training"], self.driver.train
-        like = {"train": saved_form(fresh, saved), "driver": self.driver.snapshot_like()}
-        tree, _ = checkpoint.load(path, like)
-        self.driver.restore(completed(tree["train"], fresh, saved), tree["driver"])
-        self.memory_anew = not saved.get("memory", True) and bool(jax.tree.leaves(fresh.memory))
+        self.memory_anew = not saved.get("memory", True)
+        like = without_replay(fresh) if self.memory_anew else fresh
+        tree, _ = checkpoint.load(path, {"train": like, "driver": self.driver.snapshot_like()})
+        train = tree["train"]
+        self.driver.restore(
+            train._replace(memory=fresh.memory) if self.memory_anew else train, tree["driver"]
+        )
         self.elapsed = saved["elapsed"]
         self.skipped = saved.get("skipped", 0)
         self.origin = Origin(**saved.get("origin", {}))
@@ -197,19 +204,20 @@ class Training:
         if self.directory is None and self._agree is alone:
             return None
         # For a snapshot all processes are needed, also those that write nothing.
-        told = {"memory": self.run.save_memory}
-        tree = {"train": saved_form(self.driver.train, told), "driver": self.driver.snapshot()}
+        whole = self.driver.train
+        train = whole if self.run.save_memory else without_replay(whole)
+        tree = {"train": train, "driver": self.driver.snapshot()}
         if self.directory is None:
             return None
         header = {
             "specification": self.specification,
             "training": {
-                **told,
+                "memory": train is whole,
                 "elapsed": self.elapsed,
                 "score": self.score.to_dict(),
                 "monitor": self.monitor.to_dict(),
                 "step": self.driver.step,
-                "skipped": self.skipped,
+                "skipped": self.skipped + self.driver.skipped(),
                 "origin": self.origin._asdict(),
                 "ended": self.ended,
             },
@@ -286,8 +294,6 @@ class Training:
         """Save, and tell how the run ended."""
         self.ended = reason
         self.save()
-        if self.skipped:
-            self.sinks.message(f"{self.skipped} gradient step(s) were left out: not finite")
         return self._outcome(reason)
 
     def interrupt(self) -> None:

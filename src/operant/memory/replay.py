@@ -133,12 +133,13 @@ class Replay:
         """Return how many rows are held."""
         return Cursor(*state.cursor).held.sum()
 
-    def begun(self, state: ReplayState, count: int) -> Bool[Array, ""]:
+    def begun(self, state: ReplayState, count: int | Array) -> Bool[Array, ""]:
         """Tell whether `count` rows are held, or as many as one full column is sure to: a memory may be younger than the run.
 
         Where episodes are short, the frames of their first rows leave room for fewer rows than `length`.
         """
-        return self.rows(state) >= min(count, self.stacks.longest_block - 1)
+        wanted = jnp.asarray(count).astype(jnp.int32)
+        return self.rows(state) >= jnp.minimum(wanted, self.stacks.longest_block - 1)
 
     @staticmethod
     def has_sequence(state: ReplayState, length: int) -> Bool[Array, ""]:

@@ -164,15 +164,21 @@ class Cfg:
             k = keras()
             x = base = source = k.Input(input_shape, dtype=dtype, name="input_1")
             vector = None if vector_size is None else k.Input((vector_size,), name="input_2")
+            joined = base_joined = vector is None
             outputs = []
             for i, section in enumerate(self.sections):
                 before, x = x, self._added(section, x, sizes.get(section.name), _derived(seed, i), names)
                 if vector is not None and len(before.shape) > len(x.shape) == 2:
-                    x = k.layers.Concatenate(name=f"joined_{i}")([x, vector])
-                base = x if section.common else base
+                    x, joined = k.layers.Concatenate(name=f"joined_{i}")([x, vector]), True
+                base, base_joined = (x, joined) if section.common else (base, base_joined)
+                if section.output and not joined:
+                    raise SpecError(
+                        f"{self.source}, section [{section.name}]: an output that does not read the vector of {vector_size} that "
+                        "comes with the image. Put a [flatten] section before it: the vector joins there."
+                    )
                 if section.output:
                     outputs.append(x)
-                    x = base
+                    x, joined = base, base_joined
             sources = source if vector is None else [source, vector]
             return WeightsModel(sources, outputs if len(outputs) > 1 else outputs[0], name="model")
 
