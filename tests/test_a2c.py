@@ -173,6 +173,7 @@ def test_an_update_is_one_step_of_the_clipped_gradient():
         np.testing.assert_allclose(x, expected, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.exhaustive
 def test_a_recurrent_model_sees_a_block_as_it_saw_it_row_by_row():
     agent = compile_agent("a2c", Countdown(), model=RECURRENT)
     train, blocks, _ = agent.run(4, 3)

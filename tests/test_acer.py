@@ -368,6 +368,7 @@ def later():
     return compiled("acer", Countdown(), buffer_initial_size=60)
 
 
+@pytest.mark.exhaustive
 def test_the_number_of_replay_steps_is_drawn_anew_for_every_update():
     agent = later()
     _, blocks, metrics = agent.run(0, 150)

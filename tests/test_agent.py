@@ -295,8 +295,8 @@ def test_loading_says_what_is_missing(tmp_path):
         Agent.load(directory=tmp_path, environment=other)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cell", ["gru", pytest.param("lstm", marks=pytest.mark.slow)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_recurrent_policy_keeps_its_state_per_actor(cell, tmp_path):
     spec = {**ROLLOUT, "mini_batches": 1, "model": [{"type": "dense", "size": 8}, {"type": cell, "size": 4}]}
     agent = create(spec, parallel_interactions=2, seed=1)

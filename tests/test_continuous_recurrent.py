@@ -171,6 +171,7 @@ def test_targets_and_losses_equal_a_plain_loop_over_rows(name):
     assert float(loss) == pytest.approx(mean, rel=2e-5)
 
 
+@pytest.mark.exhaustive
 def test_rows_of_the_burn_in_count_but_get_no_gradient():
     algorithm, state = made("sac")
     block = block_of(algorithm, jax.random.key(1))
@@ -237,6 +238,7 @@ def test_what_was_done_elsewhere_is_remembered_as_if_done_here():
         assert same == (network == "actor")
 
 
+@pytest.mark.exhaustive
 def test_exported_policies_know_nothing_of_critics(tmp_path):
     shapes = {"states": {"type": "float", "shape": (3,)}, "parallel_interactions": 1}
     shapes["actions"] = {"type": "float", "shape": (2,), "min_value": -1.0, "max_value": 1.0}
@@ -283,9 +285,8 @@ def test_imitation_unrolls_the_actor_from_the_state_of_a_block():
     assert not np.isclose(imitate(weights, forgetful), expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "option", ["actor_model", pytest.param("critic_model", marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("option", ["actor_model", "critic_model"])
 def test_one_network_may_be_recurrent_alone(option):
     agent = compiled("td3", Countdown(kind="float"), **{option: RECURRENT})
     train, blocks, metrics = agent.run(3, 14)
@@ -314,6 +315,7 @@ def test_a_sign_is_remembered_with_recurrent_networks_and_not_without():
         probes.check("ddpg", probe, found)
 
 
+@pytest.mark.exhaustive
 def test_states_forgotten_between_sequences_fail_the_probe(monkeypatch):
     """Control: rows of the answer are replayed without what came before them."""
     from tests import test_probes as probes
@@ -329,9 +331,8 @@ def test_states_forgotten_between_sequences_fail_the_probe(monkeypatch):
         probes.check("ddpg", probe, probes.on_device("ddpg", probe))
 
 
-@pytest.mark.parametrize(
-    "own", [pytest.param(True, marks=pytest.mark.exhaustive), False], ids=["own optimizer", "together"]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("own", [True, False], ids=["own optimizer", "together"])
 def test_a_deterministic_objective_equals_a_plain_loop_over_rows(own):
     """The modular agent: -Q(h, s, μ(h, s)) and (r + γ Q'(h', s', μ'(h', s')) - Q(h, s, a))², h of what was seen and done before."""
     options = {

@@ -173,7 +173,7 @@ def test_an_episode_that_begins_behind_the_burn_in_begins_at_zero():
     assert sequences.warmed(algorithm.model, state.variables, block, 0) is block.carry
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_replayed_states_are_those_that_acting_had_also_at_random():
     """Without learning one network made all of them: unrolled from the first, it comes to the others."""
     agent = compiled("dqn", Countdown(), model=RECURRENT)
@@ -191,7 +191,7 @@ def test_replayed_states_are_those_that_acting_had_also_at_random():
     assert np.abs(stored[valid]).max() > 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "loss", "optimizer"),
     [("dqn", "loss/td", "optimizer"), ("ddpg", "loss/critic", "critic_optimizer")],

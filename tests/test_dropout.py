@@ -246,7 +246,7 @@ def test_every_gradient_step_draws_anew(name, monkeypatch):
     assert set(counts.values()) == {times}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "options",
     [{"multi_step": 3}, {"gradient": "evolutionary", "multi_step": 2}, {"linesearch_iterations": 3}],

@@ -21,7 +21,8 @@ EVERYDAY = "ppo"
 
 
 @pytest.mark.parametrize(
-    "case", [name if name == EVERYDAY else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+    "case",
+    [name if name == EVERYDAY else pytest.param(name, marks=pytest.mark.exhaustive) for name in CASES],
 )
 def test_stablehlo_acts_as_the_agent_does(tmp_path, case):
     pytest.importorskip("flatbuffers", reason="StableHLO files need flatbuffers")

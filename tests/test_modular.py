@@ -355,10 +355,8 @@ DETERMINISTIC = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "own", [pytest.param(False, marks=pytest.mark.exhaustive), True], ids=["together", "own optimizer"]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("own", [False, True], ids=["together", "own optimizer"])
 def test_a_deterministic_policy_climbs_the_values_of_its_actions(own):
     """One update against the formulas: of the policy -mean Q(s, μ(s)), of the baseline mean (r + γ Q'(s', μ'(s')) - Q(s, a))²."""
     options = {"baseline_optimizer": "sgd", "baseline_lr": 0.2} if own else {"baseline_weight": 2.0}
@@ -410,7 +408,7 @@ def test_a_deterministic_policy_climbs_the_values_of_its_actions(own):
             np.testing.assert_allclose(after.state.target[model][name], lag, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_recurrent_networks_replay_steps_with_those_before_them():
     """Every draw is a sequence of the layer's horizon, the step itself and those of its return; only the step counts."""
     model = [{"type": "dense", "size": 8}, {"type": "gru", "size": 8, "horizon": 3}]

@@ -163,6 +163,7 @@ def test_returns_of_a_recurrent_network_are_those_of_its_values_row_by_row():
         np.testing.assert_allclose(found[valid, n, e], slow[valid], rtol=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_a_recurrent_network_steps_against_the_gradient_through_its_rows():
     """One step of plain descent on the mean over valid rows, with a graph that goes through them one after the other."""
     agent, train, block, row_by_row = recurrent(epochs=1, optimizer="sgd", grad_norm=None)

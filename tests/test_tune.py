@@ -614,7 +614,7 @@ def test_real_settings_that_cannot_be_built_leave_nothing_behind(tmp_path, monke
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_same_real_study_twice_is_the_same(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     values = []
