@@ -269,7 +269,7 @@ def write(rows: list[dict[str, Any]], unfinished: list[dict[str, Any]], command:
             "|---|---|---|---|---|---|---|",
         ]
         lines += [
-            f"| {name} | {r['seed']} | {r['steps']:,} | {row['settings']['max_steps']:,} | {r['first']} | {r['score']} | {r['training_seconds']:g} |"
+            f"| [{name}](../../docs/images/{name.replace(':', '-')}.png) | {r['seed']} | {r['steps']:,} | {row['settings']['max_steps']:,} | {r['first']} | {r['score']} | {r['training_seconds']:g} |"
             for name, row in parts.items()
             for r in row["seeds"]
         ]
