@@ -129,19 +129,7 @@ def test_checkpoints_without_the_memory(agent, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     env = "jax:Pendulum-v1" if agent == "sac" else "jax:CartPole-v1"
     models = ("actor-model", "critic-model") if agent == "sac" else ("model",)
-    command = [
-        "train",
-        agent,
-        "--env",
-        env,
-        "--seed",
-        "3",
-        "--n-envs",
-        "4",
-        "--no-save-memory",
-        "--max-steps",
-        "800",
-    ]
+    command = f"train {agent} --env {env} --seed 3 --n-envs 4 --no-save-memory --max-steps 800".split()
     command += [x for model in models for x in (f"--{model}", NET[1])]
     command += [*REPLAYED[agent], "--run-dir", "run"]
     assert main(command) == 0
@@ -173,18 +161,8 @@ def test_a_memory_of_the_newest_rows_is_always_saved(tmp_path, monkeypatch):
     """It is no replay memory, and small."""
     monkeypatch.chdir(tmp_path)
     command = [
-        "train",
-        "vpg",
-        "--env",
-        "jax:CartPole-v1",
-        "--seed",
-        "3",
-        "--n-envs",
-        "4",
-        "--max-steps",
-        "200",
-        *NET,
-    ]
+        "train", "vpg", "--env", "jax:CartPole-v1", "--seed", "3", "--n-envs", "4", "--max-steps", "200", *NET,
+    ]  # fmt: skip
     assert main([*command, "--no-save-memory", "--quiet", "--run-dir", "run"]) == 0
     saved, header = leaves(tmp_path / "run")
     assert [name for name in saved if ".memory" in name] and header["training"]["memory"] is True

@@ -162,10 +162,10 @@ def test_a_runner_outlives_its_workers(seconds):
 
 @pytest.mark.slow
 def test_a_million_episodes_are_written_in_a_moment_and_stay_readable(tmp_path):
-    """A million episodes of 200 steps take 1,000 s at 200,000 steps a second, of which this is less than 1 %.
+    """A million episodes of 200 steps take 1,000 s at 200,000 steps a second, of which this is to be less than 1 %.
 
-    How many seconds that are depends on who else uses the machine. So the measure is what making the episodes takes, in Python and in
-    turn with writing them: about half as long.
+    Processor time, too, depends on who else uses the machine. Making the episodes, in turn with writing them, takes less than 5 s on a
+    machine of its own: where it takes longer, everything does.
     """
     path, count, at_once = tmp_path / "history.parquet", 1_000_000, 100
     history = History(path)
@@ -182,12 +182,13 @@ def test_a_million_episodes_are_written_in_a_moment_and_stay_readable(tmp_path):
     history.close()
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     making = time.process_time() - began - spent
+    slow = max(1.0, making / 5.0)
     print(f"{spent:.2f} s beside {making:.2f} s, {grown // 1024} MiB")
-    assert spent < 4 * making and grown < 200 * 1024
+    assert spent < 0.01 * 1000 * slow and grown < 200 * 1024
     assert len(list(path.glob("*.parquet"))) == 20
     began = time.process_time()
     rows = read_history(path)
-    assert time.process_time() - began < 2 * making
+    assert time.process_time() - began < 5.0 * slow
     np.testing.assert_array_equal(rows["episode_reward"], np.arange(count))
 
 

@@ -298,7 +298,12 @@ def test_bad_trials_are_pruned_after_the_warm_up(here):
     assert tune(planned(config={"n_trials": 14, "prune": False, "study": "t"})).pruned == 0
 
 
-def interrupted(here, storage=None):
+def running(storage):
+    """Return how many trials of the study have begun."""
+    return [t.state for t in study.load("s", storage).trials].count(TrialState.RUNNING)
+
+
+def interrupted(storage):
     """Start a study whose trials never end, interrupt it, and return what it printed and its status."""
     flags = [] if storage is None else ["--storage", storage]
     code = (
@@ -312,16 +317,19 @@ def interrupted(here, storage=None):
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline().startswith("Tuning ppo on hang")
-    time.sleep(1.0)
+    deadline = time.monotonic() + 60
+    while running(storage) < 2:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=30)
     return out, process.returncode
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("storage", [None, pytest.param("s.journal", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("storage", [None, "s.journal"])
 def test_interrupted_trials_come_first_when_the_study_goes_on(here, storage):
-    out, status = interrupted(here, storage)
+    out, status = interrupted(storage)
     assert status == 0, out
     assert "Interrupted: 0 trials complete, 0 pruned, 0 failed; 4 in the study s" in out
     assert "Go on with the same command and --study s" in out

@@ -65,7 +65,6 @@ def measure(
     """
     names = [name for name in arguments.names if PEERS[name].knows(workload)]
     pythons, limit = interpreters(arguments), arguments.limit_seconds
-    found: dict[str, list[dict[str, Any]]] = {}
     with contextlib.ExitStack() as stack:
 
         def ready(name: str, steps: int) -> Runner:
@@ -81,7 +80,7 @@ def measure(
             except RuntimeError as error:
                 failures.append(str(error))
                 print(error, file=sys.stderr)
-        found = {name: [] for name in runners}
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in runners}
         order = collections.deque(runners)
         for index in range(arguments.rounds):
             for name in order:

@@ -482,16 +482,12 @@ class Agent(Interactive):
     def _restore(self, path: Path, interaction: dict[str, Any] | None) -> None:
         if interaction is None:  # a training run's: environments are not part of it
             fresh = self._engine.train
-            if checkpoint.read_header(path)["training"].get("memory", True):
-                self._engine.put(checkpoint.load_part(path, "train", fresh))
-            else:
-                warnings.warn(
-                    f"The replay memory starts empty: {str(path)!r} leaves it out.",
-                    RuntimeWarning,
-                    stacklevel=3,
-                )
-                saved = checkpoint.load_part(path, "train", without_replay(fresh))
-                self._engine.put(saved._replace(memory=fresh.memory))
+            anew = not checkpoint.read_header(path)["training"].get("memory", True)
+            saved = checkpoint.load_part(path, "train", without_replay(fresh) if anew else fresh)
+            self._engine.put(saved._replace(memory=fresh.memory) if anew else saved)
+            if anew:
+                text = f"The replay memory starts empty: {str(path)!r} leaves it out."
+                warnings.warn(text, RuntimeWarning, stacklevel=3)
             self._start()
             self._reported = self.updates
             if (last := self._last_seen(path)) and self._engine.counter("rows"):
