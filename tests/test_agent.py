@@ -449,6 +449,9 @@ assert where == {jax.devices()[1]}, where
 assert agent.updates == 2
 agent.save(sys.argv[1])
 """
-    variables = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    variables = {
+        **os.environ,
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2",
+    }
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=variables, check=True, timeout=250)
     assert Agent.load(tmp_path).updates == 2

@@ -12,7 +12,7 @@ import pytest
 
 from operant.tracking import read_history
 
-TWO = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+TWO = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"}
 ARGUMENTS = ["--env", "jax:CartPole-v1", "--n-envs", "8", "--seed", "3", "--quiet"]
 
 

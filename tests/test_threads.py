@@ -1,11 +1,14 @@
-"""How many threads XLA gets on CPU: few for small products, all for large ones and images."""
+"""What XLA is started with on CPU: few threads for small products, all for large ones and images; a library for images."""
 
 from __future__ import annotations
 
+import os
+
+import jax
 import pytest
 
 from operant.agents.making import define
-from operant.runtime import LARGE_PRODUCT, threads_for
+from operant.runtime import LARGE_PRODUCT, LIBRARY_FLAG, start, threads_for
 
 
 @pytest.mark.parametrize(
@@ -30,3 +33,37 @@ def test_threads_for_products_and_images():
     assert threads_for([(4,)], LARGE_PRODUCT - 1) == 1
     assert threads_for([(4,)], LARGE_PRODUCT) is None
     assert threads_for([(4,), (84, 84, 4)]) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "started_with"),
+    [
+        ({}, {"NPROC": None, "XLA_FLAGS": LIBRARY_FLAG}),
+        ({"XLA_FLAGS": "--a=1 --b=2"}, {"NPROC": None, "XLA_FLAGS": f"{LIBRARY_FLAG} --a=1 --b=2"}),
+        ({"XLA_FLAGS": "--xla_cpu_experimental_ynn_fusion_type=", "NPROC": "3"}, None),
+    ],
+)
+def test_images_get_the_library_beside_the_users_own_flags(monkeypatch, given, started_with):
+    for name in ("NPROC", "XLA_FLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    seen = []
+    monkeypatch.setattr(
+        jax, "devices", lambda: seen.append({n: os.environ.get(n) for n in ("NPROC", "XLA_FLAGS")})
+    )
+    start([(84, 84, 4)])
+    assert seen == ([] if started_with is None else [started_with])
+    assert {n: os.environ[n] for n in ("NPROC", "XLA_FLAGS") if n in os.environ} == given
+
+
+def test_threads_are_the_users_if_he_says_how_many(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--a=1")
+    monkeypatch.delenv("NPROC", raising=False)
+    seen = []
+    monkeypatch.setattr(jax, "devices", lambda: seen.append((os.environ["NPROC"], os.environ["XLA_FLAGS"])))
+    start([(4,)])
+    assert seen == [("1", "--a=1")] and "NPROC" not in os.environ
+    monkeypatch.setenv("NPROC", "2")
+    start([(4,)])
+    assert len(seen) == 1

@@ -44,25 +44,30 @@ def start(shapes: Sequence[tuple[int, ...]], threads: int | None = None, product
         product: multiplications of the largest matrix product of a gradient step.
     """
     threads = threads_for(shapes, product) if threads is None else threads
-    variables = {} if threads is None else {"NPROC": str(threads)}
-    if has_images(shapes):
-        variables["XLA_FLAGS"] = LIBRARY_FLAG
-    _start_with(variables)
+    variables = {}
+    if threads is not None and "NPROC" not in os.environ:
+        variables["NPROC"] = str(threads)
+    flags = os.environ.get("XLA_FLAGS", "")
+    if has_images(shapes) and LIBRARY_FLAG.partition("=")[0] not in flags:
+        variables["XLA_FLAGS"] = f"{LIBRARY_FLAG} {flags}".rstrip()
+    if variables:
+        _start_with(variables)
 
 
 def _start_with(variables: dict[str, str]) -> None:
-    """Start the backend, which reads these environment variables then. The user's own settings of them stay."""
+    """Start the backend, which reads these environment variables then."""
     import jax
 
-    own = {name: value for name, value in variables.items() if name not in os.environ}
-    if not own:
-        return
-    os.environ.update(own)
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         jax.devices()
     finally:
-        for name in own:  # they are meant for this process only
-            del os.environ[name]
+        for name, value in before.items():  # the new ones are meant for this process only
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def join(coordinator: str, n_processes: int | None, process_id: int | None) -> bool:
