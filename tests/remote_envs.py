@@ -60,6 +60,8 @@ class Count(Environment):
 
 
 class Masked(Environment):
+    """Ends where nothing is allowed any more."""
+
     def states(self):
         return dict(state=dict(type="float", shape=(3,)), action_mask=dict(type="bool", shape=(4,)))
 
@@ -67,10 +69,13 @@ class Masked(Environment):
         return dict(type="int", num_values=4)
 
     def reset(self):
+        self.t = 0
         return dict(state=[0.0, 0.0, 0.0], action_mask=[True, False, True, False])
 
     def execute(self, actions):
-        return dict(state=[actions, 1.0, 2.0], action_mask=[False, True, False, True]), False, 1.0
+        self.t += 1
+        over = self.t == 8
+        return dict(state=[actions, 1.0, 2.0], action_mask=[False, not over, False, not over]), over, 1.0
 
     def episode_return(self, parallel=None):
         return 42.0
@@ -99,6 +104,14 @@ class Team(Environment):
         terminal = np.zeros(acted, int)
         terminal[-1] = 1
         return np.arange(self.left), np.tile(actions[: self.left], (1, 2)), terminal, actions[:, 0]
+
+
+class Told(Team):
+    """Tells what the one that leaves saw last, too."""
+
+    def execute(self, actions):
+        parallel, states, terminal, reward = super().execute(actions)
+        return parallel, np.concatenate([states, np.full((1, 2), 7.0)]), terminal, reward
 
 
 class Loaded(Environment):

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from operant import Agent, Environment, Runner
+from operant import Agent, Environment, Runner, traces
 from operant.envs.pettingzoo import is_parallel
 from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError
 
@@ -88,6 +88,38 @@ def test_agents_are_actors_until_they_leave():
     assert ends == [[0, 0, 0], [1, 0, 0], [0, 0], [1, 0], [2]]
     assert paid == [[1, 2, 3], [1, 2, 3], [1, 2], [1, 2], [1]]
     assert env.told[2] == {"animal1": 1, "animal2": 2}
+
+
+@pytest.mark.parametrize(
+    ("limit", "ends"), [(None, {0: (2, 1), 1: (4, 1), 2: (5, 2)}), (3, {0: (2, 1), 1: (3, 2), 2: (3, 2)})]
+)
+def test_what_an_actor_saw_last_is_learnt_from(limit, ends, tmp_path):
+    """Otherwise a value at a time limit would be that of the state before: told by the environment or by the limit."""
+    agent = {"agent": "random", "recorder": str(tmp_path)}
+    with Runner(agent, Meadow(masked=limit is None), max_episode_timesteps=limit) as runner:
+        runner.run(num_episodes=6, use_tqdm=False)
+        found = [traces.read(path, runner.agent.spaces) for path in sorted(tmp_path.glob("*.npz"))]
+    assert len(found) == 6
+    for trace in found:
+        (last,) = [x for name, x in trace.last.items() if not name.endswith("mask")]
+        number = int(last[0, 0])
+        assert (last[0, 1], trace.terminal[-1]) == ends[number]
+
+
+def test_states_of_some_who_ended_are_refused():
+    environment = Environment.create(environment=Meadow((1, 1, 4)))
+    inner, execute = environment.environment, environment.environment.execute
+
+    def forget(actions):
+        parallel, states, terminal, reward = execute(actions)
+        return parallel, states[:2], terminal, reward
+
+    inner.execute = forget
+    environment.reset()
+    with pytest.raises(
+        EnvironmentError, match=r"states of 2 actors. Return those of the 1 that go on, and behind"
+    ):
+        environment.execute([1, 1, 1])
 
 
 def test_masks_and_a_single_agent():

@@ -54,7 +54,7 @@ def plain(answer):
     return answer._replace(seconds=0.0)
 
 
-@pytest.mark.parametrize("name", ["Masked", "Team", "Started", "CartPole-v1", slow("Pendulum-v1")])
+@pytest.mark.parametrize("name", ["Masked", "Team", "Told", "Started", "CartPole-v1", slow("Pendulum-v1")])
 def test_answers_are_those_of_an_environment_here(module, name):
     given = getattr(module, name, name)
     (here,) = connect(given, max_episode_timesteps=20)
@@ -76,7 +76,7 @@ def test_answers_are_those_of_an_environment_here(module, name):
                 rows = 3 if a.parallel is None else len(a.parallel)
                 if not rows:
                     break
-                if name == "Team":
+                if name in ("Team", "Told"):
                     actions = generator.uniform(-0.9, 0.9, (rows, 1)).astype(np.float32)
                 elif name == "Pendulum-v1":
                     actions = generator.uniform(-2, 2, 1).astype(np.float32)

@@ -82,7 +82,7 @@ def play(connection, steps, name):
     found = [ask(connection, seed=3)]
     for _ in range(steps):
         actors = 3 if found[-1].parallel is None else len(found[-1].parallel)
-        if name == "Team":
+        if name in ("Team", "Told"):
             actions = generator.uniform(-0.9, 0.9, (actors, 1)).astype(np.float32)
         elif name == "Pendulum-v1":
             actions = generator.uniform(-2, 2, 1).astype(np.float32)
@@ -94,7 +94,7 @@ def play(connection, steps, name):
     return [answer._replace(seconds=0.0) for answer in found], connection.episode_return()
 
 
-@pytest.mark.parametrize("name", ["Masked", "Team", "CartPole-v1", slow("Pendulum-v1")])
+@pytest.mark.parametrize("name", ["Masked", "Team", "Told", "CartPole-v1", slow("Pendulum-v1")])
 def test_answers_are_those_of_an_environment_here(module, name):
     given = getattr(module, name, name)
     (here,) = connect(given, max_episode_timesteps=20)

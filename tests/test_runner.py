@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from operant import Agent, Environment, Runner
+from operant import Agent, Environment, Runner, traces
+from operant.envs import vector
+from operant.envs.check import check_env
 from operant.envs.connection import Local
 from operant.errors import SpaceError, SpecError, UsageError
 from operant.execution.progress import Bar
@@ -58,6 +60,14 @@ class Masked(Walk):
         assert actions == 1
         states, terminal, reward = super().execute(actions)
         return {"state": states, "action_mask": [False, True]}, terminal, reward
+
+
+class Game(Masked):
+    """At its end nothing is allowed any more, as on a full board."""
+
+    def execute(self, actions):
+        states, terminal, reward = super().execute(actions)
+        return {**states, "action_mask": [False, not terminal]}, terminal, reward
 
 
 class Team(Walk):
@@ -180,6 +190,21 @@ def test_masks_reach_the_agent():
         assert runner.episode_returns == [5.0] * 4
         runner.run(num_episodes=4, batch_agent_calls=True, **QUIET)
         assert runner.episode_returns == [5.0] * 4
+
+
+@pytest.mark.parametrize("spec", [PPO, pytest.param(DQN, marks=pytest.mark.slow)])
+def test_a_game_may_end_where_no_move_is_left(spec, tmp_path):
+    with Runner({**spec, "recorder": str(tmp_path)}, Game, num_parallel=2) as runner:
+        for batch in (False, True):
+            runner.run(num_episodes=4, batch_agent_calls=batch, **QUIET)
+            assert runner.episode_returns == [5.0] * 4
+        trace = traces.read(min(tmp_path.glob("*.npz")), runner.agent.spaces)
+    assert trace.last is not None and trace.observation["action_mask"].tolist() == [[False, True]] * 5
+    assert not [finding for finding in check_env(Game, steps=12) if "mask" in finding]
+    with vector.create(Game, 2, mode="in-process") as env:
+        env.reset(seed=1)
+        ended = [env.step({"action": np.ones(2, np.int32)}) for _ in range(5)][-1]
+    assert ended.terminated.all() and not ended.observation["action_mask"].any()
 
 
 def test_several_actors_in_one_environment(agent):

@@ -378,7 +378,8 @@ class Interactive:
             raise SpaceError(
                 f"terminal must be 0, 1 or 2 (aborted by a time limit). Received: terminal={terminal!r}."
             )
-        last = None if next_states is None or not terminal else self.spaces.observe(next_states, ())
+        ended = next_states is not None and terminal
+        last = self.spaces.observe(next_states, (), over=True) if ended else None
         return Told(actor, reward, int(terminal), last)
 
     def _complete(
@@ -435,7 +436,9 @@ class Interactive:
             if next_states is not None and single:
                 next_states = [next_states]
         given = [None if next_states is None else _take(next_states, i) for i in range(len(actors))]
-        observations = [None if states is None else self.spaces.observe(states, ()) for states in given]
+        observations = [
+            None if states is None else self.spaces.observe(states, (), over=True) for states in given
+        ]
         self._writers.forget([actor.index for actor in actors])
         for actor, last in zip(actors, observations, strict=True):
             if actor.acted:

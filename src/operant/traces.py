@@ -15,6 +15,7 @@ other, `R` steps together, as plain arrays:
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -80,7 +81,7 @@ class Trace(NamedTuple):
                 step = int(np.argwhere(~allowed)[0][0])
                 raise SpaceError(f"The action {name!r} at step {step} is forbidden by its mask.")
         ends = int((terminals > 0).sum())
-        final = None if last is None else _batch(spaces.observe, last, ends)
+        final = None if last is None else _batch(functools.partial(spaces.observe, over=True), last, ends)
         return cls(observation, action, rewards, terminals, final)
 
     def episodes(self) -> Iterator[tuple[slice, Flat | None]]:

@@ -222,11 +222,11 @@ class _EnvironmentTrial:
             )
             terminal = 0
         reward = _reward(self._report, reward)
-        return raw, _Row(self._flat(raw, "execute"), reward, terminal == 1, terminal == 2)
+        return raw, _Row(self._flat(raw, "execute", terminal != 0), reward, terminal == 1, terminal == 2)
 
-    def _flat(self, raw: Any, call: str) -> Flat:
+    def _flat(self, raw: Any, call: str, over: bool = False) -> Flat:
         try:
-            flat = self.spaces.observe(raw, ())
+            flat = self.spaces.observe(raw, (), over=over)
         except SpaceError as error:
             self._report.fault(
                 f"{call} returned states that do not fit states(): {error}", "Correct one or the other."

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from operant.envs.environment import Environment, Shaping, nest
+from operant.envs.environment import Environment, Shaping, nest, rows, take
 from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError, value_error
 from operant.spaces import Spaces
 
@@ -143,6 +143,7 @@ class Checked(Environment):
             self._check_states(answer[1] if self._batched else answer, "reset", spaces)
             self._checks.remove("reset")
         self._steps, self._running, self._states = 0, True, answer
+        self._acting = [int(i) for i in answer[0]] if self._batched else []
         return answer
 
     def execute(self, actions: Any) -> tuple[Any, ...]:
@@ -170,7 +171,7 @@ class Checked(Environment):
             return self._finish_batch(*answer)
         states, terminal, reward = answer
         if "execute" in self._checks:
-            self._check_states(states, "execute", self.spaces)
+            self._check_states(states, "execute", self.spaces, over=self._checked_terminal(terminal) != 0)
             self._checks.remove("execute")
         return self._finish(actions, states, terminal, reward)
 
@@ -217,13 +218,23 @@ class Checked(Environment):
             raise EnvironmentError(f"terminal of {self._name!r} must be 0, 1 or 2. Received: {terminal}.")
         if not np.isfinite(reward).all():
             raise EnvironmentError(f"The reward of {self._name!r} must be finite. Received: {reward}.")
-        if self._steps == self._limit:
-            terminal[terminal == 0] = 2
-            parallel, states = np.asarray(parallel)[:0], None
-        elif "execute" in self._checks and len(parallel):
-            self._check_states(states, "execute", self.spaces)
+        running, told = [int(i) for i in parallel], rows(states)
+        if told not in (len(running), len(self._acting)):
+            raise EnvironmentError(
+                f"execute of {self._name!r} returned states of {told} actors. Return those of the {len(running)} that go on, and behind "
+                f"them those of all that ended or of none."
+            )
+        if "execute" in self._checks and told:
+            self._check_states(states, "execute", self.spaces, over=told > len(running))
             self._checks.remove("execute")
-        self._running = bool(np.size(parallel))
+        if self._steps == self._limit:
+            ended = [actor for actor, over in zip(self._acting, terminal, strict=True) if over]
+            order = running + ended
+            known = told == len(order)
+            states = take(states, [order.index(actor) for actor in self._acting]) if known else None
+            terminal[terminal == 0] = 2
+            parallel, running = np.asarray(parallel)[:0], []
+        self._running, self._acting = bool(running), running
         return parallel, states, terminal, reward
 
     def _read_spaces(self) -> Spaces:
@@ -237,9 +248,9 @@ class Checked(Environment):
         masks = [name for name in names if _has(self._peeked[0], f"{name}_mask")]
         return Spaces.read(states, actions, masks)
 
-    def _check_states(self, states: Any, call: str, spaces: Spaces) -> None:
+    def _check_states(self, states: Any, call: str, spaces: Spaces, over: bool = False) -> None:
         try:
-            spaces.observe(states, None if self._batched else ())
+            spaces.observe(states, None if self._batched else (), over=over)
         except SpaceError as error:
             raise EnvironmentError(
                 f"{call} of {self._name!r} returned states that do not fit states(): {error} Correct one or the other."

@@ -14,13 +14,13 @@ class Answer(NamedTuple):
     """What an environment answered to `send_reset` or `send_execute`."""
 
     states: Any
-    """As `Environment.reset` and `execute` return them; None where every actor has ended."""
+    """As `Environment.reset` and `execute` return them; None where every actor has ended and the last states are not told."""
     terminal: Any
     """0, 1 or 2, an array of them for several actors; 0 after a reset."""
     reward: Any
     """A float, or an array `[actors]`; 0.0 after a reset."""
     parallel: Any = None
-    """With several actors: the indices of those that go on, to which `states` belong."""
+    """With several actors: the indices of those that go on, to which the first rows of `states` belong."""
     seconds: float = 0.0
     """How long the environment itself computed."""
     lost: str = ""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, overload
+
+import numpy as np
 
 from operant.errors import value_error
 from operant.spaces import Spaces
@@ -67,7 +69,9 @@ class Environment(abc.ABC):
 
         `terminal` is False or 0 while the episode goes on, True or 1 at its end, and 2 when it was cut (a time limit).
         Several actors and vectorizable environments return ``(parallel, states, terminal, reward)``: `terminal` and
-        `reward` belong to the actors that acted, `parallel` and `states` to those still running.
+        `reward` belong to the actors that acted, `parallel` to those still running. `states` are of these, and then, if the
+        environment knows them, of those that ended, in the order in which they acted: a value at a cut is that of what was seen
+        after it.
         """
 
     def max_episode_timesteps(self) -> int | None:
@@ -185,6 +189,23 @@ class Environment(abc.ABC):
                 max_episode_timesteps,
             )
         return create(source, reward_shaping, kwargs, **elsewhere)
+
+
+def rows(states: Any) -> int:
+    """Return how many rows states with a leading axis have; None has none."""
+    while isinstance(states, Mapping):
+        states = next(iter(states.values()))
+    return 0 if states is None else len(states)
+
+
+def take(values: Any, index: Any) -> Any:
+    """Return what belongs to one row of a nested structure with leading axes (to several: give a list)."""
+    if isinstance(values, Mapping):
+        return {name: take(value, index) for name, value in values.items()}
+    if isinstance(index, list | np.ndarray):
+        return np.asarray(values)[index]
+    value = values[index]
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def nest(spaces: Spaces, states: Any, mask: Callable[[str], Any]) -> Any:

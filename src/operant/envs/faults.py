@@ -129,12 +129,18 @@ def mask_fault(label: str, mask: np.ndarray) -> tuple[int, str] | None:
     ), f"The mask {label!r} must allow at least one value. Received: all False."
 
 
-def look(spaces: Spaces, observation: Flat) -> tuple[int, str] | None:
-    """Look at stored observations `[N, ...]` in full; return the first faulty environment and its fault, or None."""
+def look(spaces: Spaces, observation: Flat, over: np.ndarray | None = None) -> tuple[int, str] | None:
+    """Look at stored observations `[N, ...]` in full; return the first faulty environment and its fault, or None.
+
+    Where an episode is `over` `[N]`, nothing is chosen: a mask may allow nothing there.
+    """
     for key, leaf in spaces.observation_components.items():
         is_state = key in spaces.states.components
         label = state_label(spaces, key)
-        fault = stored_fault(leaf, label, observation[key]) if is_state else mask_fault(key, observation[key])
+        value = observation[key]
+        if not is_state and over is not None:
+            value = value | over.reshape(-1, *(1,) * (value.ndim - 1))
+        fault = stored_fault(leaf, label, value) if is_state else mask_fault(key, value)
         if fault is not None:
             return fault
     return None

@@ -131,7 +131,8 @@ class EnvironmentCell:
     def step(self, action: Any, full: bool) -> tuple[Flat, float, bool, bool]:
         """Take an action."""
         states, terminal, reward = self.env.execute(action)
-        return self.spaces.observe(states, (), values=full), reward, terminal == 1, terminal == 2
+        flat = self.spaces.observe(states, (), values=full, over=bool(terminal))
+        return flat, reward, terminal == 1, terminal == 2
 
     def close(self) -> None:
         """Close the environment."""
@@ -242,7 +243,7 @@ class InProcess(VectorEnv):
         fault = None if isfinite(vdot(reward, reward)) else nonfinite("reward", reward)
         if fault is not None:
             raise self._fault(fault[0], EnvironmentError(fault[1]), "step")
-        self._look(observation, full)
+        self._look(observation, full, terminated | truncated)
         return Step(observation, reward, terminated, truncated)
 
     def close(self) -> None:
@@ -252,8 +253,8 @@ class InProcess(VectorEnv):
             for cell in self.cells:
                 cell.close()
 
-    def _look(self, observation: Flat, full: bool) -> None:
-        fault = look(self.spaces, observation) if full else None
+    def _look(self, observation: Flat, full: bool, over: np.ndarray | None = None) -> None:
+        fault = look(self.spaces, observation, over) if full else None
         for key in self._watched:
             value = observation[key]
             if not isfinite(vdot(value, value)):

@@ -101,7 +101,7 @@ class PettingZoo(Environment):
         """Begin an episode of all agents."""
         observations, _ = self.pettingzoo.reset(seed=seed)
         self._alive = list(self.pettingzoo.agents)
-        states = self._states(observations)
+        states = self._states(observations, self._alive)
         return (self._parallel(), states) if len(self.agents) > 1 else _only(states)
 
     def execute(self, actions: Any) -> tuple[Any, ...]:
@@ -122,7 +122,10 @@ class PettingZoo(Environment):
         if single:
             last = self._states(observations, acting)
             return _only(last), terminal[0], reward[0]
-        states = self._states(observations) if self._alive else None
+        ended = [agent for agent in acting if agent not in self._alive]
+        known = all(agent in observations for agent in ended)
+        told = [*self._alive, *ended] if known else self._alive
+        states = self._states(observations, told) if told else None
         return self._parallel(), states, np.asarray(terminal), np.asarray(reward, np.float32)
 
     def close(self) -> None:
@@ -132,8 +135,8 @@ class PettingZoo(Environment):
     def _parallel(self) -> np.ndarray:
         return np.asarray([self._index[agent] for agent in self._alive], np.int64)
 
-    def _states(self, observations: Any, agents: list[Any] | None = None) -> Any:
-        each = [self.codec.encode(observations[agent], False) for agent in agents or self._alive]
+    def _states(self, observations: Any, agents: list[Any]) -> Any:
+        each = [self.codec.encode(observations[agent], False) for agent in agents]
         flat = {name: np.stack([own[name] for own in each]) for name in each[0]}
         masks = {name: flat.pop(f"{name}_mask") for name in self.spaces.masks}
         return nest(self.spaces, self.spaces.states.unflatten(flat), lambda name: masks[name])

@@ -17,9 +17,10 @@ import jax
 import numpy as np
 
 from operant.agent import Agent
+from operant.envs.environment import take
 from operant.envs.vector import seed_of
 from operant.execution.ledger import Ledger
-from operant.execution.seats import Outcome, Seat, join, take
+from operant.execution.seats import Outcome, Seat, join
 
 
 class Plan(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from operant.envs.connection import Answer, Connection
+from operant.envs.environment import rows, take
 from operant.execution.connections import Vectorized
 
 
@@ -96,8 +97,15 @@ class Seat:
         terminals = np.broadcast_to(answer.terminal, len(before)).tolist()
         rewards = np.broadcast_to(answer.reward, len(before)).tolist()
         after = [] if answer.parallel is None else [int(i) for i in answer.parallel]
-        place = {actor: i for i, actor in enumerate(after)}
-        self.running, self.states = after, answer.states
+        told = list(after)
+        if rows(answer.states) > len(after):  # what those saw that ended, too
+            told += [actor for actor, terminal in zip(before, terminals, strict=True) if terminal]
+        place = {actor: i for i, actor in enumerate(told)}
+        more = after and len(told) > len(after)
+        self.running, self.states = (
+            after,
+            take(answer.states, list(range(len(after)))) if more else answer.states,
+        )
         acting = set(self.acting)
         return [
             Outcome(actor, reward, terminal, take(answer.states, place[actor]) if actor in place else None)
@@ -137,16 +145,6 @@ class Tally:
         """Add a timestep."""
         self.returns[actor] += reward
         self.timesteps[actor] += 1
-
-
-def take(values: Any, index: Any) -> Any:
-    """Return what belongs to one actor of a nested structure with leading axes (to several: give a list)."""
-    if isinstance(values, Mapping):
-        return {name: take(value, index) for name, value in values.items()}
-    if isinstance(index, list | np.ndarray):
-        return np.asarray(values)[index]
-    value = values[index]
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def join(values: Sequence[Any]) -> Any:

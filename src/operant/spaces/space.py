@@ -277,7 +277,14 @@ class Spaces:
         """What an observation holds by flat name: states, then masks."""
         return self.states.components | {f"{action}_mask": self.mask_leaf(action) for action in self.masks}
 
-    def observe(self, value: Any, batch_shape: tuple[int, ...] | None = None, *, values: bool = True) -> Flat:
+    def observe(
+        self,
+        value: Any,
+        batch_shape: tuple[int, ...] | None = None,
+        *,
+        values: bool = True,
+        over: bool = False,
+    ) -> Flat:
         """Check an observation in the user's structure and return it flat, with its masks.
 
         Args:
@@ -285,6 +292,7 @@ class Spaces:
                 unnamed state with a mask comes as ``{"state": ..., "action_mask": ...}``.
             batch_shape: the leading axes of every component; None: any, but all the same.
             values: whether to look at the numbers too, beside structure, shape and kind.
+            over: whether the episode ended with it: then nothing is chosen, and masks may allow nothing.
 
         Raises:
             SpaceError: a component does not fit, or a mask allows nothing.
@@ -297,7 +305,9 @@ class Spaces:
         if self.masks:
             batch_shape = self.states.batch_shape(flat)
             for action in self.masks:
-                flat[f"{action}_mask"] = self._mask(action, given.get(action), batch_shape, values)
+                flat[f"{action}_mask"] = self._mask(
+                    action, given.get(action), batch_shape, values and not over
+                )
         return flat
 
     def _mask(self, action: str, value: Any, batch_shape: tuple[int, ...], values: bool) -> NDArray:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from operant.envs.environment import rows
 from operant.envs.faults import look
 from operant.envs.source import Source
 from operant.envs.worker import STEP, Memory
@@ -21,11 +22,12 @@ FIELDS = {
     "parallel": np.int32,
     "acted": np.int32,
     "running": np.int32,
+    "told": np.int32,
     "seconds": np.float64,
     "return": np.float64,
 }
-"""What it answers beside states, in rows of actors. The last four are numbers, in the first row: how many actors acted, and
-how many go on; how long the environment computed; its own return of the episode, or NaN."""
+"""What it answers beside states, in rows of actors. The last five are numbers, in the first row: how many actors acted, how
+many go on, and of how many states are told; how long the environment computed; its own return of the episode, or NaN."""
 
 
 class HostTask:
@@ -68,7 +70,7 @@ class HostTask:
             states = self._env.reset(seed=seed)
             fields["seconds"][0] = time.perf_counter() - began
             parallel, states = states if self._actors > 1 else ((0,), states)
-        self._write(states, parallel)
+        self._write(states, len(parallel), acted)
         own = self._env.episode_return()
         fields["return"][0] = math.nan if own is None else own
         fields["acted"][0], fields["running"][0] = acted, len(parallel)
@@ -85,7 +87,8 @@ class HostTask:
         fields["terminal"][0], fields["reward"][0] = terminal, reward
         for name, array in memory.observation.items():
             array[0] = states[name]
-        if (fault := look(self._spaces, memory.observation)) is not None:
+        over = np.array([terminal != 0])
+        if (fault := look(self._spaces, memory.observation, over)) is not None:
             raise self._misfit(fault[1])
         own = self._env.episode_return()
         fields["return"][0] = math.nan if own is None else own
@@ -102,16 +105,15 @@ class HostTask:
             flat = {name: array[: self._running].copy() for name, array in self._memory.action.items()}
         return self._spaces.actions.unflatten(flat)
 
-    def _write(self, states: Any, parallel: Any) -> None:
-        memory, n = self._memory, len(parallel)
-        if self._actors > 1 and not n:
+    def _write(self, states: Any, running: int, acted: int) -> None:
+        memory, single = self._memory, self._actors == 1
+        told = 1 if single else rows(states)
+        memory.fields["told"][0] = told
+        if not told:
             return
         try:
-            flat = self._spaces.observe(states, (n,) if self._actors > 1 else ())
+            flat = self._spaces.observe(states, () if single else (told,), over=told > running)
         except SpaceError as error:
             raise self._misfit(error) from None
         for name, array in memory.observation.items():
-            if self._actors > 1:
-                array[:n] = flat[name]
-            else:
-                array[0] = flat[name]
+            array[:told] = flat[name]

@@ -125,16 +125,16 @@ class ProcessConnection(Replaceable):
         if self.num_actors == 1:
             terminal: Any = int(fields["terminal"][0]) if acted else 0
             reward: Any = float(fields["reward"][0]) if acted else 0.0
-            parallel, rows = None, 0
+            parallel, told = None, 1
         else:
             terminal = fields["terminal"][:acted].astype(np.int64) if acted else 0
             reward = fields["reward"][:acted].copy() if acted else 0.0
-            parallel, rows = fields["parallel"][:running].astype(np.int64), running
+            parallel, told = fields["parallel"][:running].astype(np.int64), int(fields["told"][0])
         flat: dict[str, Any] = {
-            name: (array[0] if parallel is None else array[:rows]).copy()
+            name: (array[0] if parallel is None else array[:told]).copy()
             for name, array in self._memory.observation.items()
         }
-        states = None if parallel is not None and not rows else nested(self.spaces, flat)
+        states = nested(self.spaces, flat) if told else None
         return Answer(states, terminal, reward, parallel, seconds), None if math.isnan(own) else own
 
     def _finish(self) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from operant.envs.connection import Answer
 from operant.envs.environment import nest
+from operant.envs.environment import rows as count_rows
 from operant.envs.remote.replaceable import Description
 from operant.envs.vector import Flat
 from operant.errors import OperantError, SpaceError, SpecError
@@ -211,8 +212,8 @@ class Schema:
             reward.astype("<f8").tobytes(),
             parallel.tobytes(),
         ]
-        if len(parallel):
-            flat = self.spaces.observe(answer.states, () if single else (len(parallel),), values=False)
+        if told := 1 if single else count_rows(answer.states):
+            flat = self.spaces.observe(answer.states, () if single else (told,), values=False)
             parts.append(_pack(self.observation, flat))
         return b"".join((*parts, lost))
 
@@ -229,18 +230,23 @@ class Schema:
         row = _row_bytes(self.observation)
         if n != acted or rows > self.num_actors or (single and rows != 1):
             raise WireError(f"an answer of {n} and {rows} rows for {acted} of {self.num_actors} actors")
-        if len(content) != _ANSWER.size + 9 * n + (4 + row) * rows + text:
+        told = (len(content) - _ANSWER.size - 9 * n - 4 * rows - text) // row if row else rows
+        if len(content) != _ANSWER.size + 9 * n + 4 * rows + row * told + text or told not in (
+            rows,
+            max(rows, n),
+        ):
             raise WireError(f"an answer of {len(content)} bytes for {n} and {rows} rows")
         at = _ANSWER.size
         terminal = np.frombuffer(content, "|u1", n, at).astype(np.int64)
         reward = np.frombuffer(content, "<f8", n, at + n).copy()
         parallel = np.frombuffer(content, "<u4", rows, at + 9 * n).astype(np.int64)
         at += 9 * n + 4 * rows
-        flat = _unpack(self.observation, content[at : at + row * rows], rows)
-        states = _nested(self.spaces, flat, single) if rows else None
+        flat = _unpack(self.observation, content[at : at + row * told], told)
+        states = _nested(self.spaces, flat, single) if told else None
+        over = bool(terminal.any()) if single else told > rows
         try:
-            if rows:
-                self.spaces.observe(states, () if single else (rows,))
+            if told:
+                self.spaces.observe(states, () if single else (told,), over=over)
         except SpaceError as error:
             raise WireError(f"states that do not fit: {error}") from None
         if (terminal > 2).any() or not np.isfinite(reward).all() or not math.isfinite(seconds):
