@@ -122,3 +122,16 @@ def test_approx_kl_is_never_negative(log_ratio):
 def test_a_column_is_not_broadcast_against_a_row():
     with pytest.raises(Exception, match="weight"):
         losses.weighted_mean(jnp.ones((3, 1)), jnp.ones(3))
+
+
+def test_a_row_far_from_the_old_policy_spoils_no_gradient():
+    """Neither one whose ratio is clipped nor one that does not count, though their ratios are infinite in float32."""
+
+    def loss(log_ratio):
+        each = losses.clipped_surrogate(log_ratio, f32(1, 1, -1), clip=0.2)
+        return losses.weighted_mean(each, f32(1, 1, 0))
+
+    value, slope = jax.value_and_grad(loss)(f32(0.1, 200, 200))
+    np.testing.assert_allclose(value, -(np.exp(0.1) + 1.2) / 2, rtol=1e-6)
+    np.testing.assert_allclose(slope, [-np.exp(0.1) / 2, 0, 0], rtol=1e-6)
+    assert losses.importance_ratio(f32(3.0))[0] == jnp.exp(f32(3.0))[0]

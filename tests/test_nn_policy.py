@@ -129,3 +129,28 @@ def test_policy_gradient_reaches_the_global_deviation():
     mean = np.asarray([1.0, 0.5]) + np.asarray([3.0, 0.5]) * np.asarray(outputs["a/mean"])
     expected = np.sum(((1.0 - mean) / np.asarray([3.0, 0.5])) ** 2 - 1.0, axis=0)
     np.testing.assert_allclose(gradient["head.a.log_std/constant"], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("std", ["global", "predicted"])
+@pytest.mark.parametrize("bounded", ["clip", "squash", "beta"])
+def test_an_element_with_one_value_only_does_no_harm(bounded, std):
+    """A density of no width would be infinite, and its gradient no number."""
+    leaf = Leaf("float", (2,), min_value=(-1.0, 2.0), max_value=(1.0, 2.0))
+    policy = Policy({"a": leaf}, bounded=bounded, std=std)
+    noise = policy.noise(jax.random.key(0), 5)
+
+    def likely(outputs):
+        distribution = policy.distribution(outputs)
+        action = jax.lax.stop_gradient(distribution.sample(noise)["a"])
+        low, high = (
+            jnp.broadcast_to(jnp.asarray(x, jnp.float32), action.shape) for x in (leaf.low, leaf.high)
+        )
+        taken = {"a": jnp.clip(action, low, high)}
+        value = distribution.log_prob({"a": action}) + distribution.log_prob(taken) + distribution.entropy()
+        return value.sum(), (taken["a"], distribution.mode()["a"])
+
+    (value, (taken, mode)), slope = jax.value_and_grad(likely, has_aux=True)(outputs_of(policy, (5,), 0.3))
+    assert jnp.isfinite(value) and all(jnp.isfinite(x).all() for x in slope.values())
+    assert any(x[:, 0].any() for x in slope.values())
+    np.testing.assert_array_equal(taken[:, 1], np.full(5, 2.0, np.float32))
+    np.testing.assert_array_equal(mode[:, 1], np.full(5, 2.0, np.float32))

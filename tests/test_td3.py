@@ -9,6 +9,10 @@ import pytest
 from tests import plain_actor_critic as plain
 from tests.small_agents import Countdown, compiled, equal
 
+from operant.agents.continuous import Seen
+from operant.agents.making import define
+from operant.spaces import Spaces
+
 HEADS = ("arm", "leg")
 CRITICS = ("critic1", "critic2")
 
@@ -246,3 +250,27 @@ def test_weights_are_three_models_and_targets_start_from_them(made):
     for name in weights:
         assert equal(getattr(put, name), getattr(other, name))
         assert equal(getattr(put, f"target_{name}"), getattr(other, name)["params"])
+
+
+def test_critics_take_no_notice_of_an_element_with_one_value_only():
+    """In experience it is always 0 in units: of anything else that the actor says of it they have learnt nothing."""
+    spaces = Spaces.read(
+        states={"type": "float", "shape": (3,)},
+        actions={"type": "float", "shape": (2,), "min_value": [-1.0, 2.0], "max_value": [1.0, 2.0]},
+    )
+    definition = define(
+        "td3", actor_model=[{"type": "dense", "size": 8}], critic_model=[{"type": "dense", "size": 8}]
+    )
+    algorithm = definition.cls.create(definition.config, spaces, 1)
+    state = algorithm.init(jax.random.key(0))
+    observation = {"state": jnp.ones((1, 3))}
+
+    def value(units):
+        return algorithm.value("critic1", state.critic1, Seen(observation), {"action": units})[0]
+
+    slope = jax.grad(value)(jnp.array([[0.3, 0.4]]))
+    assert slope[0, 0] != 0 and slope[0, 1] == 0
+    assert value(jnp.array([[0.3, 0.4]])) == value(jnp.array([[0.3, 0.0]]))
+    np.testing.assert_allclose(
+        algorithm.measured({"action": jnp.array([[0.5, 0.9]])})["action"], [[0.5, 2.0]]
+    )

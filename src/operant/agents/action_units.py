@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 
 import jax.numpy as jnp
+import numpy as np
 
 from operant.errors import SpaceError
 from operant.nn import Head
@@ -48,9 +49,20 @@ def critic_inputs(states: Mapping[str, Leaf], actions: Mapping[str, Leaf]) -> di
     return {**states, **{critic_input(name, states): in_units(leaf) for name, leaf in actions.items()}}
 
 
-def with_actions(observation: Arrays, units: Arrays, states: Mapping[str, Leaf]) -> Arrays:
-    """Return what critics read of observations `[*B, ...]` and actions `[*B, *shape]` in units."""
-    return {**observation, **{critic_input(name, states): x for name, x in units.items()}}
+def with_actions(observation: Arrays, units: Arrays, spaces: Spaces) -> Arrays:
+    """Return what critics read of observations `[*B, ...]` and actions `[*B, *shape]` in units.
+
+    Of an element with one value only they read 0, whatever an actor says: that is all they ever see of it in experience, and elsewhere
+    an actor would climb, and targets take over, what never was a value.
+    """
+    states, actions = spaces.states.components, spaces.actions.components
+    read = {}
+    for name, x in units.items():
+        fixed = np.equal(actions[name].low, actions[name].high)
+        read[critic_input(name, states)] = (
+            jnp.where(jnp.broadcast_to(fixed, x.shape), 0.0, x) if fixed.any() else x
+        )
+    return {**observation, **read}
 
 
 def in_units(leaf: Leaf) -> Leaf:

@@ -327,7 +327,7 @@ class Continuous(abc.ABC):
 
     def _inputs(self, observation: Arrays, action: Arrays) -> Arrays:
         """Return what critics read."""
-        return with_actions(observation, action, self.spaces.states.components)
+        return with_actions(observation, action, self.spaces)
 
     def target_variables(self, state: Any, name: str) -> Tree:
         """Return a target network: parameters of its own, running moments of the network that it follows."""

@@ -228,7 +228,7 @@ class PolicyGradient(Networks):
         if c.clipping_value is not None:
             policy_loss = losses.clipped_surrogate(log_ratio, rows.advantage, clip=c.clipping_value)
         elif c.importance_sampling:
-            policy_loss = -rows.advantage * jnp.exp(log_ratio)
+            policy_loss = -rows.advantage * losses.importance_ratio(log_ratio)
         else:
             policy_loss = -rows.advantage * log_prob
         metrics["loss/policy"] = policy_loss
@@ -290,7 +290,7 @@ class DeterministicGradient(Networks):
 
     def _with(self, units: Arrays, observation: Arrays) -> Arrays:
         """Return what the baseline reads."""
-        return with_actions(observation, units, self.spaces.states.components)
+        return with_actions(observation, units, self.spaces)
 
     def shown(self, name: str, rows: Rows) -> Arrays:
         """Return states, and for the baseline what was done, too."""

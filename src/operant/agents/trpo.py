@@ -178,7 +178,7 @@ def surrogate(policy: Product, block: Block, advantage: Array, entropy_coef: Sca
         advantage: A, `[T, N]`.
         entropy_coef: weight of the mean entropy.
     """
-    ratio = jnp.exp(policy.log_prob(block.action) - block.extras["log_prob"])
+    ratio = losses.importance_ratio(policy.log_prob(block.action) - block.extras["log_prob"])
     gain = losses.weighted_mean(ratio * advantage, block.valid)
     return gain + entropy_coef * losses.weighted_mean(policy.entropy(), block.valid)
 

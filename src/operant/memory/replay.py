@@ -217,8 +217,8 @@ class Replay:
         Args:
             state: the memory.
             index: that of the `Transition`. A row that has left is skipped, unless another has come in its place.
-            priority: above 0, usually |TD error|; taken as 1e-6 where it is below, as the highest so far where it is
-                not finite. Of several for one row the highest counts.
+            priority: above 0, usually |TD error|; taken as 1e-6 where it is below or not finite. Of several for one row the
+                highest counts.
             alpha: 0 is uniform, 1 proportional; may be traced.
 
         Raises:
@@ -231,8 +231,9 @@ class Replay:
         cursor = Cursor(*state.cursor[:, column])
         ahead = (cursor.next - 1 - row) % self.length
         counts = (ahead > 0) & (ahead < cursor.held) & flag(take(state.rows["mark"], leaf), VALID)
-        weight = jnp.power(jnp.maximum(priority, 1e-6), jnp.asarray(alpha, jnp.float32))
-        weight = jnp.where(jnp.isfinite(priority), weight, state.highest)
+        # A row whose error is no number teaches nothing, so it has the least weight.
+        finite = jnp.where(jnp.isfinite(priority), priority, 0.0)
+        weight = jnp.power(jnp.maximum(finite, 1e-6), jnp.asarray(alpha, jnp.float32))
         weight = jnp.where(counts, weight, 0.0)
         return state._replace(
             priorities=sum_tree.assign(state.priorities, leaf, weight),

@@ -225,6 +225,11 @@ def _log_tanh_slope(u: Array) -> Array:
     return 2.0 * (math.log(2.0) - u - jax.nn.softplus(-2.0 * u))
 
 
+def _width(range_: Array) -> Array:
+    """Return the width that densities are of: 1 instead of 0, where one value is all there is."""
+    return jnp.where(range_ > 0, range_, 1.0)
+
+
 @_pytree
 class SquashedNormal:
     """A Gaussian u through tanh, scaled to [low, high]: x = centre + half * tanh(u).
@@ -253,7 +258,7 @@ class SquashedNormal:
         """Return an action and its log-density, which is exact also where tanh rounds to ±1."""
         u = self.mean + jnp.exp(self.log_std) * noise
         centre, half = self._scale()
-        log_prob = _log_density(noise, self.log_std) - _log_tanh_slope(u) - jnp.log(half)
+        log_prob = _log_density(noise, self.log_std) - _log_tanh_slope(u) - jnp.log(_width(half))
         return centre + half * jnp.tanh(u), _event_sum(log_prob, self.event_ndim)
 
     def mode(self) -> Float[Array, "*B"]:
@@ -265,9 +270,9 @@ class SquashedNormal:
         """Return the log-density of `x`. At a bound, and beyond, that of the nearest float inside."""
         centre, half = self._scale()
         bound = 1.0 - float(np.finfo(self.mean.dtype).eps)
-        u = jnp.arctanh(jnp.clip((x - centre) / half, -bound, bound))
+        u = jnp.arctanh(jnp.clip((x - centre) / _width(half), -bound, bound))
         z = (u - self.mean) * jnp.exp(-self.log_std)
-        log_prob = _log_density(z, self.log_std) - _log_tanh_slope(u) - jnp.log(half)
+        log_prob = _log_density(z, self.log_std) - _log_tanh_slope(u) - jnp.log(_width(half))
         return _event_sum(log_prob, self.event_ndim)
 
     def entropy(self) -> Float[Array, "*E"]:
@@ -280,7 +285,7 @@ class SquashedNormal:
         weights = jnp.asarray(_WEIGHTS / _WEIGHTS.sum(), self.mean.dtype)
         mean, std = self.mean[None], jnp.exp(self.log_std)[None]
         slope = jnp.tensordot(weights, _log_tanh_slope(mean + std * nodes), axes=1)
-        slope = slope + jnp.log(self._scale()[1])
+        slope = slope + jnp.log(_width(self._scale()[1]))
         gaussian = self.log_std + 0.5 * math.log(2 * math.pi * math.e)
         return _event_sum(gaussian + slope, self.event_ndim)
 
@@ -330,15 +335,15 @@ class Beta:
         """Return the log-density of `x`. At a bound, and beyond, that of the nearest float inside."""
         low, width = self._scale()
         eps = float(np.finfo(self.alpha.dtype).eps)
-        y = jnp.clip((x - low) / width, eps, 1.0 - eps)
+        y = jnp.clip(jnp.where(width > 0, (x - low) / _width(width), 0.5), eps, 1.0 - eps)
         log_prob = (self.alpha - 1.0) * jnp.log(y) + (self.beta - 1.0) * jnp.log1p(-y)
-        return _event_sum(log_prob - betaln(self.alpha, self.beta) - jnp.log(width), self.event_ndim)
+        return _event_sum(log_prob - betaln(self.alpha, self.beta) - jnp.log(_width(width)), self.event_ndim)
 
     def entropy(self) -> Float[Array, "*E"]:
         """Return log B(α, β) - (α-1) ψ(α) - (β-1) ψ(β) + (α+β-2) ψ(α+β) + log(high - low)."""
         a, b = self.alpha, self.beta
         nats = betaln(a, b) - (a - 1.0) * digamma(a) - (b - 1.0) * digamma(b)
-        nats = nats + (a + b - 2.0) * digamma(a + b) + jnp.log(self._scale()[1])
+        nats = nats + (a + b - 2.0) * digamma(a + b) + jnp.log(_width(self._scale()[1]))
         return _event_sum(nats, self.event_ndim)
 
     def kl(self, other: Beta) -> Float[Array, "*E"]:

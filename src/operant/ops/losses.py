@@ -48,6 +48,20 @@ def huber(x: Float[Array, "*B"], *, delta: float | Float[Array, ""] = 1.0) -> Fl
     return x * clipped - 0.5 * jnp.square(clipped)
 
 
+LOG_RATIO = 20.0
+"""Beyond this a ratio of probabilities is not told from its bound, and has no gradient."""
+
+
+def importance_ratio(log_ratio: Float[Array, "*B"]) -> Float[Array, "*B"]:
+    """Return ρ, the exponential of ``log π(a|s) - log π_old(a|s)``.
+
+    It stays finite for any finite argument, within e^±20. An infinite ρ would turn the gradient of the whole batch into NaN even where
+    its row is clipped or does not count, as 0 times infinity. Rows that differ so much are those of experience from elsewhere, and
+    the idle ones behind an episode's end.
+    """
+    return jnp.exp(jnp.clip(log_ratio, -LOG_RATIO, LOG_RATIO))
+
+
 def clipped_surrogate(
     log_ratio: Float[Array, "*B"], advantage: Float[Array, "*B"], *, clip: float | Float[Array, ""]
 ) -> Float[Array, "*B"]:
@@ -58,7 +72,7 @@ def clipped_surrogate(
         advantage: A, a constant as far as gradients go.
         clip: ε.
     """
-    ratio = jnp.exp(log_ratio)
+    ratio = importance_ratio(log_ratio)
     return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1.0 - clip, 1.0 + clip) * advantage)
 
 
