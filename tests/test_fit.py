@@ -7,6 +7,7 @@ import types
 
 import gymnasium
 import numpy as np
+import optax
 import pytest
 
 import operant
@@ -154,6 +155,41 @@ def test_an_agent_of_the_table_brings_its_fixed_options():
     agent.close()
 
 
+def test_none_is_a_value_of_what_may_be_none_and_else_the_default():
+    agent = operant.PPO("CartPole-v1", None, grad_norm=None, history_checkpoint=None, quiet=True, seed=None)
+    config = agent.session.definition.config
+    assert (config.grad_norm, config.model, agent.run.history_checkpoint) == (None, "auto", None)
+    assert config_class("ppo")().grad_norm is not None
+    agent.close()
+    with pytest.raises(SpecError, match="lr must be"):
+        operant.PPO("CartPole-v1", NET, lr=None)
+
+
+def test_an_optimizer_of_ones_own_has_no_learning_rate_to_lower():
+    agent = operant.PPO("CartPole-v1", NET, optimizer="sgd", divergence_monitoring_steps=0, quiet=True)
+    agent.close()
+    with pytest.raises(
+        SpecError, match=r"which an optax transformation keeps to itself.*by name or as a dict"
+    ):
+        operant.PPO("CartPole-v1", NET, optimizer=optax.sgd(0.1), divergence_monitoring_steps=0)
+
+
+@pytest.mark.slow
+def test_weights_of_a_policy_of_floats_load_into_a_reader_model(tmp_path):
+    """Its learned deviation stands beside the network, which has no place for it."""
+    path, file = str(tmp_path / "net.tf"), "ann-actor-critic.cfg"
+    model = ModelReader(file, [1, 1], (3,), "adam").build_model()
+    agent = operant.A2C("Pendulum-v1", model, checkpoints=[path], quiet=True, seed=1)
+    agent.fit(max_steps=1000)
+    saved, _ = checkpoint.load(path)
+    assert any("log_std/constant" in name for name in saved)
+    fresh = ModelReader(file, [1, 1], (3,)).build_model()
+    fresh.load_weights(path)
+    kernel = next(x for name, x in saved.items() if "kernel" in name)
+    assert any(np.array_equal(kernel, w) for w in fresh.get_weights())
+    agent.close()
+
+
 @pytest.mark.slow
 def test_weights_with_means_of_observations_say_where_they_belong(tmp_path):
     path, model = str(tmp_path / "net.tf"), ModelReader(CFG, [2, 1], (4,), "adam").build_model()
@@ -187,6 +223,9 @@ def test_actor_and_critic_may_be_compiled_with_learning_rates_of_their_own():
     config = agent.session.definition.config
     assert (config.lr, config.critic_lr) == pytest.approx((1e-4, 1e-3))
     agent.close()
+    agent = operant.DDPG("Pendulum-v1", *models, learning_rate=0.5, quiet=True, seed=1)
+    assert agent.session.definition.config.lr == 0.5
+    agent.close()
     with pytest.raises(
         SpecError, match=r"different optimizers.*learning rates of actor and critic may differ"
     ):
@@ -196,6 +235,10 @@ def test_actor_and_critic_may_be_compiled_with_learning_rates_of_their_own():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            lambda: operant.DQN("CartPole-v1", NET, ReplayBuffer1(64), buffer_batch_size=8),
+            "buffer_batch_size is given twice, by itself and by buffers. Give one of them.",
+        ),
         (
             lambda: operant.DQN("CartPole-v1", NET, [ReplayBuffer1(64)], n_envs=4),
             "one for each environment. Received: 1 for 4 environments",

@@ -24,6 +24,7 @@ from operant.execution.monitor import Monitor
 from operant.execution.records import Origin
 from operant.execution.training import Outcome, Training
 from operant.inputs import buffer_options, made_again, optimizer_options
+from operant.ops.optimise import Given
 from operant.play import PlayConfig, Played, environment
 from operant.play import run as run_episodes
 from operant.session import Session
@@ -89,7 +90,7 @@ class Trainer:
         run, own = _split(self.agent, given)
         self.models = {name: own[name] for name in MODELS if name in own}
         config = config_class(self.agent)
-        own |= buffer_options(config, own.pop("buffers", None), self._count(n_envs))
+        own |= buffer_options(config, own.pop("buffers", None), self._count(n_envs), own)
         own = {**optimizer_options(config, self.models, own), **own}
         seed = run.pop("seed", None)
         self.run = RunConfig.from_dict(
@@ -108,7 +109,14 @@ class Trainer:
         if environments.vector is not None:
             self.run = self.run.replace(env=environments.vector.name, n_envs=environments.vector.num_envs)
         try:
-            self.session = Session(define(self.agent, **own), environments, self.run)
+            definition = define(self.agent, **own)
+            unknown = isinstance(vars(definition.config).get("optimizer"), Given)
+            if unknown and self.run.divergence_monitoring_steps is not None:
+                raise SpecError(
+                    "divergence_monitoring_steps lowers the learning rate, which an optax transformation keeps to itself. "
+                    "Give the optimizer by name or as a dict, with lr."
+                )
+            self.session = Session(definition, environments, self.run)
             if weights:
                 self.session.weights.load(self.session.driver)
         except BaseException:
@@ -136,7 +144,11 @@ class Trainer:
         for name in named:
             if name in settings:
                 raise UsageError(f"{type(self).__name__} got {name!r} twice, by place and by name.")
-        return {name: value for name, value in {**named, **settings}.items() if value is not None}
+        told = {
+            **named,
+            **settings,
+        }  # None: the default of what is no hyperparameter; some hyperparameters may be None
+        return {name: x for name, x in told.items() if x is not None or name in known.keys() - set(slots)}
 
     def _count(self, n_envs: int | None) -> int | None:
         """Return how many environments were given; None if only a vector knows."""
@@ -246,7 +258,8 @@ class Trainer:
             raise SpecError(
                 f"play makes an environment like the first one, and cannot make another {first!r}."
             )
-        return vector.create(made_again(first), mode="in-process")
+        limit = config.max_episode_timesteps
+        return vector.create(made_again(first), mode="in-process", max_episode_timesteps=limit)
 
     def _reported(self, training: Training) -> Outcome:
         """Train from report to report: at steps that are the same in every trial, so that a pruner compares like with like."""

@@ -87,7 +87,9 @@ class ReplayBuffer2(ReplayBuffer1):
         self.slots = slots
 
 
-def buffer_options(config: type[Config], buffers: Any, environments: int | None) -> dict[str, Any]:
+def buffer_options(
+    config: type[Config], buffers: Any, environments: int | None, own: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the options of an algorithm that a list of replay buffers, one for each environment, stands for.
 
     Shares are summed up, except for an option that counts something per environment anyway.
@@ -96,6 +98,7 @@ def buffer_options(config: type[Config], buffers: Any, environments: int | None)
         config: the algorithm's.
         buffers: the list; or one buffer that is for all; None: none are given.
         environments: how many there are; None: not known.
+        own: options that are given beside them, which may not say the same.
     """
     if buffers is None:
         return {}
@@ -112,6 +115,8 @@ def buffer_options(config: type[Config], buffers: Any, environments: int | None)
     for name in ("size", "initial_size", "batch_size"):
         option = "buffer_max_size" if name == "size" else f"buffer_{name}"
         each = (options(config)[option].unit or "").endswith("per environment")
+        if option in own:
+            raise SpecError(f"{option} is given twice, by itself and by buffers. Give one of them.")
         values = [getattr(part, name) for part in parts]
         found[option] = max(values) if each else sum(values)
     return found
@@ -120,7 +125,7 @@ def buffer_options(config: type[Config], buffers: Any, environments: int | None)
 def optimizer_options(
     config: type[Config], models: Mapping[str, Any], own: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the options that the optimizers of compiled Keras models stand for."""
+    """Return the options that the optimizers of compiled Keras models stand for, but for those that are given (`own`)."""
     given = [m.optimizer for m in models.values() if getattr(m, "optimizer", None) is not None]
     if "optimizer" in own or not given:
         return {}
@@ -135,7 +140,9 @@ def optimizer_options(
             "The models are compiled with different optimizers. Compile them with the same (the learning rates of actor and "
             "critic may differ for agents with a critic_lr), or give optimizer= and lr=."
         )
-    return found[0] | apart
+    aliases = {alias: name for name, meta in options(config).items() for alias in meta.aliases}
+    told = {aliases.get(name, name) for name in own}
+    return {name: value for name, value in (found[0] | apart).items() if name not in told}
 
 
 def made_again(env: Any) -> Any:
