@@ -15,12 +15,12 @@ from tests.small_agents import small
 import operant
 from operant import checkpoint
 from operant.agents import AGENTS, config_class
-from operant.agents.card import FOLDER, SLOTS
+from operant.agents.card import SLOTS
 from operant.agents.making import define
 from operant.errors import CheckpointError, SpecError
 from operant.nn import Head, build
 from operant.nn.backend import keras, numpy_promotion
-from operant.nn.cfg import Cfg, ModelReader
+from operant.nn.cfg import FOLDER, Cfg, ModelReader
 from operant.nn.cfg_kinds import INITIALIZERS, KINDS
 from operant.spaces import Leaf, Spaces
 from operant.spec import options
@@ -577,6 +577,19 @@ def test_kerass_own_files_of_weights_load_too(tmp_path):
 
 
 # The files that come along
+
+
+def test_a_name_is_enough_unless_a_file_here_has_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    along = Cfg.read(operant.agents["ppo"]["model"]["ann"][0])
+    assert Cfg.read("ann-actor-critic.cfg") == along
+    (tmp_path / "ann-actor-critic.cfg").write_text(TINY)
+    assert Cfg.read("ann-actor-critic.cfg") == Cfg.parse(TINY)
+    with pytest.raises(SpecError, match=r"cannot be read: .* Did you mean 'ann-actor-critic.cfg'\?"):
+        Cfg.read("ann-actor-critics.cfg")
+    with pytest.raises(SpecError, match=r"cannot be read: [^?]*$"):
+        Cfg.read("nowhere/ann-actor-critic.cfg")
+
 
 FILES = [
     (name, slot, kind, path)

@@ -103,6 +103,17 @@ def test_odd_sizes_become_videos_too(tmp_path):
 
 
 @pytest.mark.slow
+def test_weights_of_a_recurrent_network_play_however_blocks_were_divided(tmp_path, capsys):
+    path, model = str(tmp_path / "net.tf"), '["flatten", {"type": "gru", "size": 4, "horizon": 8}]'
+    command = ["ppo", "--env", "CartPole-v1", "--model", model, "--seed", "1"]
+    assert main(["train", *command, "--n-envs", "4", "--max-steps", "1024", "--quiet", "--checkpoints", path,
+                 "--run-dir", str(tmp_path / "run")]) == 0  # fmt: skip
+    assert main(["play", *command, "--weights", path]) == 0
+    out = capsys.readouterr().out
+    assert "Total reward: " in out and "untrained" not in out
+
+
+@pytest.mark.slow
 def test_a_run_plays_with_its_own_time_limit(tmp_path):
     path = str(tmp_path / "run")
     told = [

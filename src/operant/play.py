@@ -164,7 +164,8 @@ def play(config: PlayConfig, agent: Any = None, **options: Any) -> Played:
     definition = define(agent, **options)
     env = environment(config)
     try:
-        actors = saved["parallel_interactions"] if saved else 1
+        # As many as a block needs that can be divided: who plays does not care.
+        actors = saved["parallel_interactions"] if saved else getattr(definition.config, "mini_batches", 1)
         learner = Learner(definition.cls.create(definition.config, env.spaces, actors))
         train = _train(learner, config)
     except BaseException:

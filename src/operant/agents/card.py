@@ -6,15 +6,13 @@ import functools
 import importlib
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from operant.agents import Entry, config_class, entry, resolve
 from operant.errors import SpecError, suggest
+from operant.nn.cfg import FOLDER
 from operant.spec import options
 
-FOLDER = Path(__file__).parent / "models"
-"""Where the `.cfg` files are; `models.json` says which are whose."""
 SLOTS = ("model", "actor_model", "critic_model")
 """Options that take a network."""
 

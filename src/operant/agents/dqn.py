@@ -240,7 +240,7 @@ class DQN(QLearner):
             config,
             spaces,
             actors,
-            "dqn",
+            "ddqn" if config.double else "dqn",
             network=config.model,
             atoms=atoms,
             dueling=config.dueling,

@@ -9,6 +9,7 @@ from typing import Any
 
 from operant import presets
 from operant.agents import AGENTS, config_class, entry, resolve
+from operant.agents.config import AgentConfig
 from operant.cli import parse, tables
 from operant.errors import SpecError
 from operant.execution.config import RunConfig
@@ -143,7 +144,7 @@ def help_text(agent: str | None) -> str:
     configs: list[type[Config]] = [RunConfig, Extra]
     if agent is None:
         agents = "\n".join(tables.name_lines({name: e.help for name, e in AGENTS.items()}))
-        table = tables.table("train", HEADER, tables.option_rows(configs))
+        table = tables.table("train", HEADER, tables.option_rows([*configs, AgentConfig]))
         return f"{text}Agents:\n{agents}\n\n{table}"
     rows = tables.option_rows([*configs, config_class(agent)], entry(agent).options)
     return f"{text}{entry(agent).help}\n\n{tables.table(f'train {agent}', HEADER, rows)}"

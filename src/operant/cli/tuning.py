@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from operant.agents import AGENTS, config_class, entry
+from operant.agents.config import AgentConfig
 from operant.cli import parse, tables
 from operant.cli.training import HEADER
 from operant.errors import SpecError
@@ -46,7 +47,7 @@ def help_text(agent: str | None) -> str:
     configs: list[type[Config]] = [TuneConfig, RunConfig]
     if agent is None:
         lines += ["Agents:", *tables.name_lines({name: e.help for name, e in AGENTS.items()}), ""]
-        rows = tables.option_rows(configs, without=NOT_TUNED)
+        rows = tables.option_rows([*configs, AgentConfig], without=NOT_TUNED)
         return "\n".join([*lines, tables.table("tune", HEADER, rows)])
     rows = tables.option_rows([*configs, config_class(agent)], entry(agent).options, without=NOT_TUNED)
     return "\n".join([*lines, entry(agent).help, "", tables.table(f"tune {agent}", HEADER, rows)])

@@ -322,6 +322,8 @@ class Training:
             )
         if self.score.rewards:
             values["episode/reward_mean"] = self.score.mean
+            values["episode/reward_min"] = min(self.score.rewards)
+            values["episode/reward_max"] = max(self.score.rewards)
             values["episode/length_mean"] = self.score.mean_length
             values["episode/count"] = float(self.score.episodes)
             values["episode/reward_best"] = self.score.best

@@ -27,6 +27,8 @@ from operant.nn.backend import keras, numpy_promotion
 from operant.nn.cfg_kinds import CONSTANTS, KINDS, ROLES, Values
 from operant.nn.layers import RANKS, whole
 
+FOLDER = Path(__file__).parent.parent / "agents" / "models"
+"""Where the files are that come along."""
 TEXT = "The network's .cfg text"
 RECURRENT = ("lstm", "gru", "rnn")
 
@@ -60,13 +62,20 @@ class Cfg:
     def read(cls, path: str | Path) -> Cfg:
         """Read a file.
 
+        Args:
+            path: where it is; of a file that comes along the name is enough, if no file here is called so.
+
         Raises:
             SpecError: it cannot be read, or a section is not understood; the message names file, section and key.
         """
+        place, along = Path(path), {file.name: file for file in FOLDER.glob("*.cfg")}
+        if not place.exists():
+            place = along.get(str(path), place)
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = place.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise SpecError(f"The network file {str(path)!r} cannot be read: {error}.") from None
+            close = suggest(str(path), along) if place.parent == Path() else ""
+            raise SpecError(f"The network file {str(path)!r} cannot be read: {error}.{close}") from None
         return cls.parse(text, f"The network file {str(path)!r}")
 
     @classmethod

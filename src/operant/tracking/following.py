@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from typing import TYPE_CHECKING
 
@@ -57,10 +58,13 @@ class Following:
         self._recorded = time.monotonic()
         values = {"episode/count": float(runner.episodes), "update/count": float(runner.updates)}
         if returns := runner.episode_returns[-self._horizon :]:
-            values["episode/reward_mean"] = sum(returns) / len(returns)
-            values["episode/length_mean"] = sum(runner.episode_timesteps[-self._horizon :]) / len(returns)
+            values["episode/reward_mean"] = statistics.fmean(returns)
+            values["episode/reward_min"], values["episode/reward_max"] = min(returns), max(returns)
+            values["episode/length_mean"] = statistics.fmean(runner.episode_timesteps[-self._horizon :])
         if runner.evaluation and (returns := runner.evaluation_returns[-self._horizon :]):
-            values["evaluation/reward_mean"] = sum(returns) / len(returns)
+            values["evaluation/reward_mean"] = statistics.fmean(returns)
+            values["evaluation/reward_std"] = statistics.pstdev(returns)
+            values["evaluation/length_mean"] = statistics.fmean(runner.evaluation_timesteps[-self._horizon :])
         if runner.agent.engine is not None:
             values |= runner.agent.engine.metrics()
         self._sink.record(Record(runner.timesteps, self._recorded - self._began, values))

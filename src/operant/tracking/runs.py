@@ -47,7 +47,8 @@ def read(paths: Sequence[str | Path]) -> list[Run]:
     Raises:
         SpecError: there is no run, or its history cannot be read.
     """
-    return [_read(place) for path in paths for place in _places(Path(path))]
+    places = [place for path in paths for place in _places(Path(path))]
+    return [_read(place, places) for place in places]
 
 
 def _places(path: Path) -> list[Path]:
@@ -64,9 +65,9 @@ def _places(path: Path) -> list[Path]:
     return inside
 
 
-def _read(path: Path) -> Run:
+def _read(path: Path, among: Sequence[Path]) -> Run:
     if path.suffix == ".parquet":
-        return Run(path, "", path.stem, {}, read_history(path))
+        return Run(path, "", _name(path, among), {}, read_history(path))
     saved = read_json(path / "run.json", "run")
     try:
         agent, run = dict(saved["agent"]), dict(saved["run"])
@@ -76,6 +77,16 @@ def _read(path: Path) -> Run:
     settings = {**agent, **{name: value for name, value in run.items() if name not in _OWN}}
     own = run.get("history_checkpoint")
     return Run(path, env, kind, settings, read_history(Path(own) if own else path / "history.parquet"))
+
+
+def _name(path: Path, among: Sequence[Path]) -> str:
+    """Return as much of the end of a path as tells it from others."""
+    own = path.absolute().with_suffix("").parts
+    others = {other.absolute().with_suffix("").parts for other in among} - {own}
+    length = 1
+    while any(other[-length:] == own[-length:] for other in others):
+        length += 1
+    return "/".join(own[-length:])
 
 
 def grouped(runs: Sequence[Run], labels: Sequence[str] = ()) -> dict[str, dict[str, list[Run]]]:
