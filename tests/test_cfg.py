@@ -20,10 +20,10 @@ from operant.agents.making import define
 from operant.errors import CheckpointError, SpecError
 from operant.nn import Head, build
 from operant.nn.backend import keras, numpy_promotion
-from operant.nn.cfg import FOLDER, Cfg, ModelReader
+from operant.nn.cfg import Cfg, ModelReader
 from operant.nn.cfg_kinds import INITIALIZERS, KINDS
 from operant.spaces import Leaf, Spaces
-from operant.spec import options
+from operant.spec import MODEL_FILES, options
 
 DOCUMENT = """
 [convolutional-0]
@@ -658,7 +658,7 @@ def test_default_files_of_the_document():
 
 
 def test_every_file_belongs_to_an_agent():
-    table = json.loads((FOLDER / "models.json").read_text())
+    table = json.loads((MODEL_FILES / "models.json").read_text())
     used = {
         file
         for slots in table.values()
@@ -666,7 +666,7 @@ def test_every_file_belongs_to_an_agent():
         for files in kinds.values()
         for file in files
     }
-    assert used == {path.name for path in FOLDER.glob("*.cfg")}
+    assert used == {path.name for path in MODEL_FILES.glob("*.cfg")}
 
 
 def test_agents_as_a_mapping():

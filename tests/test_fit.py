@@ -161,8 +161,14 @@ def test_none_is_a_value_of_what_may_be_none_and_else_the_default():
     assert (config.grad_norm, config.model, agent.run.history_checkpoint) == (None, "auto", None)
     assert config_class("ppo")().grad_norm is not None
     agent.close()
-    with pytest.raises(SpecError, match="lr must be"):
-        operant.PPO("CartPole-v1", NET, lr=None)
+    for name in ("lr", "learning_rate"):
+        with pytest.raises(SpecError, match="lr must be"):
+            operant.PPO("CartPole-v1", NET, **{name: None})
+    with pytest.raises(UsageError, match="PPO got 'lr' twice, once as 'learning_rate'"):
+        operant.PPO("CartPole-v1", NET, lr=1e-3, learning_rate=1e-3)
+    buffered = operant.DQN("CartPole-v1", NET, ReplayBuffer1(64), buffer_initial_size=None, quiet=True)
+    assert buffered.session.definition.config.buffer_initial_size == 64
+    buffered.close()
 
 
 def test_an_optimizer_of_ones_own_has_no_learning_rate_to_lower():
@@ -236,7 +242,7 @@ def test_actor_and_critic_may_be_compiled_with_learning_rates_of_their_own():
     ("arguments", "message"),
     [
         (
-            lambda: operant.DQN("CartPole-v1", NET, ReplayBuffer1(64), buffer_batch_size=8),
+            lambda: operant.DQN("CartPole-v1", NET, ReplayBuffer1(64), batch_size=8),
             "buffer_batch_size is given twice, by itself and by buffers. Give one of them.",
         ),
         (

@@ -106,20 +106,64 @@ def test_what_an_actor_saw_last_is_learnt_from(limit, ends, tmp_path):
         assert (last[0, 1], trace.terminal[-1]) == ends[number]
 
 
-def test_states_of_some_who_ended_are_refused():
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda p, s, t, r: (p, s[:2], t, r),
+            "states of 2 actors. Return those of the 1 that go on, and behind",
+        ),
+        (
+            lambda p, s, t, r: (p, s, t[:2], r),
+            "terminal of .* must be one for each of the 3 actors that acted",
+        ),
+        (lambda p, s, t, r: (p, s, t, [1.0]), "reward of .* must be one for each of the 3 actors that acted"),
+    ],
+)
+def test_answers_of_another_number_are_refused(change, message):
     environment = Environment.create(environment=Meadow((1, 1, 4)))
     inner, execute = environment.environment, environment.environment.execute
-
-    def forget(actions):
-        parallel, states, terminal, reward = execute(actions)
-        return parallel, states[:2], terminal, reward
-
-    inner.execute = forget
+    inner.execute = lambda actions: change(*execute(actions))
     environment.reset()
-    with pytest.raises(
-        EnvironmentError, match=r"states of 2 actors. Return those of the 1 that go on, and behind"
-    ):
+    with pytest.raises(EnvironmentError, match=message):
         environment.execute([1, 1, 1])
+
+
+@pytest.mark.parametrize("states", [None, {}, 0.0])
+def test_who_ended_need_not_be_told_of(states):
+    """Nor is one terminal for all too few; at a time limit, too."""
+    environment = Environment.create(environment=Meadow((4, 4, 4)), max_episode_timesteps=2)
+    inner, execute = environment.environment, environment.environment.execute
+
+    def brief(actions):
+        parallel, seen, _, _ = execute(actions)
+        return parallel, seen, False, 1.0
+
+    inner.execute = brief
+    environment.reset()
+    _, _, terminal, reward = environment.execute([1, 1, 1])
+    assert terminal.tolist() == [0] * 3 and reward.tolist() == [1.0] * 3
+    parallel, seen, terminal, _ = environment.execute([1, 1, 1])
+    assert terminal.tolist() == [2] * 3 and not parallel.size and seen.shape == (3, 2)
+    inner.execute = lambda actions: ([], states, True, 1.0)
+    environment.reset()
+    parallel, _, terminal, _ = environment.execute([1, 1, 1])
+    assert terminal.tolist() == [1] * 3 and not len(parallel)
+
+
+def test_an_agent_that_is_gone_may_have_seen_nothing():
+    meadow = Meadow((1, 3))
+    step = meadow.step
+
+    def blind(actions):
+        seen, *rest = step(actions)
+        return {a: x if a in meadow.agents else None for a, x in seen.items()}, *rest
+
+    meadow.step = blind
+    environment = Environment.create(environment=meadow)
+    environment.reset()
+    parallel, states, terminal, _ = environment.execute([1, 1])
+    assert list(parallel) == [1] and states.tolist() == [[1, 1]] and list(terminal) == [1, 0]
 
 
 def test_masks_and_a_single_agent():

@@ -111,6 +111,10 @@ def test_weights_of_a_recurrent_network_play_however_blocks_were_divided(tmp_pat
     assert main(["play", *command, "--weights", path]) == 0
     out = capsys.readouterr().out
     assert "Total reward: " in out and "untrained" not in out
+    run = ["--run-dir", str(tmp_path / "run"), "--max-steps", "3"]
+    for told, untrained in ((run, False), (["ppo", *run], False), ([*command, "--max-steps", "3"], True)):
+        assert main(["play", *told]) == 0
+        assert ("The policy is untrained." in capsys.readouterr().out) is untrained
 
 
 @pytest.mark.slow
@@ -209,6 +213,8 @@ def test_a_class_plays_and_trains_on(tmp_path, capsys):
     played = agent.play(frame_dir=str(tmp_path / "f"), episodes=2)
     assert len(played.rewards) == 2 and capsys.readouterr().out == ""
     assert len(list((tmp_path / "f").rglob("*.jpg"))) == sum(played.lengths) + 2
+    agent.run = agent.run.replace(max_episode_timesteps=4)
+    assert agent.play(episodes=2).lengths == [4, 4]
     agent.fit(max_steps=400)
     assert (np.diff(read_history(history)["step"]) >= 0).all()
     agent.close()

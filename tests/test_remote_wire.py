@@ -196,6 +196,34 @@ def test_answers_of_actors_that_all_ended_have_no_states():
     np.testing.assert_equal(back._asdict(), answer._asdict())
 
 
+def ended(terminal, parallel, rows, allowed=(True, True, False)):
+    """Content of an answer of three actors with so many rows of states; the last is allowed what is said."""
+    states = states_of(dict(picture=bytes(6 * rows), speed=[0.5] * rows, flags=bytes(2 * rows)), rows)
+    states["move_mask"][-1] = allowed
+    answer = Answer(states, np.array(terminal), np.zeros(3), np.array(parallel, np.int64), 0.0, "")
+    return answer, memoryview(TEAM.pack_answer(answer, None, acted=True))
+
+
+@pytest.mark.parametrize(("terminal", "parallel"), [((0, 1, 0), (0, 2)), ((1, 1, 2), ())])
+def test_what_those_saw_that_ended_arrives_behind_the_others(terminal, parallel):
+    answer, content = ended(terminal, parallel, 3, allowed=(False, False, False))
+    np.testing.assert_equal(TEAM.unpack_answer(content, 3)[0]._asdict(), answer._asdict())
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (((0, 1, 0), (0, 2), 1), "1 states of 2 actors that go on and 1 that ended"),
+        (((1, 1, 0), (2,), 2), "2 states of 1 actors that go on and 2 that ended"),
+        (((0, 0, 0), (0, 1), 3), "3 states of 2 actors that go on and 0 that ended"),
+        (((0, 1, 0), (0, 2), 2, (False, False, False)), "The mask 'move_mask' must allow"),
+    ],
+)
+def test_states_of_another_number_are_refused(answer, message):
+    with pytest.raises(WireError, match=message):
+        TEAM.unpack_answer(ended(*answer)[1], 3)
+
+
 @settings(max_examples=100)
 @given(st.binary(max_size=200), st.integers(0, 3))
 def test_random_content_is_no_answer(data, acted):

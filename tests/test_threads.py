@@ -41,6 +41,7 @@ def test_threads_for_products_and_images():
         ({}, {"NPROC": None, "XLA_FLAGS": LIBRARY_FLAG}),
         ({"XLA_FLAGS": "--a=1 --b=2"}, {"NPROC": None, "XLA_FLAGS": f"{LIBRARY_FLAG} --a=1 --b=2"}),
         ({"XLA_FLAGS": "--xla_cpu_experimental_ynn_fusion_type=", "NPROC": "3"}, None),
+        ({"XLA_FLAGS": "/etc/flags.txt"}, None),
     ],
 )
 def test_images_get_the_library_beside_the_users_own_flags(monkeypatch, given, started_with):

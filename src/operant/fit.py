@@ -62,7 +62,8 @@ class Trainer:
         trial: an Optuna trial to report the mean reward to, at twenty equal parts of `max_steps`; it may end `fit` by
             `optuna.TrialPruned`.
         settings: hyperparameters, and options of the run that concern a program (`seed`, `checkpoints`, `quiet`,
-            `history_checkpoint`, `reward_buffer_size`, ...).
+            `history_checkpoint`, `reward_buffer_size`, ...). None is the default of networks, buffers and options of the run; of
+            hyperparameters it is a value (`grad_norm`: gradients are not clipped).
 
     Networks given as compiled Keras models bring their optimizer. Their weights are the trained ones after `fit`.
 
@@ -144,11 +145,17 @@ class Trainer:
         for name in named:
             if name in settings:
                 raise UsageError(f"{type(self).__name__} got {name!r} twice, by place and by name.")
-        told = {
-            **named,
-            **settings,
-        }  # None: the default of what is no hyperparameter; some hyperparameters may be None
-        return {name: x for name, x in told.items() if x is not None or name in known.keys() - set(slots)}
+        aliases = {alias: name for name, meta in known.items() for alias in meta.aliases}
+        told: dict[str, Any] = {}
+        for given, value in {**named, **settings}.items():
+            name = aliases.get(given, given)
+            if name in told:
+                raise UsageError(
+                    f"{type(self).__name__} got {name!r} twice, once as {given!r}. Give one of them."
+                )
+            if value is not None or name in known.keys() - set(slots):
+                told[name] = value
+        return told
 
     def _count(self, n_envs: int | None) -> int | None:
         """Return how many environments were given; None if only a vector knows."""

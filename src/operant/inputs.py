@@ -115,7 +115,7 @@ def buffer_options(
     for name in ("size", "initial_size", "batch_size"):
         option = "buffer_max_size" if name == "size" else f"buffer_{name}"
         each = (options(config)[option].unit or "").endswith("per environment")
-        if option in own:
+        if own.get(option) is not None:
             raise SpecError(f"{option} is given twice, by itself and by buffers. Give one of them.")
         values = [getattr(part, name) for part in parts]
         found[option] = max(values) if each else sum(values)
@@ -140,9 +140,7 @@ def optimizer_options(
             "The models are compiled with different optimizers. Compile them with the same (the learning rates of actor and "
             "critic may differ for agents with a critic_lr), or give optimizer= and lr=."
         )
-    aliases = {alias: name for name, meta in options(config).items() for alias in meta.aliases}
-    told = {aliases.get(name, name) for name in own}
-    return {name: value for name, value in (found[0] | apart).items() if name not in told}
+    return {name: value for name, value in (found[0] | apart).items() if name not in own}
 
 
 def made_again(env: Any) -> Any:

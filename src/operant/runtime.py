@@ -48,7 +48,8 @@ def start(shapes: Sequence[tuple[int, ...]], threads: int | None = None, product
     if threads is not None and "NPROC" not in os.environ:
         variables["NPROC"] = str(threads)
     flags = os.environ.get("XLA_FLAGS", "")
-    if has_images(shapes) and LIBRARY_FLAG.partition("=")[0] not in flags:
+    fits = not flags.strip() or flags.lstrip().startswith("-")  # else it is the name of a file of flags
+    if has_images(shapes) and fits and LIBRARY_FLAG.partition("=")[0] not in flags:
         variables["XLA_FLAGS"] = f"{LIBRARY_FLAG} {flags}".rstrip()
     if variables:
         _start_with(variables)

@@ -454,6 +454,10 @@ def build(cls: Callable[..., T], arguments: dict[str, Any], label: str) -> T:
     return typing.cast(T, cls(**arguments))
 
 
+MODEL_FILES = Path(__file__).parent / "agents" / "models"
+"""Where the `.cfg` files are that come along; `models.json` says which are whose."""
+
+
 def read_json(path: str | Path, what: str) -> dict[str, Any]:
     """Read a JSON file that holds one object."""
     path = Path(path)

@@ -10,8 +10,7 @@ from typing import Any
 
 from operant.agents import Entry, config_class, entry, resolve
 from operant.errors import SpecError, suggest
-from operant.nn.cfg import FOLDER
-from operant.spec import options
+from operant.spec import MODEL_FILES, options
 
 SLOTS = ("model", "actor_model", "critic_model")
 """Options that take a network."""
@@ -73,10 +72,10 @@ def _trainer(agent: str) -> type:
 def _files(owner: str, slot: str) -> dict[str, list[str]]:
     """Return the files of an agent with options of its own, or of a module."""
     named = _table().get(owner, {}).get(slot, {})
-    return {kind: [str(FOLDER / file) for file in named.get(kind, ())] for kind in ("ann", "cnn")}
+    return {kind: [str(MODEL_FILES / file) for file in named.get(kind, ())] for kind in ("ann", "cnn")}
 
 
 @functools.cache
 def _table() -> dict[str, Any]:
-    table: dict[str, Any] = json.loads((FOLDER / "models.json").read_text(encoding="utf-8"))
+    table: dict[str, Any] = json.loads((MODEL_FILES / "models.json").read_text(encoding="utf-8"))
     return table

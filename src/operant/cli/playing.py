@@ -43,7 +43,8 @@ def run(arguments: list[str]) -> int:
 
     played = play(config, agent if config.run_dir is None or hyper else None, **hyper)
     if not config.quiet:
-        if place is None and not config.weights and "lr" in options(own[0]):
+        loaded = config.run_dir or config.policy or config.weights
+        if not loaded and any("lr" in options(each) for each in own):
             print("The policy is untrained. Give --weights, a run's folder or an exported policy.")
         print(played)
         for path in played.files[:3]:

@@ -212,30 +212,39 @@ class Checked(Environment):
         return states, terminal, reward
 
     def _finish_batch(self, parallel: Any, states: Any, terminal: Any, reward: Any) -> tuple[Any, ...]:
-        terminal = np.asarray(terminal).astype(np.int64)
-        reward = np.asarray(reward, np.float32)
+        acting = self._acting
+        terminal = self._each(terminal, "terminal").astype(np.int64)
+        reward = self._each(reward, "reward").astype(np.float32)
         if not np.isin(terminal, (0, 1, 2)).all():
             raise EnvironmentError(f"terminal of {self._name!r} must be 0, 1 or 2. Received: {terminal}.")
         if not np.isfinite(reward).all():
             raise EnvironmentError(f"The reward of {self._name!r} must be finite. Received: {reward}.")
         running, told = [int(i) for i in parallel], rows(states)
-        if told not in (len(running), len(self._acting)):
+        order = running + [i for i, over in zip(acting, terminal, strict=True) if over and i not in running]
+        if running and told not in (len(running), len(order)):
             raise EnvironmentError(
                 f"execute of {self._name!r} returned states of {told} actors. Return those of the {len(running)} that go on, and behind "
                 f"them those of all that ended or of none."
             )
         if "execute" in self._checks and told:
-            self._check_states(states, "execute", self.spaces, over=told > len(running))
+            self._check_states(states, "execute", self.spaces, over=np.arange(told) >= len(running))
             self._checks.remove("execute")
         if self._steps == self._limit:
-            ended = [actor for actor, over in zip(self._acting, terminal, strict=True) if over]
-            order = running + ended
-            known = told == len(order)
-            states = take(states, [order.index(actor) for actor in self._acting]) if known else None
+            known = told == len(order) and set(acting) <= set(order)
+            states = take(states, [order.index(actor) for actor in acting]) if known else None
             terminal[terminal == 0] = 2
             parallel, running = np.asarray(parallel)[:0], []
         self._running, self._acting = bool(running), running
         return parallel, states, terminal, reward
+
+    def _each(self, values: Any, what: str) -> np.ndarray:
+        """Return one value for each actor that acted; a single one is for all."""
+        n = len(self._acting)
+        if np.shape(values) not in ((), (n,)):
+            raise EnvironmentError(
+                f"{what} of {self._name!r} must be one for each of the {n} actors that acted. Received: {_brief(values)}."
+            )
+        return np.broadcast_to(values, n).copy()
 
     def _read_spaces(self) -> Spaces:
         environment = self._environment
@@ -248,7 +257,7 @@ class Checked(Environment):
         masks = [name for name in names if _has(self._peeked[0], f"{name}_mask")]
         return Spaces.read(states, actions, masks)
 
-    def _check_states(self, states: Any, call: str, spaces: Spaces, over: bool = False) -> None:
+    def _check_states(self, states: Any, call: str, spaces: Spaces, over: bool | np.ndarray = False) -> None:
         try:
             spaces.observe(states, None if self._batched else (), over=over)
         except SpaceError as error:

@@ -192,10 +192,13 @@ class Environment(abc.ABC):
 
 
 def rows(states: Any) -> int:
-    """Return how many rows states with a leading axis have; None has none."""
+    """Return how many rows states with a leading axis have; nothing, or what has no such axis, has none."""
     while isinstance(states, Mapping):
-        states = next(iter(states.values()))
-    return 0 if states is None else len(states)
+        states = next(iter(states.values()), None)
+    if isinstance(states, list | tuple):
+        return len(states)
+    shape = np.shape(states)
+    return shape[0] if shape else 0
 
 
 def take(values: Any, index: Any) -> Any:

@@ -123,7 +123,7 @@ class PettingZoo(Environment):
             last = self._states(observations, acting)
             return _only(last), terminal[0], reward[0]
         ended = [agent for agent in acting if agent not in self._alive]
-        known = all(agent in observations for agent in ended)
+        known = all(observations.get(agent) is not None for agent in ended)
         told = [*self._alive, *ended] if known else self._alive
         states = self._states(observations, told) if told else None
         return self._parallel(), states, np.asarray(terminal), np.asarray(reward, np.float32)

@@ -97,15 +97,14 @@ class Seat:
         terminals = np.broadcast_to(answer.terminal, len(before)).tolist()
         rewards = np.broadcast_to(answer.reward, len(before)).tolist()
         after = [] if answer.parallel is None else [int(i) for i in answer.parallel]
-        told = list(after)
-        if rows(answer.states) > len(after):  # what those saw that ended, too
-            told += [actor for actor, terminal in zip(before, terminals, strict=True) if terminal]
+        told, known = list(after), rows(answer.states)
+        told += [actor for actor, over in zip(before, terminals, strict=True) if over and actor not in after]
+        if known != len(told):  # what those that ended saw last is not there
+            told = after
         place = {actor: i for i, actor in enumerate(told)}
-        more = after and len(told) > len(after)
-        self.running, self.states = (
-            after,
-            take(answer.states, list(range(len(after)))) if more else answer.states,
-        )
+        self.running, self.states = after, answer.states
+        if after and known > len(after):
+            self.states = take(answer.states, list(range(len(after))))
         acting = set(self.acting)
         return [
             Outcome(actor, reward, terminal, take(answer.states, place[actor]) if actor in place else None)

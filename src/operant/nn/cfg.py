@@ -26,9 +26,8 @@ from operant.errors import SpecError, suggest, value_error
 from operant.nn.backend import keras, numpy_promotion
 from operant.nn.cfg_kinds import CONSTANTS, KINDS, ROLES, Values
 from operant.nn.layers import RANKS, whole
+from operant.spec import MODEL_FILES
 
-FOLDER = Path(__file__).parent.parent / "agents" / "models"
-"""Where the files are that come along."""
 TEXT = "The network's .cfg text"
 RECURRENT = ("lstm", "gru", "rnn")
 
@@ -68,7 +67,7 @@ class Cfg:
         Raises:
             SpecError: it cannot be read, or a section is not understood; the message names file, section and key.
         """
-        place, along = Path(path), {file.name: file for file in FOLDER.glob("*.cfg")}
+        place, along = Path(path), {file.name: file for file in MODEL_FILES.glob("*.cfg")}
         if not place.exists():
             place = along.get(str(path), place)
         try:

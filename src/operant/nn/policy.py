@@ -120,6 +120,15 @@ class Policy:
         if kind == "bernoulli":
             return Bernoulli(outputs[f"{name}/logits"], event)
         low, high = jnp.asarray(leaf.low, jnp.float32), jnp.asarray(leaf.high, jnp.float32)
+        fixed = np.equal(leaf.low, leaf.high)
+        if (
+            fixed.any()
+        ):  # nothing is to be learnt of an element with one value: its distribution stays as it is
+            own = {f"{name}/{part}" for part in ("alpha", "beta", "mean", "log_std")}
+            outputs = {
+                k: jnp.where(_like(fixed, x).astype(bool), 0.0, x) if k in own else x
+                for k, x in outputs.items()
+            }
         if kind == "beta":
             alpha, beta = (_above_one(outputs[f"{name}/{part}"]) for part in ("alpha", "beta"))
             return Beta(alpha, beta, low, high, event)

@@ -283,7 +283,7 @@ class Spaces:
         batch_shape: tuple[int, ...] | None = None,
         *,
         values: bool = True,
-        over: bool = False,
+        over: bool | NDArray = False,
     ) -> Flat:
         """Check an observation in the user's structure and return it flat, with its masks.
 
@@ -292,7 +292,7 @@ class Spaces:
                 unnamed state with a mask comes as ``{"state": ..., "action_mask": ...}``.
             batch_shape: the leading axes of every component; None: any, but all the same.
             values: whether to look at the numbers too, beside structure, shape and kind.
-            over: whether the episode ended with it: then nothing is chosen, and masks may allow nothing.
+            over: whether the episode ended with it, or `[B]` of each: then nothing is chosen, and masks may allow nothing.
 
         Raises:
             SpaceError: a component does not fit, or a mask allows nothing.
@@ -305,12 +305,17 @@ class Spaces:
         if self.masks:
             batch_shape = self.states.batch_shape(flat)
             for action in self.masks:
-                flat[f"{action}_mask"] = self._mask(
-                    action, given.get(action), batch_shape, values and not over
-                )
+                flat[f"{action}_mask"] = self._mask(action, given.get(action), batch_shape, values, over)
         return flat
 
-    def _mask(self, action: str, value: Any, batch_shape: tuple[int, ...], values: bool) -> NDArray:
+    def _mask(
+        self,
+        action: str,
+        value: Any,
+        batch_shape: tuple[int, ...],
+        values: bool,
+        over: bool | NDArray,
+    ) -> NDArray:
         leaf = self.observation_components[f"{action}_mask"]
         if value is None:
             return np.ones(batch_shape + leaf.shape, np.bool_)
@@ -319,8 +324,13 @@ class Spaces:
         if array.dtype.kind in "iu" and np.all((array == 0) | (array == 1)):
             array = array.astype(np.bool_)
         mask = leaf.accept(array, label, batch_shape)
-        if values and not mask.any(-1).all():
-            index = tuple(int(i) for i in np.argwhere(~mask.any(-1))[0])
+        allowed = mask.any(-1)
+        if (
+            values
+            and not allowed.all()
+            and not (allowed | np.reshape(over, (-1, *[1] * (allowed.ndim - 1)))).all()
+        ):
+            index = tuple(int(i) for i in np.argwhere(~allowed)[0])
             place = f" at index {index}" if index else ""
             raise SpaceError(f"The {label} must allow at least one value. Received: all False{place}.")
         return mask

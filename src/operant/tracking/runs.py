@@ -86,7 +86,7 @@ def _name(path: Path, among: Sequence[Path]) -> str:
     length = 1
     while any(other[-length:] == own[-length:] for other in others):
         length += 1
-    return "/".join(own[-length:])
+    return "/".join(own[-length:]).replace("//", "/")
 
 
 def grouped(runs: Sequence[Run], labels: Sequence[str] = ()) -> dict[str, dict[str, list[Run]]]:

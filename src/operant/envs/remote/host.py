@@ -70,7 +70,7 @@ class HostTask:
             states = self._env.reset(seed=seed)
             fields["seconds"][0] = time.perf_counter() - began
             parallel, states = states if self._actors > 1 else ((0,), states)
-        self._write(states, len(parallel), acted)
+        self._write(states, len(parallel))
         own = self._env.episode_return()
         fields["return"][0] = math.nan if own is None else own
         fields["acted"][0], fields["running"][0] = acted, len(parallel)
@@ -105,14 +105,14 @@ class HostTask:
             flat = {name: array[: self._running].copy() for name, array in self._memory.action.items()}
         return self._spaces.actions.unflatten(flat)
 
-    def _write(self, states: Any, running: int, acted: int) -> None:
+    def _write(self, states: Any, running: int) -> None:
         memory, single = self._memory, self._actors == 1
         told = 1 if single else rows(states)
         memory.fields["told"][0] = told
         if not told:
             return
         try:
-            flat = self._spaces.observe(states, () if single else (told,), over=told > running)
+            flat = self._spaces.observe(states, () if single else (told,), over=np.arange(told) >= running)
         except SpaceError as error:
             raise self._misfit(error) from None
         for name, array in memory.observation.items():

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from operant.envs.connection import Answer
+from operant.envs.environment import take
 from operant.envs.spawn import LostError, times
 from operant.envs.vector import Flat, seed_of
 from operant.errors import EnvironmentError, UsageError, value_error
@@ -216,7 +217,8 @@ class Replaceable(abc.ABC):
         if self.num_actors == 1:
             return Answer(self._last, 2, 0.0, lost=lost)
         n = len(self._actors)
-        return Answer(None, np.full(n, 2), np.zeros(n), np.zeros(0, np.int64), lost=lost)
+        last = take(self._last, list(range(n)))
+        return Answer(last, np.full(n, 2), np.zeros(n), np.zeros(0, np.int64), lost=lost)
 
     def ready(self, seconds: float = 0.0) -> bool:
         """Tell whether the answer is there, after waiting for at most `seconds`.

@@ -231,10 +231,7 @@ class Schema:
         if n != acted or rows > self.num_actors or (single and rows != 1):
             raise WireError(f"an answer of {n} and {rows} rows for {acted} of {self.num_actors} actors")
         told = (len(content) - _ANSWER.size - 9 * n - 4 * rows - text) // row if row else rows
-        if len(content) != _ANSWER.size + 9 * n + 4 * rows + row * told + text or told not in (
-            rows,
-            max(rows, n),
-        ):
+        if len(content) != _ANSWER.size + 9 * n + 4 * rows + row * told + text:
             raise WireError(f"an answer of {len(content)} bytes for {n} and {rows} rows")
         at = _ANSWER.size
         terminal = np.frombuffer(content, "|u1", n, at).astype(np.int64)
@@ -243,7 +240,10 @@ class Schema:
         at += 9 * n + 4 * rows
         flat = _unpack(self.observation, content[at : at + row * told], told)
         states = _nested(self.spaces, flat, single) if told else None
-        over = bool(terminal.any()) if single else told > rows
+        ended = 0 if single else int((terminal != 0).sum())
+        if told not in (rows, rows + ended):
+            raise WireError(f"{told} states of {rows} actors that go on and {ended} that ended")
+        over = bool(terminal.any()) if single else np.arange(told) >= rows
         try:
             if told:
                 self.spaces.observe(states, () if single else (told,), over=over)
