@@ -198,6 +198,7 @@ def test_rows_of_the_burn_in_count_but_get_no_gradient():
     assert (by_row.reshape(2, *noise.shape[:2], -1).max(axis=-1)[:, :BURN, 2] > 0).all()
 
 
+@pytest.mark.exhaustive
 def test_replayed_states_are_those_that_networks_had_when_the_agent_acted():
     """Without learning the same networks made all of them: unrolled from the first, they come to the others."""
     agent = compiled("td3", Countdown(kind="float"), **networks("td3", RECURRENT), lr=0.0)

@@ -84,7 +84,7 @@ SMALL = {"buffer_max_size": 400, "buffer_initial_size": 64}
     [
         pytest.param("ppo", "jax:CartPole-v1", {"n_steps": 16, "mini_batches": 2}, 5, marks=pytest.mark.slow),
         pytest.param("dqn", "jax:CartPole-v1", SMALL, 60, marks=pytest.mark.exhaustive),
-        pytest.param("dqn", "jax:CartPole-v1", {**SMALL, "prioritized": True}, 60, marks=pytest.mark.slow),
+        pytest.param("dqn", "jax:CartPole-v1", {**SMALL, "prioritized": True}, 60, marks=pytest.mark.exhaustive),
         pytest.param("dqn", "jax:CartPole-v1", {**SMALL, "model": [{"type": "dense", "size": 8}, {"type": "gru", "size": 8}]}, 60, marks=pytest.mark.exhaustive),
         pytest.param("ppo", "jax:CartPole-v1", {"model": [{"type": "dense", "size": 8}, {"type": "lstm", "size": 8}]}, 2, marks=pytest.mark.exhaustive),
         pytest.param("a2c", "jax:CartPole-v1", {}, 20, marks=pytest.mark.exhaustive),

@@ -76,7 +76,7 @@ def softmax(x):
     ("n", "options"),
     [
         (1, {}),
-        (3, {"double": True, "dueling": True}),
+        pytest.param(3, {"double": True, "dueling": True}, marks=pytest.mark.exhaustive),
         (3, {"distributional": "c51", "double": True}),
         (2, {"huber": 0.5, "burn_in": 0}),
     ],

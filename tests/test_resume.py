@@ -35,7 +35,7 @@ def leaves(directory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("agent", RUNS)
+@pytest.mark.parametrize("agent", [pytest.param("ppo", marks=pytest.mark.exhaustive), "dqn"])
 def test_kill_and_resume_equals_going_on(agent, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = [
@@ -72,7 +72,7 @@ def test_kill_and_resume_equals_going_on(agent, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("agent", RUNS)
+@pytest.mark.parametrize("agent", ["ppo", pytest.param("dqn", marks=pytest.mark.exhaustive)])
 def test_resume_on_gymnasium_goes_on_from_the_same_state(agent, tmp_path, monkeypatch):
     """The environments restart; the agent's state is the saved one, and the run reaches its end."""
     monkeypatch.chdir(tmp_path)

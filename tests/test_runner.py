@@ -243,7 +243,7 @@ def test_as_many_actors_as_learn():
     assert counts == [3, 6, 4]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_recurrent_agents_evaluate_with_their_own_internals():
     spec = {**PPO, "model": [{"type": "gru", "size": 4}], "mini_batches": 1}
     with Runner(spec, Walk, num_parallel=2, evaluation=True) as runner:
@@ -659,7 +659,8 @@ def test_an_agent_that_writes_takes_single_steps(tmp_path):
     [
         {},
         pytest.param(
-            {"model": [{"type": "dense", "size": 8}, {"type": "lstm", "size": 8}]}, marks=pytest.mark.slow
+            {"model": [{"type": "dense", "size": 8}, {"type": "lstm", "size": 8}]},
+            marks=pytest.mark.exhaustive,
         ),
     ],
 )

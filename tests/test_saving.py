@@ -48,11 +48,16 @@ def actions(agent, count=1000):
     return np.asarray(agent.act(states=np.random.default_rng(5).normal(size=(count, 3)), independent=True))
 
 
-CASES = [(PPO, "numpy"), (PPO, "hdf5"), (PPO, "safetensors"), (SAC, "numpy")]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("spec", "format"), CASES, ids=[f"{s['agent']}-{f}" for s, f in CASES])
+@pytest.mark.parametrize(
+    ("spec", "format"),
+    [
+        pytest.param(PPO, "numpy", id="ppo-numpy"),
+        pytest.param(PPO, "hdf5", id="ppo-hdf5"),
+        pytest.param(PPO, "safetensors", id="ppo-safetensors"),
+        pytest.param(SAC, "numpy", id="sac-numpy", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_weights_go_round(tmp_path, spec, format):
     agent = create(spec, normalize_observations=True)
     run(agent, 12)

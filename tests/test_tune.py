@@ -403,7 +403,9 @@ def assert_nothing_lost(known, processes=2):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("storage", [pytest.param("sqlite:///s.db", marks=pytest.mark.slow), "s.journal"])
+@pytest.mark.parametrize(
+    "storage", ["sqlite:///s.db", pytest.param("s.journal", marks=pytest.mark.exhaustive)]
+)
 def test_two_processes_lose_no_trial(here, storage):
     assert_nothing_lost(together(storage))
 
