@@ -91,6 +91,12 @@ def test_a_resumed_run_takes_its_speed_from_where_it_began():
     assert "speed: 100 steps/s" in lines(record(1100, 51.0), start_step=1000, start_time=50.0)[0]
 
 
+def test_a_resumed_run_knows_its_best():
+    assert "updated" not in "".join(lines(record(9, 1.0, mean=1, best=7.5), start_best=7.5))
+    assert lines(record(9, 1.0, mean=8, best=8), start_best=7.5)[0] == "Best reward updated: 7.5 -> 8.0"
+    assert lines(record(9, 1.0, mean=8, best=8))[0] == "Best reward updated: - -> 8.0"
+
+
 def test_episodes_count_where_records_do_not():
     stream = io.StringIO()
     console = Console(stream=stream)

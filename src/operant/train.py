@@ -344,6 +344,7 @@ def console(run: RunConfig, training: Training) -> Console:
         start_step=training.step,
         start_time=training.elapsed,
         start_games=training.score.episodes,
+        start_best=training.score.best,
     )
 
 

@@ -39,6 +39,7 @@ class Console:
         start_step: environment steps of the run before this process (a resumed run).
         start_time: its seconds of training before this process.
         start_games: its finished episodes before this process.
+        start_best: its best mean before this process; minus infinity: none.
         stream: where to print; None: standard output.
     """
 
@@ -54,6 +55,7 @@ class Console:
         start_step: int = 0,
         start_time: float = 0.0,
         start_games: int = 0,
+        start_best: float = -math.inf,
         stream: TextIO | None = None,
     ) -> None:
         if log_frequency is not None and log_frequency < 1:
@@ -64,7 +66,7 @@ class Console:
         self.games = start_games
         self._stream = sys.stdout if stream is None else stream
         self._lines = not (self._stream.isatty() if live is None else live)
-        self._best: float | None = None
+        self._best: float | None = start_best if math.isfinite(start_best) else None
         self._logged = (start_step, start_time, start_games)  # when the speed was last taken
         self._target = target_reward
         self._max_steps = max_steps
