@@ -131,8 +131,10 @@ def test_policy_gradient_reaches_the_global_deviation():
     np.testing.assert_allclose(gradient["head.a.log_std/constant"], expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize("std", ["global", "predicted"])
-@pytest.mark.parametrize("bounded", ["clip", "squash", "beta"])
+@pytest.mark.parametrize(
+    ("bounded", "std"),
+    [("clip", "global"), ("clip", "predicted"), ("squash", "global"), ("beta", "global")],
+)
 def test_an_element_with_one_value_only_does_no_harm(bounded, std):
     """A density of no width would be infinite, and its gradient no number."""
     leaf = Leaf("float", (2,), min_value=(-1.0, 2.0), max_value=(1.0, 2.0))
@@ -149,7 +151,8 @@ def test_an_element_with_one_value_only_does_no_harm(bounded, std):
         value = distribution.log_prob({"a": action}) + distribution.log_prob(taken) + distribution.entropy()
         return value.sum(), (taken["a"], distribution.mode()["a"])
 
-    (value, (taken, mode)), slope = jax.value_and_grad(likely, has_aux=True)(outputs_of(policy, (5,), 0.3))
+    found = jax.jit(jax.value_and_grad(likely, has_aux=True))(outputs_of(policy, (5,), 0.3))
+    (value, (taken, mode)), slope = found
     assert jnp.isfinite(value) and all(jnp.isfinite(x).all() for x in slope.values())
     assert any(x[:, 0].any() for x in slope.values()) and not any(x[:, 1].any() for x in slope.values())
     np.testing.assert_array_equal(taken[:, 1], np.full(5, 2.0, np.float32))
