@@ -129,7 +129,7 @@ def test_answers_of_another_number_are_refused(change, message):
         environment.execute([1, 1, 1])
 
 
-@pytest.mark.parametrize("states", [None, {}, 0.0])
+@pytest.mark.parametrize("states", [None, {}, 0.0, np.zeros((2, 2))])
 def test_who_ended_need_not_be_told_of(states):
     """Nor is one terminal for all too few; at a time limit, too."""
     environment = Environment.create(environment=Meadow((4, 4, 4)), max_episode_timesteps=2)
@@ -147,8 +147,8 @@ def test_who_ended_need_not_be_told_of(states):
     assert terminal.tolist() == [2] * 3 and not parallel.size and seen.shape == (3, 2)
     inner.execute = lambda actions: ([], states, True, 1.0)
     environment.reset()
-    parallel, _, terminal, _ = environment.execute([1, 1, 1])
-    assert terminal.tolist() == [1] * 3 and not len(parallel)
+    parallel, seen, terminal, _ = environment.execute([1, 1, 1])
+    assert terminal.tolist() == [1] * 3 and not len(parallel) and seen is None
 
 
 def test_an_agent_that_is_gone_may_have_seen_nothing():

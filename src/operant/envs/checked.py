@@ -221,7 +221,9 @@ class Checked(Environment):
             raise EnvironmentError(f"The reward of {self._name!r} must be finite. Received: {reward}.")
         running, told = [int(i) for i in parallel], rows(states)
         order = running + [i for i, over in zip(acting, terminal, strict=True) if over and i not in running]
-        if running and told not in (len(running), len(order)):
+        if not running and told != len(order):
+            states, told = None, 0  # of nobody, or nobody can say of whom
+        if told not in (len(running), len(order)):
             raise EnvironmentError(
                 f"execute of {self._name!r} returned states of {told} actors. Return those of the {len(running)} that go on, and behind "
                 f"them those of all that ended or of none."
