@@ -93,7 +93,7 @@ def acted_value(made: Learner, state: Tree, observation: Arrays, carry: Tree) ->
     algorithm = made.algorithm
     own, critic = carry or {"actor": ()}, next(iter(algorithm.critics))
     units = algorithm.greedy(algorithm.actor.apply(state.actor, observation, own["actor"])[0])
-    inputs = with_actions(observation, units, algorithm.spaces.states.components)
+    inputs = with_actions(observation, units, algorithm.spaces)
     model = algorithm.critics[critic]
     return model.apply(getattr(state, critic), inputs, own.get(critic, ()))[0]["value"]
 
