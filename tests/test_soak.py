@@ -41,7 +41,7 @@ def leaves(directory):
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kills", short_and_long(2, 50))
+@pytest.mark.parametrize("kills", short_and_long(4, 50))
 def test_a_run_killed_at_random_moments_always_resumes_and_ends_the_same(tmp_path, kills):
     """While it starts, trains, saves and writes its history, which it does all the time."""
     generator = random.Random(kills)
