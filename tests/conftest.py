@@ -20,7 +20,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "none")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
-# Programs here run for seconds at most: what LLVM's dearer passes would save them, a fifth to a third of a test's time went into.
+# Programs here run for seconds at most: what LLVM's dearer passes would save them, an eighth to a third of a test's time went into.
 # XLA's own passes are those that users get. With XLA_FLAGS set, to nothing for example, all is as there.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
 

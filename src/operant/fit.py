@@ -111,8 +111,8 @@ class Trainer:
             self.run = self.run.replace(env=environments.vector.name, n_envs=environments.vector.num_envs)
         try:
             definition = define(self.agent, **own)
-            unknown = isinstance(vars(definition.config).get("optimizer"), Given)
-            if unknown and self.run.divergence_monitoring_steps is not None:
+            opaque = isinstance(vars(definition.config).get("optimizer"), Given)
+            if opaque and self.run.divergence_monitoring_steps is not None:
                 raise SpecError(
                     "divergence_monitoring_steps lowers the learning rate, which an optax transformation keeps to itself. "
                     "Give the optimizer by name or as a dict, with lr."

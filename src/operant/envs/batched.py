@@ -74,7 +74,7 @@ class GymnasiumVector(VectorEnv):
             raise EnvironmentError(
                 f"The vector of {self.name!r} raised {type(error).__name__}: {error}"
             ) from error
-        flat = self._read(observation, "step", np.logical_or(terminated, truncated))
+        flat = self._read(observation, "step", (terminated, truncated))
         reward = np.array(reward, np.float32) if self._copy else np.asarray(reward, np.float32)
         if not isfinite(vdot(reward, reward)):
             self._refuse(nonfinite("reward", reward))
@@ -88,7 +88,7 @@ class GymnasiumVector(VectorEnv):
             self._is_open = False
             self._vector.close()
 
-    def _read(self, observation: Any, call: str, over: np.ndarray | None = None) -> Flat:
+    def _read(self, observation: Any, call: str, ended: tuple[Any, ...] = ()) -> Flat:
         try:
             flat = self._encode(observation, True)
         except SpaceError as error:
@@ -97,7 +97,7 @@ class GymnasiumVector(VectorEnv):
             flat = {key: np.array(value) for key, value in flat.items()}
         if call in self._unchecked:
             self._unchecked.remove(call)
-            self._refuse(look(self.spaces, flat, over))
+            self._refuse(look(self.spaces, flat, np.logical_or(*ended) if ended else None))
         for key in self._watched:
             value = flat[key]
             if not isfinite(vdot(value, value)):

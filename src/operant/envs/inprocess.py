@@ -243,7 +243,7 @@ class InProcess(VectorEnv):
         fault = None if isfinite(vdot(reward, reward)) else nonfinite("reward", reward)
         if fault is not None:
             raise self._fault(fault[0], EnvironmentError(fault[1]), "step")
-        self._look(observation, full, terminated | truncated)
+        self._look(observation, full, terminated | truncated if full else None)
         return Step(observation, reward, terminated, truncated)
 
     def close(self) -> None:

@@ -67,13 +67,13 @@ class Cfg:
         Raises:
             SpecError: it cannot be read, or a section is not understood; the message names file, section and key.
         """
-        place, along = Path(path), {file.name: file for file in MODEL_FILES.glob("*.cfg")}
-        if not place.exists():
-            place = along.get(str(path), place)
+        place, close = Path(path), ""
+        if place.parent == Path() and not place.exists():
+            along = {file.name: file for file in MODEL_FILES.glob("*.cfg")}
+            place, close = along.get(place.name, place), suggest(place.name, along)
         try:
             text = place.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            close = suggest(str(path), along) if place.parent == Path() else ""
             raise SpecError(f"The network file {str(path)!r} cannot be read: {error}.{close}") from None
         return cls.parse(text, f"The network file {str(path)!r}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +40,8 @@ class WeightsModel(_keras.Model):  # type: ignore[name-defined]
         own = {f"model/{name}": variable for name, variable in named_variables(self)}
         values = {path.split("'")[-2]: np.asarray(x) for path, x in found.items()}
         # A learned deviation stands beside the network: it is the algorithm's, which alone knows what to do with it.
-        constant = re.compile(r"head\..*/constant")
-        values = {name: x for name, x in values.items() if name in own or not constant.fullmatch(name)}
+        beside = {x for x in values.keys() - own.keys() if x.startswith("head.") and x.endswith("/constant")}
+        values = {name: x for name, x in values.items() if name not in beside}
         wanted = {name: tuple(variable.shape) for name, variable in own.items()}
         shapes = {name: x.shape for name, x in values.items()}
         if shapes != wanted and any(name.startswith("normalizer.") for name in values.keys() - own.keys()):

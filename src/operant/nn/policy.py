@@ -121,9 +121,7 @@ class Policy:
             return Bernoulli(outputs[f"{name}/logits"], event)
         low, high = jnp.asarray(leaf.low, jnp.float32), jnp.asarray(leaf.high, jnp.float32)
         fixed = np.equal(leaf.low, leaf.high)
-        if (
-            fixed.any()
-        ):  # nothing is to be learnt of an element with one value: its distribution stays as it is
+        if fixed.any():  # of an element with one value nothing is to be learnt: its distribution stays
             own = {f"{name}/{part}" for part in ("alpha", "beta", "mean", "log_std")}
             outputs = {
                 k: jnp.where(_like(fixed, x).astype(bool), 0.0, x) if k in own else x
@@ -140,9 +138,7 @@ class Policy:
         finite = np.isfinite(leaf.low) & np.isfinite(leaf.high)
         centre = np.where(finite, np.where(finite, leaf.low, 0) / 2 + np.where(finite, leaf.high, 0) / 2, 0.0)
         half = np.where(finite, np.where(finite, leaf.high, 2) / 2 - np.where(finite, leaf.low, 0) / 2, 1.0)
-        width = np.where(
-            half > 0, half, 1.0
-        )  # where one value is all there is, a density needs some width all the same
+        width = np.where(half > 0, half, 1.0)  # a density needs some, also of an element with one value
         return Normal(
             _like(centre, mean) + _like(half, mean) * mean, _like(np.log(width), mean) + log_std, event
         )

@@ -324,13 +324,11 @@ class Spaces:
         if array.dtype.kind in "iu" and np.all((array == 0) | (array == 1)):
             array = array.astype(np.bool_)
         mask = leaf.accept(array, label, batch_shape)
-        allowed = mask.any(-1)
-        if (
-            values
-            and not allowed.all()
-            and not (allowed | np.reshape(over, (-1, *[1] * (allowed.ndim - 1)))).all()
-        ):
-            index = tuple(int(i) for i in np.argwhere(~allowed)[0])
+        if not values or (allowed := mask.any(-1)).all():
+            return mask
+        empty = ~(allowed | np.reshape(over, (-1, *[1] * (allowed.ndim - 1)))).reshape(allowed.shape)
+        if empty.any():
+            index = tuple(int(i) for i in np.argwhere(empty)[0])
             place = f" at index {index}" if index else ""
             raise SpaceError(f"The {label} must allow at least one value. Received: all False{place}.")
         return mask
