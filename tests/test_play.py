@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import gymnasium
 import numpy as np
 import pytest
@@ -12,7 +16,7 @@ from operant.errors import SpecError
 from operant.inputs import create_envs
 from operant.play import PlayConfig, play
 from operant.tracking import read_history
-from operant.watch import Pictures, Video, Window
+from operant.watch import Filmed, Pictures, Video, Window
 
 NET = ["--model", '[{"type": "dense", "size": 8}]']
 
@@ -111,6 +115,10 @@ def test_weights_of_a_recurrent_network_play_however_blocks_were_divided(tmp_pat
     assert main(["play", *command, "--weights", path]) == 0
     out = capsys.readouterr().out
     assert "Total reward: " in out and "untrained" not in out
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("step-*")
+    for given in (tmp_path / "run", checkpoint):
+        assert main(["play", *command, "--weights", str(given)]) == 2
+        assert f"operant play {tmp_path / 'run'}`" in capsys.readouterr().err
     run = ["--run-dir", str(tmp_path / "run"), "--max-steps", "3"]
     for told, untrained in ((run, False), (["ppo", *run], False), ([*command, "--max-steps", "3"], True)):
         assert main(["play", *told]) == 0
@@ -146,6 +154,52 @@ def test_a_window_without_a_display(monkeypatch):
     assert pygame.surfarray.array3d(pygame.display.get_surface()).shape == (20, 10, 3)
     assert (pygame.surfarray.array3d(pygame.display.get_surface()) == 200).all()
     pygame.display.quit()
+
+
+@pytest.mark.parametrize(("display", "rc"), [("egl", 0), ("glfw", 2)])
+def test_mujoco_without_a_display(display, rc, tmp_path):
+    """In a process of its own: MuJoCo asks once where to draw."""
+    command = [
+        "play",
+        "random",
+        "--env",
+        "InvertedPendulum-v5",
+        "--max-steps",
+        "2",
+        "--frame-dir",
+        str(tmp_path),
+    ]
+    found = subprocess.run(
+        [sys.executable, "-m", "operant", *command],
+        env={**os.environ, "MUJOCO_GL": display, "DISPLAY": "", "WAYLAND_DISPLAY": ""},
+        capture_output=True,
+        text=True,
+    )
+    if display == "egl" and "MUJOCO_GL" in found.stderr:
+        pytest.skip("this machine has no EGL to draw with")
+    assert found.returncode == rc, found.stderr
+    assert rc == 0 or "set the environment variable MUJOCO_GL=egl" in found.stderr.replace("\n", " ")
+    assert len(list(tmp_path.glob("*.jpg"))) == (3 if rc == 0 else 0)
+
+
+@pytest.mark.parametrize(
+    ("env", "chosen", "follows"),
+    [
+        ("HalfCheetah-v5", {}, True),
+        ("HalfCheetah-v5", {"camera_id": -1}, False),
+        ("HalfCheetah-v5", {"default_camera_config": {"distance": 9.0}}, False),
+        ("InvertedPendulum-v5", {}, False),
+    ],
+)
+def test_mujocos_camera_follows_unless_another_view_was_chosen(env, chosen, follows, tmp_path):
+    """The models of runners have one camera, 0, which follows; that of the pendulum has none.
+
+    What Gymnasium looks through by itself depends on its version.
+    """
+    made = gymnasium.make(env, render_mode="rgb_array", **chosen)
+    gymnasiums = made.unwrapped.mujoco_renderer.camera_id
+    filmed = Filmed(made, Pictures(tmp_path, 1))
+    assert filmed.unwrapped.mujoco_renderer.camera_id == (0 if follows else gymnasiums)
 
 
 def test_native_environments_borrow_pictures(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -145,15 +145,10 @@ class Weights:
         self.models = tuple(learner.algorithm.models)
         self.paths = run.checkpoints
         self.given = run.weights
-        for name, paths in (("checkpoints", self.paths), ("weights", self.given)):
-            if paths and len(paths) != len(self.models):
-                raise SpecError(
-                    f"{name} must be {len(self.models)} path(s), one for each model ({', '.join(self.models)}). "
-                    f"Received: {len(paths)}."
-                )
-        for path in self.given:
-            if not Path(path).exists():
-                raise SpecError(f"The weights {path!r} do not exist.")
+        if self.paths:
+            _one_for_each(self.models, "checkpoints", self.paths)
+        if self.given:
+            _expect_weights(self.models, self.given)
 
     def save(self, train: Train) -> None:
         """Write the variables of a better policy than before."""
@@ -175,10 +170,7 @@ def load_weights(algorithm: Algorithm, state: Any, paths: Sequence[str]) -> Any:
     from operant import checkpoint
 
     weights = algorithm.weights(state)
-    if len(paths) != len(weights):
-        raise SpecError(
-            f"weights must be {len(weights)} path(s), one for each model ({', '.join(weights)}). Received: {len(paths)}."
-        )
+    _expect_weights(weights, paths)
     for path, name in zip(paths, weights, strict=True):
         try:
             weights[name] = checkpoint.load(path, weights[name])[0]
@@ -188,3 +180,27 @@ def load_weights(algorithm: Algorithm, state: Any, paths: Sequence[str]) -> Any:
                 "--actor-model or --critic-model), and normalize_observations if it had that."
             ) from None
     return algorithm.with_weights(state, weights)
+
+
+def _expect_weights(models: Collection[str], paths: Sequence[str]) -> None:
+    """Refuse paths that cannot be weights: what a run keeps beside them is easily taken for them."""
+    for given in paths:
+        path = Path(given)
+        is_checkpoint = path.parent.name == "checkpoints" and path.name.startswith("step-")
+        run = path.parent.parent if is_checkpoint else path
+        if (run / "run.json").is_file():
+            raise SpecError(
+                f"weights must be what --checkpoints wrote. Received: {given!r}, of the run {str(run)!r}. "
+                f"Play it with `operant play {run}`, go on with `operant train --resume {run}`."
+            )
+    _one_for_each(models, "weights", paths)
+    for given in paths:
+        if not Path(given).exists():
+            raise SpecError(f"The weights {given!r} do not exist.")
+
+
+def _one_for_each(models: Collection[str], name: str, paths: Sequence[str]) -> None:
+    if len(paths) != len(models):
+        raise SpecError(
+            f"{name} must be {len(models)} path(s), one for each model ({', '.join(models)}). Received: {len(paths)}."
+        )

@@ -199,6 +199,7 @@ class Filmed(gymnasium.Wrapper):
 
     def __init__(self, env: Any, output: Output) -> None:
         super().__init__(env)
+        _follow(env)
         self._output = output
         self._number = 0
 
@@ -223,7 +224,7 @@ class Filmed(gymnasium.Wrapper):
         super().close()
 
     def _show(self) -> None:
-        self._output.frame(np.asarray(self.env.render())[..., :3], self._number)
+        self._output.frame(np.asarray(_drawn(self.env))[..., :3], self._number)
 
 
 def filmed(environment: Any, directory: str | Path, max_episode_timesteps: int | None = None) -> Checked:
@@ -257,8 +258,40 @@ def _renderer(env: VectorEnv) -> Callable[[], Any]:
     inner = _inner(env)
     if not hasattr(inner, "render"):
         raise SpecError(f"{env.name!r} cannot be rendered: it is no Gymnasium environment.")
-    render: Callable[[], Any] = inner.render
-    return render
+    _follow(inner)
+    return lambda: _drawn(inner)
+
+
+def _mujoco(env: Any) -> Any:
+    """Return what draws an environment of MuJoCo; None for others."""
+    return getattr(getattr(env, "unwrapped", env), "mujoco_renderer", None)
+
+
+def _follow(env: Any) -> None:
+    """Look through the camera of a MuJoCo model that follows the body, unless another view was chosen.
+
+    From 1.4 on, Gymnasium lets its own camera stand where the episode begins, which whatever learns to run soon leaves.
+    """
+    renderer = _mujoco(env)
+    arguments = getattr(getattr(env, "spec", None), "kwargs", {})
+    if renderer is None or arguments.keys() & {"camera_id", "camera_name", "default_camera_config"}:
+        return
+    import mujoco
+
+    # -1, Gymnasium's own, where the model has no such camera.
+    renderer.camera_id = mujoco.mj_name2id(renderer.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
+
+
+def _drawn(env: Any) -> Any:
+    """Return a frame. MuJoCo looks for a display where it is not told that there is none."""
+    try:
+        return env.render()
+    except Exception as error:
+        if _mujoco(env) is None:
+            raise
+        raise UsageError(
+            f"The environment cannot be drawn: {error}. Without a display, set the environment variable MUJOCO_GL=egl."
+        ) from error
 
 
 def _inner(env: VectorEnv) -> Any:
