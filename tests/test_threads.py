@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from operant.agents.making import define
-from operant.runtime import LARGE_PRODUCT, LIBRARY_FLAG, start, threads_for
+from operant.runtime import LARGE_PRODUCT, LIBRARY_FLAG, prepare, start, threads_for
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,27 @@ def test_threads_are_the_users_if_he_says_how_many(monkeypatch):
     monkeypatch.setenv("NPROC", "2")
     start([(4,)])
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "threads", "product", "asynchronous"),
+    [
+        ((4,), None, 0, False),
+        ((4,), None, LARGE_PRODUCT, True),
+        ((84, 84, 4), None, 0, True),
+        ((4,), 1, LARGE_PRODUCT, False),
+        ((4,), 2, 0, True),
+    ],
+)
+def test_calls_are_left_to_xlas_threads_where_it_has_several(
+    monkeypatch, shape, threads, product, asynchronous
+):
+    monkeypatch.delenv("JAX_CPU_ENABLE_ASYNC_DISPATCH", raising=False)
+    chosen = []
+    monkeypatch.setattr(jax.config, "update", lambda name, value: chosen.append((name, value)))
+    monkeypatch.setattr(jax, "devices", lambda: None)
+    start([shape], threads, product)
+    assert chosen == [("jax_cpu_enable_async_dispatch", asynchronous)]
+    monkeypatch.setenv("JAX_CPU_ENABLE_ASYNC_DISPATCH", "0")
+    prepare(asynchronous=True)
+    assert len(chosen) == 1

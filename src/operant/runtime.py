@@ -1,7 +1,9 @@
 """Settings of JAX that operant runs best with. They only take effect before JAX's backend starts, and never override the user's.
 
 Measured on CPU: a policy call with NumPy in and out takes 90 microseconds with asynchronous dispatch and 20 without.
-Nothing is lost, since a driver waits for each call anyway.
+Nothing is lost, since a driver waits for each call anyway. Where XLA has all cores it is the other way round: the thread that calls
+would compute as well, one more than there are cores, and updates of TD3, DDPG and SAC take up to 1.2 times as long
+(benchmarks/results/products.md).
 """
 
 from __future__ import annotations
@@ -16,12 +18,16 @@ LIBRARY_FLAG = "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_DOT,L
 """Lets XLA compute matrix products, and convolutions as such, by a library on CPU."""
 
 
-def prepare() -> None:
-    """Choose synchronous dispatch on CPU, unless the user chose; called before anything runs on JAX."""
+def prepare(asynchronous: bool = False) -> None:
+    """Choose how calls are dispatched on CPU, unless the user chose; called before anything runs on JAX.
+
+    Args:
+        asynchronous: whether the thread that calls leaves the work to those of XLA.
+    """
     import jax
 
     if "JAX_CPU_ENABLE_ASYNC_DISPATCH" not in os.environ:
-        jax.config.update("jax_cpu_enable_async_dispatch", False)
+        jax.config.update("jax_cpu_enable_async_dispatch", asynchronous)
 
 
 LARGE_PRODUCT = 2**22
@@ -44,6 +50,7 @@ def start(shapes: Sequence[tuple[int, ...]], threads: int | None = None, product
         product: multiplications of the largest matrix product of a gradient step.
     """
     threads = threads_for(shapes, product) if threads is None else threads
+    prepare(asynchronous=threads != 1)
     variables = {}
     if threads is not None and "NPROC" not in os.environ:
         variables["NPROC"] = str(threads)
