@@ -37,7 +37,7 @@ from operant.agents.making import define
 from operant.agents.protocol import fold
 from operant.errors import SpaceError, SpecError
 from operant.execution.population import Population
-from operant.spaces import Spaces
+from operant.spaces import Space, Spaces
 from operant.spec import Schedule, default, options
 from operant.tracking import METRICS
 
@@ -235,6 +235,15 @@ def test_spaces_that_cannot_be_served_are_refused_with_what_to_use_instead(name,
     assert any(other in message.partition("Use")[2] for other in others), message
     named = message.partition("agents: ")[2].removesuffix(" instead.")
     assert all(serves(other, spaces) for other in named.split(", ") if other), message
+
+
+def test_states_named_like_masks_are_read_by_every_network(name):
+    kind = next(kind for kind in KINDS if serves(name, Countdown(kind=kind).spaces))
+    states = {"position": {"type": "float", "shape": (3,)}, "goal_mask": {"type": "bool", "shape": (2,)}}
+    spaces = Spaces(Space(states, "state"), Countdown(kind=kind).spaces.actions)
+    made = define(name, **small(name))
+    for model in made.cls.create(made.config, spaces, 2).models.values():
+        assert {"position", "goal_mask"} <= set(model.inputs)
 
 
 def test_metrics_are_finite_and_documented(agent):

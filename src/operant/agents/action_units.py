@@ -14,7 +14,6 @@ import numpy as np
 
 from operant.errors import SpaceError
 from operant.nn import Head
-from operant.nn.build import MASK
 from operant.spaces import Leaf, Spaces
 from operant.types import Array, Arrays
 
@@ -40,8 +39,8 @@ def to_units(actions: Mapping[str, Leaf], action: Arrays) -> Arrays:
 
 
 def critic_input(action: str, states: Mapping[str, Leaf]) -> str:
-    """Return the name under which critics read an action: its own, unless a state has it or it looks like a mask."""
-    return f"{action}/action" if action in states or action.endswith(MASK) else action
+    """Return the name under which critics read an action: its own, unless a state has it."""
+    return f"{action}/action" if action in states else action
 
 
 def critic_inputs(states: Mapping[str, Leaf], actions: Mapping[str, Leaf]) -> dict[str, Leaf]:

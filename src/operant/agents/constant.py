@@ -103,14 +103,14 @@ class Constant(Untrained):
 
     def act(self, acting: Tree, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
         """Return the values, whatever is observed."""
-        states, masks = split_masks(observation)
-        n = next(iter(states.values())).shape[0]
+        n = next(iter(observation.values())).shape[0]
         action = {
             name: jnp.broadcast_to(jnp.asarray(value), (n, *value.shape))
             for name, value in self.values.items()
         }
-        for name, mask in masks.items():
-            action[name] = allowed(action[name], mask)
+        masks = split_masks(observation)[1]
+        for name in self.spaces.masks:
+            action[name] = allowed(action[name], masks[name])
         return Action(action, (), carry)
 
     def update(

@@ -23,7 +23,6 @@ from operant.agents.protocol import Counters
 from operant.agents.rollouts import evaluate
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, build
-from operant.nn.build import MASK
 from operant.ops import losses, optimise, random
 from operant.spaces import Spaces, require
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
@@ -120,7 +119,7 @@ class Continuous(abc.ABC):
         """
         require(spaces, name, {"float"}, serving(spaces))
         require_bounds(spaces, name, f"use {serving(spaces)}")
-        states = {k: leaf for k, leaf in spaces.states.components.items() if not k.endswith(MASK)}
+        states = spaces.states.components
         normalize = config.normalize_observations
         actor = build(
             _network(config.actor_model), states, cls.heads(spaces), normalize=normalize, name="actor"

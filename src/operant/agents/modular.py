@@ -38,7 +38,7 @@ from operant.agents.estimation import estimate
 from operant.agents.modules import DETERMINISTIC, ModularConfig
 from operant.agents.objectives import SHARED, VALUE, Objective, Rows
 from operant.agents.preparation import Preparation, as_rows, as_view
-from operant.agents.protocol import Counters, fold
+from operant.agents.protocol import Counters, fold, split_masks
 from operant.agents.sequences import refuse_averages
 from operant.memory.recent import Recent
 from operant.memory.replay import Replay
@@ -267,8 +267,7 @@ class Modular:
         outputs, own = self._consulted(acting, observation, carry, explore)
         action = self.objective.act(outputs, observation, noise[0], explore)
         if explore and amount is not None:
-            masks = {k.removesuffix("_mask"): x for k, x in observation.items() if k.endswith("_mask")}
-            action = exploration.deviate(action, noise[1], amount, masks)
+            action = exploration.deviate(action, noise[1], amount, split_masks(observation)[1])
         return self._went_along(acting, observation, carry, own, action)
 
     def recall(self, acting: Acting, observation: Arrays, carry: Tree, action: Arrays) -> Action:

@@ -61,6 +61,11 @@ class Rows(NamedTuple):
 class Objective(Protocol):
     """One thing to learn. `params` and `frozen` are variables by model (`model`, `baseline`)."""
 
+    @property
+    def spaces(self) -> Spaces:
+        """What the agent sees and does."""
+        ...
+
     def heads(self) -> dict[str, Head]:
         """Return the heads of the network."""
         ...

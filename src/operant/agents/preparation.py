@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -16,7 +16,6 @@ from operant.agents.modules import ModularConfig
 from operant.agents.objectives import Objective, Rows, View
 from operant.memory.recent import Recent
 from operant.memory.replay import Replay
-from operant.nn.build import MASK
 from operant.ops import losses
 from operant.types import Array, Arrays, Block, Key, Metrics, Tree
 
@@ -41,15 +40,15 @@ def as_rows(
     return Rows(as_view(block, carry, recurrent, len(block.reward)), *rest)
 
 
-def _harmless(rows: Rows, counts: Array) -> Rows:
+def _harmless(rows: Rows, counts: Array, masks: Collection[str]) -> Rows:
     """Return rows of which those that do not count have a finite loss: 0 times NaN is NaN, and has no gradient of 0.
 
-    They get the action of a row that counts, and masks that allow all.
+    They get the action of a row that counts, and `masks`, components of the observation, that allow all.
     """
     index = jnp.where(counts, jnp.arange(len(counts)), jnp.argmax(counts))
     kept = jax.tree.map(lambda x: x[index], rows._replace(view=View({})))
     observation = {
-        name: x | ~counts.reshape(-1, *[1] * (x.ndim - 1)) if name.endswith(MASK) else x
+        name: x | ~counts.reshape(-1, *[1] * (x.ndim - 1)) if name in masks else x
         for name, x in rows.view.observation.items()
     }
     result: Rows = kept._replace(view=rows.view._replace(observation=observation))
@@ -160,7 +159,8 @@ class Preparation:
             lambda x: x[: len(counts)], (block._replace(carry=()), target, advantage)
         )
         rows, counts = as_rows(block, target, advantage, carry, self.recurrent), counts.reshape(-1)
-        return (_harmless(rows, counts) if self.recurrent else rows), counts
+        masks = {f"{action}_mask" for action in self.objective.spaces.masks}
+        return (_harmless(rows, counts, masks) if self.recurrent else rows), counts
 
     def _replayed(self, memory: Tree, key: Key) -> tuple[Rows, Array]:
         """Return rows drawn from a replay memory, and which of them there are."""

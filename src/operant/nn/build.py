@@ -19,7 +19,6 @@ from operant.nn.structure import config, from_config
 from operant.nn.weights import collect
 from operant.spaces import Leaf
 
-MASK = "_mask"
 """Components whose name ends so are action masks, which networks do not see."""
 
 
@@ -50,7 +49,7 @@ def build(
     """Build a model.
 
     Frames (type float, dtype uint8) are divided by 255 (their `max_value`), choices become one-hot and bools 0 and 1, unless
-    the network reads integers itself. Action masks among the inputs are left out.
+    the network reads integers itself.
 
     Args:
         network: 'auto'; a list of layers (`operant.nn.structure.LAYERS`) or of lists of layers; a dict with `type`
@@ -68,11 +67,9 @@ def build(
     Raises:
         SpecError: the network is not understood, or does not fit inputs and heads.
     """
-    fed = {n: leaf for n, leaf in inputs.items() if not n.endswith(MASK)}
+    fed = dict(inputs)
     if not fed:
-        raise SpecError(
-            f"A model needs at least one input that is no mask. Received: {', '.join(inputs) or 'none'}."
-        )
+        raise SpecError("A model needs at least one input. Received: none.")
     groups, normalized = _groups(towers, heads), _normalized(normalize, fed)
     k = keras()
     carries, graphs = Carries(), list[Graph]()
