@@ -280,7 +280,7 @@ def test_normalisation_of_both_types():
     [
         ("", "is empty. It must have at least one section, such as"),
         ("units=3", r"must begin with a section such as \[dense-0\]. Received: 'units=3' \(line 1\)"),
-        ("[dense-0]\nunits", r"line 2: a line is key=value. Received: 'units"),
+        ("[dense-0]\nunits", r"line 2: a line is key=value. Received: 'units'\."),
         (
             "[dense-0]\nunits=1\n[dense-0]",
             r"two sections \[dense-0\] \(line 3\). Give each a number of its own",

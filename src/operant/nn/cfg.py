@@ -97,8 +97,9 @@ class Cfg:
                 f"(line {error.lineno})."
             ) from None
         except configparser.ParsingError as error:
-            line, content = error.errors[0]
-            raise SpecError(f"{source}, line {line}: a line is key=value. Received: {content}.") from None
+            line = error.errors[0][0]
+            content = text.splitlines()[line - 1]
+            raise SpecError(f"{source}, line {line}: a line is key=value. Received: {content!r}.") from None
         if not parser.sections():
             raise SpecError(f"{source} is empty. It must have at least one section, such as [dense-0].")
         shared = set(parser.defaults())
