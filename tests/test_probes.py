@@ -36,6 +36,7 @@ from operant.envs.native import NativeEnv
 from operant.envs.probe import PROBES, Constant, Discount, Memory, Observation, Truncation
 from operant.execution.device import DeviceDriver, DeviceRun
 from operant.execution.host import HostDriver
+from operant.interactive import Settings
 from operant.ops import losses
 from operant.types import Array, Arrays, Tree
 
@@ -371,7 +372,12 @@ def test_agents_learn_probes_on_the_host(name, probe):
 @pytest.mark.parametrize("name", ONCE)
 def test_agents_learn_probes_in_a_program(name, probe):
     env, learning = PROBES[probe](), LEARNING[name]
-    agent = Agent(define(name, **learning.options), env.spaces, parallel_interactions=ACTORS, seed=1)
+    agent = Agent(
+        define(name, **learning.options),
+        env.spaces,
+        parallel_interactions=ACTORS,
+        settings=Settings.from_dict({"seed": 1}),
+    )
     interact(agent, env, 1, learning.steps // ACTORS)
     assert agent.timesteps > learning.steps // 3
     check(name, probe, look(name, agent.learner, env, agent.engine.train))

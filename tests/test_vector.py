@@ -399,7 +399,7 @@ def test_reward_shaping_runs_here(module):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(num_envs=0), "num_envs must be a whole number of at least 1. Received: num_envs=0"),
+        (dict(num_envs=0), "num_envs must be a whole number of at least 1, or None. Received: num_envs=0"),
         (dict(mode="process"), r"mode must be one of.*Received: mode='process'. Did you mean 'processes'\?"),
         (dict(check="sometimes"), "check must be one of 'first', 'always', 'never'"),
         (dict(num_workers=0), "num_workers must be a whole number of at least 1"),

@@ -129,19 +129,16 @@ class Actors:
 
     @property
     def last(self) -> dict[str, np.ndarray] | None:
-        """Last observations `[N, ...]` of everybody's episodes, if nothing else waits; nothing before the first step.
+        """Last observations `[N, ...]` of everybody's episodes, while `idle`; None before the first step."""
+        assert self.idle, "there are steps that wait for their update"
+        return stack([actor.rows[0].observation for actor in self]) if self[0].rows else None
 
-        Raises:
-            ValueError: something waits.
-        """
-        lengths = {len(actor.rows) for actor in self}
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits for an update, and of every actor, or of none, an episode's last observation is there."""
         if self._columns or any(actor.acted for actor in self) or any(row.valid for row in self.waiting):
-            raise ValueError("steps wait for their update")
-        if lengths == {0}:
-            return None
-        if lengths != {1}:
-            raise ValueError("actors are out of step")
-        return stack([actor.rows[0].observation for actor in self])
+            return False
+        return {len(actor.rows) for actor in self} in ({0}, {1})
 
     def end_at(self, last: dict[str, np.ndarray], example: Block) -> None:
         """Let rows begin with the ends of episodes that were played elsewhere.
@@ -185,7 +182,7 @@ class Actors:
         return taken
 
     def blocks(self) -> Iterator[tuple[Block, list[int] | None]]:
-        """Give the blocks `[T, N]` that are complete, with the actors of their columns if it is not one of each (N: nobody's)."""
+        """Yield complete blocks `[T, N]`, each with the actor of every column (N: padding), or None where column `i` is actor `i`."""
         n = len(self)
         while len(self._columns) >= n:
             taken, self._columns = self._columns[:n], self._columns[n:]

@@ -15,7 +15,7 @@ from operant.agents import AGENTS, DEFAULT
 from operant.agents.learner import without_replay
 from operant.agents.making import define
 from operant.agents.protocol import Counting
-from operant.errors import CheckpointError, SpaceError, SpecError, UsageError, value_error
+from operant.errors import CheckpointError, SpaceError, SpecError, UsageError, value_error, whole
 from operant.export import Exported
 from operant.interactive import Interactive, Settings
 from operant.nn.drawing import mermaid
@@ -84,13 +84,17 @@ class Agent(Interactive):
             options: hyperparameters of the algorithm by name.
 
         Raises:
-            SpecError: an unknown agent, option or space specification (the message says the close match), or what is given
-                as environment is none.
+            SpecError: an unknown agent, option or space specification (the message says the close match), or `environment` is
+                not an `Environment`.
             SpaceError: the algorithm cannot serve the spaces.
         """
-        if seed is not None and "seed" in (config or {}):
-            raise SpecError("seed is given twice, as an argument and in config.")
-        given = {**(config or {}), **({} if seed is None else {"seed": seed})}
+        given = dict(config or {})
+        if seed is not None:
+            if "seed" in given:
+                raise SpecError(
+                    f"seed is given twice. Received: {seed} and {given['seed']}, in config. Give one."
+                )
+            given["seed"] = seed
         settings = Settings(**canonical(Settings, given, "config"))
         if environment is not None:
             if states is not None or actions is not None:
@@ -100,7 +104,7 @@ class Agent(Interactive):
                 max_episode_timesteps = limit
         elif states is None or actions is None:
             raise SpecError("Give environment, or both states and actions.")
-        _count(parallel_interactions)
+        parallel_interactions = whole("parallel_interactions", parallel_interactions)
         definition = define(DEFAULT if agent is None else agent, **options).limited(max_episode_timesteps)
         spaces = Spaces.read(states, actions)
         writers = Writers(recorder, saver, summarizer)
@@ -109,7 +113,7 @@ class Agent(Interactive):
             spaces,
             parallel_interactions=parallel_interactions,
             max_episode_timesteps=max_episode_timesteps,
-            **vars(settings),
+            settings=settings,
         )
         if writers.saving is not None and writers.saving.load:
             made._resume(saving.checkpoint_in(Path(writers.saving.directory), None))
@@ -232,13 +236,9 @@ class Agent(Interactive):
             SpecError: there are no traces, or they do not fit the agent.
             UsageError: `imitate` is asked of an algorithm that cannot.
         """
-        for name, value in (
-            ("num_iterations", num_iterations),
-            ("num_updates", num_updates),
-            ("batch_size", batch_size),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise value_error(name, "a whole number of at least 1", value)
+        num_iterations = whole("num_iterations", num_iterations)
+        num_updates = whole("num_updates", num_updates)
+        batch_size = whole("batch_size", batch_size)
         able = hasattr(self.learner.algorithm, "imitation")
         if imitate and not able:
             raise UsageError(
@@ -442,9 +442,11 @@ class Agent(Interactive):
         return Agent(
             definition,
             spaces,
-            parallel_interactions=saved["parallel_interactions"] if actors is None else _count(actors),
+            parallel_interactions=saved["parallel_interactions"]
+            if actors is None
+            else whole("parallel_interactions", actors),
             max_episode_timesteps=saved["max_episode_timesteps"],
-            seed=saved["seed"],
+            settings=Settings.from_dict({"seed": saved["seed"]}),
         )
 
     def _take_over(self, path: Path, actors: int) -> None:
@@ -512,9 +514,3 @@ def _described(environment: Any) -> tuple[Any, Any, int | None]:
 def _folder(directory: Any) -> None:
     if not isinstance(directory, str | Path):
         raise value_error("directory", "the path of a folder", directory)
-
-
-def _count(actors: Any) -> int:
-    if isinstance(actors, bool) or not isinstance(actors, int) or actors < 1:
-        raise value_error("parallel_interactions", "a whole number of at least 1", actors)
-    return actors

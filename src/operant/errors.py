@@ -7,7 +7,9 @@ kept for operant's own mistakes.
 from __future__ import annotations
 
 import difflib
+import numbers
 from collections.abc import Iterable
+from typing import Any
 
 
 class OperantError(Exception):
@@ -63,3 +65,24 @@ def value_error(argument: str, must: str, received: object, remedy: str = "") ->
     """Build the house message: ``x must be ... Received: x=... Remedy.``."""
     text = f"{argument} must be {must}. Received: {argument}={received!r}."
     return SpecError(f"{text} {remedy}".rstrip())
+
+
+def whole(argument: str, value: Any, low: int = 1, *, optional: bool = False, remedy: str = "") -> Any:
+    """Return a whole number of at least `low`, NumPy's too, as an `int`.
+
+    Args:
+        argument: its name, for the message.
+        value: what was given.
+        low: the least that it may be.
+        optional: whether it may be None, which is returned as it is.
+        remedy: what to do otherwise, for the message.
+
+    Raises:
+        SpecError: it is something else.
+    """
+    if value is None and optional:
+        return None
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= low:
+        return int(value)
+    must = f"a whole number of at least {low}{', or None' if optional else ''}"
+    raise value_error(argument, must, value, remedy)

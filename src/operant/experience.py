@@ -161,8 +161,7 @@ class Cloning:
         return value
 
     def _cut(self, trace: Trace) -> list[list[Row]]:
-        start = jax.tree.map(lambda x: x[0], jax.device_get(self._engine.learner.algorithm.initial_carry(1)))
-        actors = Actors(1, COLUMN, start, 0)
+        actors = Actors(1, COLUMN, self._engine.learner.start_carry(), 0)
         bring(self._engine, actors, trace)
         actors.flush()
         return [rows for _, rows in actors.take()]

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 
 from operant.envs import table
-from operant.errors import SpecError, value_error
+from operant.errors import SpecError, value_error, whole
 from operant.spec import Config, options
 
 
@@ -31,8 +31,7 @@ def create_envs(
     Raises:
         SpecError: the id is unknown, or the observations are no frames to preprocess.
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise value_error("n", "a whole number of at least 1", n)
+    n = whole("n", n)
     if max_frame and not preprocess:
         raise value_error("max_frame", "False without preprocess", max_frame, "Set preprocess=True.")
     if preprocess:
@@ -58,13 +57,9 @@ class ReplayBuffer1:
     """
 
     def __init__(self, size: int, *, initial_size: int | None = None, batch_size: int = 32) -> None:
-        self.size = size
-        self.initial_size = size if initial_size is None else initial_size
-        self.batch_size = batch_size
-        for name in ("size", "initial_size", "batch_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise value_error(name, "a whole number of at least 1", value)
+        self.size = whole("size", size)
+        self.initial_size = whole("initial_size", size if initial_size is None else initial_size)
+        self.batch_size = whole("batch_size", batch_size)
         for name in ("initial_size", "batch_size"):
             if getattr(self, name) > size:
                 raise value_error(name, f"at most size ({size})", getattr(self, name))

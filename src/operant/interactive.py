@@ -15,6 +15,7 @@ from operant.actors import Actor, Actors, stack
 from operant.agents.learner import Learner, Train
 from operant.agents.making import Definition
 from operant.engine import Engine
+from operant.envs.environment import take
 from operant.errors import NumericalError, SpaceError, UsageError, value_error
 from operant.interruption import held
 from operant.spaces import Spaces
@@ -24,7 +25,7 @@ from operant.writers import Writers
 
 
 class Settings(Config):
-    """Settings of an agent that are not hyperparameters, and no part of what is saved but the seed."""
+    """Settings of an agent that are not hyperparameters. Of these only the seed is saved with the agent."""
 
     seed: int = option(0, "Root of all randomness", low=0, high=2**32 - 1)
     device: str | None = option(
@@ -64,10 +65,7 @@ class Interactive:
         spaces: what it sees and does.
         parallel_interactions: how many actors act in turn.
         max_episode_timesteps: longest episode; more steps are an error.
-        seed: root of all randomness.
-        device: where the arrays are (default: JAX's own choice).
-        precision: of matrix products and convolutions (default: JAX's own).
-        debug: whether an update that is not finite is an error, instead of being left out.
+        settings: seed, device, precision, debug (default: those of `Settings`).
     """
 
     def __init__(
@@ -77,22 +75,20 @@ class Interactive:
         *,
         parallel_interactions: int = 1,
         max_episode_timesteps: int | None = None,
-        seed: int = 0,
-        device: str | None = None,
-        precision: str | None = None,
-        debug: bool = False,
+        settings: Settings | None = None,
     ) -> None:
+        settings = Settings.from_dict({}) if settings is None else settings
         self.definition = definition
         self.spaces = spaces
         self.parallel_interactions = parallel_interactions
         self.max_episode_timesteps = max_episode_timesteps
-        self.seed = seed
+        self.seed = settings.seed
         self._writers = Writers()
         shapes = [leaf.shape for leaf in spaces.states.components.values()]
         runtime.start(shapes, product=definition.product(parallel_interactions))
-        self._device = None if device is None else runtime.device(device)
-        self._precision = precision
-        self._debug = debug
+        self._device = None if settings.device is None else runtime.device(settings.device)
+        self._precision = settings.precision
+        self._debug = settings.debug
         self._build()
 
     def _build(self) -> None:
@@ -130,10 +126,9 @@ class Interactive:
         self._writers.spaces_changed(self.spaces)
 
     def _start(self) -> None:
-        carry = jax.device_get(self.learner.algorithm.initial_carry(1))
-        carry = jax.tree.map(lambda x: x[0], carry)
+        learner = self.learner
         self.actors = Actors(
-            self.parallel_interactions, self.learner.rows, carry, self._engine.counter("rows")
+            self.parallel_interactions, learner.rows, learner.start_carry(), self._engine.counter("rows")
         )
 
     @property
@@ -311,8 +306,7 @@ class Interactive:
 
     def initial_internals(self) -> Tree:
         """Return the recurrent state at the start of an episode; empty for a feed-forward agent."""
-        carry = jax.device_get(self.learner.algorithm.initial_carry(1))
-        return jax.tree.map(lambda x: x[0], carry)
+        return self.learner.start_carry()
 
     # Observing
 
@@ -323,7 +317,7 @@ class Interactive:
         parallel: Any = 0,
         next_states: Any = None,
     ) -> int:
-        """Tell what the last action of an actor brought.
+        """Report the reward that followed an actor's last action, and whether its episode ended.
 
         Args:
             reward: the reward; a list for a batched call.
@@ -360,7 +354,7 @@ class Interactive:
         for i, actor in enumerate(actors):
             last = None
             if next_states is not None and terminals[i]:
-                last = next_states[i] if isinstance(next_states, list | tuple) else _take(next_states, i)
+                last = take(next_states, i)
             told.append(self._told(actor, rewards[i], terminals[i], last))
         return told
 
@@ -419,12 +413,17 @@ class Interactive:
             )
 
     def reset(self, parallel: Any = None, next_states: Any = None) -> None:
-        """Forget unfinished episodes: what they brought so far is kept, as if cut by a time limit.
+        """Cut unfinished episodes as a time limit would: what they brought so far is kept.
 
         Args:
             parallel: index of the actor whose episode is cut, or a list of such; None: all of them.
             next_states: the state (with a list as `parallel`, a list of states) after each episode's last action.
                 Without it the value at the cut is taken at the last state that was acted on. It needs `parallel`.
+
+        Raises:
+            UsageError: `next_states` without `parallel`.
+            SpecError: there is no such actor.
+            SpaceError: a state does not fit.
         """
         if parallel is None:
             if next_states is not None:
@@ -435,7 +434,7 @@ class Interactive:
             actors = self._actors([parallel] if single else parallel)
             if next_states is not None and single:
                 next_states = [next_states]
-        given = [None if next_states is None else _take(next_states, i) for i in range(len(actors))]
+        given = [None if next_states is None else take(next_states, i) for i in range(len(actors))]
         observations = [
             None if states is None else self.spaces.observe(states, (), over=True) for states in given
         ]
@@ -466,17 +465,14 @@ class Interactive:
     def lend(self, n: int) -> Lent | None:
         """Return what another driver of `n` actors needs to go on, or None where something would be left behind.
 
-        That is experience that waits for its update, somebody who writes of it, and settings that other drivers do not have.
-        Until `take_back` the agent must not be used.
+        Nothing is lent while experience waits for an update, recorder, saver or summarizer are on, updates are held back, or a
+        device, a precision or `debug` was chosen, which other drivers do not have. Until `take_back` the agent must not be used.
         """
         settings = (self._device, self._precision, self._limit)
         bound = self._debug or self._writers.are_on or any(setting is not None for setting in settings)
         if bound or n != self.parallel_interactions:
             return None
-        try:
-            return Lent(self._engine.train, self.actors.last)
-        except ValueError:
-            return None
+        return Lent(self._engine.train, self.actors.last) if self.actors.idle else None
 
     def take_back(self, train: Train, last: dict[str, np.ndarray]) -> None:
         """Go on with what a driver made of what it was lent; its episodes are cut at these observations `[N, ...]`."""
@@ -498,7 +494,3 @@ class Interactive:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _take(states: Any, i: int) -> Any:
-    return {k: _take(v, i) for k, v in states.items()} if isinstance(states, dict) else states[i]

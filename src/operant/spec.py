@@ -194,11 +194,9 @@ class Schedule:
         if self.type == "ornstein_uhlenbeck":
             low, high = self.start - self.spread, self.start + self.spread
             return (0.0 if low < 0 else low, max(abs(low), abs(high))) if self.absolute else (low, high)
-        values = self.values if self.type == "piecewise" else (self.start, self.end)
         if self.type == "constant":
-            values = (self.start,)
-        elif self.type == "piecewise":
-            values = (self.start, *self.values)
+            return self.start, self.start
+        values = (self.start, *self.values) if self.type == "piecewise" else (self.start, self.end)
         return min(values), max(values)
 
 

@@ -82,10 +82,6 @@ class Learner:
                 raise SpecError(f"{name} cannot become {value!r} in a running agent. Create a new one.")
         return jnp.asarray([v if isinstance(v, int | float) else 1.0 for v in values], jnp.float32)
 
-    def at(self, hyper: Float[Array, " H"]) -> Algorithm:
-        """Return the algorithm with these numbers as its traced options, schedules at their factors."""
-        return self._at(hyper)
-
     def scaled_lr(self, train: Train, factor: float) -> tuple[Train, float, float]:
         """Multiply the learning rates in force (`lr`, and those of single models); return the train, the old and the new `lr`."""
         config = self.algorithm.config
@@ -100,10 +96,10 @@ class Learner:
         hyper = train.hyper.at[np.asarray(rates)].multiply(factor)
         return train._replace(hyper=hyper), old, old * factor
 
-    def _at(self, values: Float[Array, " H"]) -> Algorithm:
-        """Return the algorithm with the given numbers as its traced options."""
+    def at(self, hyper: Float[Array, " H"]) -> Algorithm:
+        """Return the algorithm with these numbers as its traced options; what schedules say now is in them already (`_now`)."""
         config = self.algorithm.config
-        put = {n: values[i] for i, n in enumerate(self.names) if getattr(config, n) is not None}
+        put = {n: hyper[i] for i, n in enumerate(self.names) if getattr(config, n) is not None}
         return dataclasses.replace(self.algorithm, config=config.with_values(put))  # type: ignore[type-var]
 
     def _now(self, hyper: Float[Array, " H"], counters: Counters) -> Float[Array, " H"]:
@@ -120,8 +116,8 @@ class Learner:
 
     def init(self, key: Key, hyper: Float[Array, " H"]) -> Train:
         """Return the start of a run: everything in it is a function of the key and the hyperparameters."""
-        counters = Counters(*(jnp.zeros((), jnp.uint32) for _ in Counters._fields))
-        algorithm = self._at(self._now(hyper, counters))
+        counters = Counters.zero()
+        algorithm = self.at(self._now(hyper, counters))
         state = algorithm.init(fold(key, INIT))
         memory = () if algorithm.memory is None else algorithm.memory.init(self.example())
         return Train(state, memory, hyper, key, counters)
@@ -161,20 +157,25 @@ class Learner:
             carry=wide(carry, n),
         )
 
+    def start_carry(self) -> Tree:
+        """Return one actor's recurrent state at the start of an episode, as NumPy arrays."""
+        carry = jax.device_get(self.algorithm.initial_carry(1))
+        return jax.tree.map(lambda x: x[0], carry)
+
     def block_shape(self, n: int) -> Block:
         """Return shapes and dtypes of the block that `n` actors fill for one update."""
         return self._block_shape(self.rows, n)
 
     def _first_action(self, key: Key, observation: Arrays, carry: Tree) -> Action:
-        counters = Counters(*(jnp.zeros((), jnp.uint32) for _ in Counters._fields))
-        algorithm = self._at(self.hyper())
+        counters = Counters.zero()
+        algorithm = self.at(self.hyper())
         acting = algorithm.acting(algorithm.init(fold(key, INIT)), counters)
         return algorithm.act(acting, observation, carry, algorithm.noise(fold(key, ACT), 1), True)
 
     def acting(self, train: Train) -> Acting:
         """Return what `act` needs."""
         hyper = self._now(train.hyper, train.counters)
-        return Acting(self._at(hyper).acting(train.state, train.counters), hyper)
+        return Acting(self.at(hyper).acting(train.state, train.counters), hyper)
 
     def noise(self, key: Key, row: Array, n: int) -> Tree:
         """Return the randomness of row `row` of a run with `n` actors."""
@@ -191,7 +192,7 @@ class Learner:
         explore: bool,
     ) -> Action:
         """Act on observations `[n, ...]`; `first` marks actors that begin an episode here (their carry starts anew)."""
-        algorithm = self._at(acting.hyper)
+        algorithm = self.at(acting.hyper)
         carry = reset_carry(algorithm, carry, first)
         return algorithm.act(acting.policy, observation, carry, noise, explore)
 
@@ -204,10 +205,10 @@ class Learner:
         observation, _, carry = self._one
         if not (count := len(jax.tree.leaves(carry))):
             return ()
-        algorithm = self._at(self.hyper())
+        algorithm = self.at(self.hyper())
 
         def act(carry: Tree, observation: Arrays) -> tuple[Tree, Tree]:
-            counters = Counters(*(jnp.zeros((), jnp.uint32) for _ in Counters._fields))
+            counters = Counters.zero()
             acting = algorithm.acting(algorithm.init(jax.random.key(0)), counters)
             noise = algorithm.noise(jax.random.key(1), 1)
             action = algorithm.act(acting, observation, carry, noise, False)
@@ -233,7 +234,7 @@ class Learner:
         action: Arrays,
     ) -> Action:
         """Return what `act` would have on observations `[n, ...]`, had it chosen these actions."""
-        algorithm = self._at(acting.hyper)
+        algorithm = self.at(acting.hyper)
         carry = reset_carry(algorithm, carry, first)
         if hasattr(algorithm, "recall"):
             return algorithm.recall(acting.policy, observation, carry, action)
@@ -315,7 +316,7 @@ class Learner:
             episodes=before.episodes + episodes,
             rows=before.rows + jnp.uint32(block.reward.shape[0]),
         )
-        algorithm = self._at(self._now(train.hyper, counters))
+        algorithm = self.at(self._now(train.hyper, counters))
         state, memory, metrics = algorithm.update(train.state, train.memory, block, counters, key)
         made = algorithm.updates(state) if isinstance(algorithm, Counting) else before.updates + jnp.uint32(1)
         counters = counters._replace(updates=made)

@@ -5,9 +5,11 @@ See `docs/architecture.md` for how DQN, PPO, ACER and TRPO fit it, and `docs/add
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import UInt32
 
 from operant.memory.recent import Recent
@@ -28,6 +30,11 @@ class Counters(NamedTuple):
     """Updates made: calls of `update`, unless the algorithm counts for itself (`Counting`)."""
     rows: UInt32[Array, ""]
     """Rows per actor: the address of acting's randomness."""
+
+    @classmethod
+    def zero(cls) -> Counters:
+        """Return the counters of a run that has not begun."""
+        return cls(*(jnp.zeros((), jnp.uint32) for _ in cls._fields))
 
 
 class Algorithm(Protocol):
@@ -121,14 +128,15 @@ class Counting(Protocol):
 
 def config_type(algorithm: type[Algorithm]) -> type[Config]:
     """Return the `Config` that stands in the algorithm's own file."""
-    import sys
-
     cls: type[Config] = sys.modules[algorithm.__module__].Config
     return cls
 
 
 def split_masks(observation: Arrays) -> tuple[Arrays, Arrays]:
-    """Split an observation into what networks see and the action masks, by action name."""
+    """Split an observation into what is named like no mask, and the action masks by action name.
+
+    A state may be named like a mask, too (`goal_mask`, where no action is called `goal`): look masks up by the names of actions.
+    """
     suffix = "_mask"
     states = {k: v for k, v in observation.items() if not k.endswith(suffix)}
     masks = {k[: -len(suffix)]: v for k, v in observation.items() if k.endswith(suffix)}
@@ -137,8 +145,6 @@ def split_masks(observation: Arrays) -> tuple[Arrays, Arrays]:
 
 def count_valid(block: Block) -> tuple[Array, Array]:
     """Return environment steps and finished episodes of a block."""
-    import jax.numpy as jnp
-
     ended = block.valid & (block.terminated | block.truncated)
     return jnp.sum(block.valid, dtype=jnp.uint32), jnp.sum(ended, dtype=jnp.uint32)
 

@@ -24,7 +24,7 @@ from operant.checkpoint import arrays, durable
 from operant.checkpoint.manifest import FORMAT, KEYS, PYTHON, VERSION, digest
 from operant.checkpoint.manifest import NAME as MANIFEST
 from operant.checkpoint.manifest import read as read_manifest
-from operant.errors import CheckpointError, MismatchError, value_error
+from operant.errors import CheckpointError, MismatchError, value_error, whole
 from operant.spec import plain
 from operant.types import Tree
 
@@ -60,8 +60,7 @@ def save(
     """
     if not _NAME.fullmatch(name):
         raise value_error("name", "letters, digits, '.', '_' and '-', and not begin with '.' or '-'", name)
-    if keep is not None and (not isinstance(keep, int) or keep < 1):
-        raise value_error("keep", "a whole number of at least 1, or None", keep)
+    keep = whole("keep", keep, optional=True)
     manifest = {
         "format": FORMAT,
         "version": VERSION,

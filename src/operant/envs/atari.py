@@ -24,7 +24,7 @@ from operant.envs import gymnasium as adapter
 from operant.envs.batched import GymnasiumVector
 from operant.envs.checked import smaller_limit
 from operant.envs.vector import Check
-from operant.errors import SpecError, suggest, value_error
+from operant.errors import SpecError, suggest, value_error, whole
 
 if TYPE_CHECKING:
     from operant.envs.source import Source
@@ -68,9 +68,7 @@ class Preprocessing:
     def __post_init__(self) -> None:
         """Check the numbers."""
         for name, low in (("frame_skip", 1), ("stack", 1), ("size", 1), ("noop_max", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise value_error(name, f"a whole number of at least {low}", value)
+            whole(name, getattr(self, name), low)
 
 
 def is_asked(arguments: Mapping[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from operant.envs.faults import mask_fault, value_faults
 from operant.envs.source import Source
 from operant.envs.table import resolve
 from operant.envs.vector import Flat
-from operant.errors import EnvironmentError, OperantError, SpaceError, UsageError, value_error
+from operant.errors import EnvironmentError, OperantError, SpaceError, UsageError, whole
 from operant.spaces import Spaces, from_gymnasium
 
 
@@ -74,8 +74,7 @@ def check_env(environment: Any, steps: int = 200, seed: int = 0, **kwargs: Any) 
         EnvironmentError: it breaks its contract; the message lists all faults with their remedies.
         SpecError: the specification is not understood.
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise value_error("steps", "a whole number of at least 1", steps)
+    steps = whole("steps", steps)
     source = resolve(environment, arguments=kwargs)
     if source.is_vector:
         raise UsageError(f"{source.name!r} is a vector. Pass one environment.")

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from operant.envs.environment import Environment, Shaping, nest, rows, take
-from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError, value_error
+from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError, value_error, whole
 from operant.spaces import Spaces
 
 
@@ -301,10 +301,9 @@ def _has(states: Any, name: str) -> bool:
 
 def smaller_limit(asked: int | None, own: int | None, name: str) -> int | None:
     """Return the smaller of the limit asked for and the environment's own; a larger one is refused."""
+    asked = whole("max_episode_timesteps", asked, optional=True)
     if asked is None:
         return own
-    if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
-        raise value_error("max_episode_timesteps", "a whole number of at least 1, or None", asked)
     if own is not None and asked > own:
         raise value_error(
             "max_episode_timesteps",

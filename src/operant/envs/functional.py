@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant.envs.native import Step
-from operant.errors import SpecError, suggest, value_error
+from operant.errors import SpecError, suggest, value_error, whole
 from operant.spaces import Codec, Spaces, from_gymnasium
 from operant.spaces.convert import Node, Part
 from operant.types import Array, Arrays, Key, Tree
@@ -124,7 +124,9 @@ def from_functional(
         raise value_error("env", "a gymnasium.experimental.functional.FuncEnv", env)
     spaces, codec = from_gymnasium(env.observation_space, env.action_space)
     params = env.default_params if params is None else params
-    return FunctionalEnv(env, params, spaces, codec, _limit(max_episode_timesteps))
+    return FunctionalEnv(
+        env, params, spaces, codec, whole("max_episode_timesteps", max_episode_timesteps, optional=True)
+    )
 
 
 def from_gymnax(env: Any, *, params: Any = None, max_episode_timesteps: int | None = None) -> GymnaxEnv:
@@ -151,7 +153,7 @@ def from_gymnax(env: Any, *, params: Any = None, max_episode_timesteps: int | No
             _gymnasium_space(env.observation_space(params)), _gymnasium_space(env.action_space(params))
         )
     limit = int(params.max_steps_in_episode) if max_episode_timesteps is None else max_episode_timesteps
-    return GymnaxEnv(env, params, spaces, codec, _limit(limit))
+    return GymnaxEnv(env, params, spaces, codec, whole("max_episode_timesteps", limit, optional=True))
 
 
 def from_brax(env: Any, *, backend: str | None = None, max_episode_timesteps: int | None = 1000) -> BraxEnv:
@@ -183,13 +185,9 @@ def from_brax(env: Any, *, backend: str | None = None, max_episode_timesteps: in
     from gymnasium.spaces import Box
 
     spaces, codec = from_gymnasium(_boxes(observation), Box(-1.0, 1.0, (env.action_size,), np.float32))
-    return BraxEnv(env, None, spaces, codec, _limit(max_episode_timesteps))
-
-
-def _limit(value: int | None) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise value_error("max_episode_timesteps", "a whole number of at least 1, or None", value)
-    return value
+    return BraxEnv(
+        env, None, spaces, codec, whole("max_episode_timesteps", max_episode_timesteps, optional=True)
+    )
 
 
 def _import(module: str) -> Any:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
-from operant.errors import SpaceError, UsageError, value_error
+from operant.errors import SpaceError, UsageError, whole
 from operant.spaces import Spaces
 from operant.types import Array, Arrays, Key, Tree
 
@@ -77,9 +77,7 @@ class TimeLimit:
 
     def __post_init__(self) -> None:
         """Check the limit."""
-        limit = self.max_episode_timesteps
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-            raise value_error("max_episode_timesteps", "a whole number of at least 1, or None", limit)
+        whole("max_episode_timesteps", self.max_episode_timesteps, optional=True)
 
     @property
     def spaces(self) -> Spaces:
@@ -205,10 +203,8 @@ class HostVector:
     """
 
     def __init__(self, env: NativeEnv, num_envs: int, key: Key | None = None) -> None:
-        if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
-            raise value_error("num_envs", "a whole number of at least 1", num_envs)
         self.env = env
-        self.num_envs = num_envs
+        self.num_envs = whole("num_envs", num_envs)
         self._key = jax.random.key(0) if key is None else key
         self._actors: Actors | None = None
 

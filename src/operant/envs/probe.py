@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from operant.envs.native import NativeEnv, Step
-from operant.errors import value_error
+from operant.errors import value_error, whole
 from operant.spaces import Spaces
 from operant.types import Array, Arrays, Key
 
@@ -228,8 +228,7 @@ class Memory(_OneAction):
 
     def __post_init__(self) -> None:
         """Check the delay."""
-        if isinstance(self.delay, bool) or not isinstance(self.delay, int) or self.delay < 1:
-            raise value_error("delay", "a whole number of at least 1", self.delay)
+        whole("delay", self.delay)
 
     def reset(self, key: Key) -> tuple[tuple[Array, Array], Arrays]:
         """Show a random sign."""

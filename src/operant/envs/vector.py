@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from operant.errors import SpecError, UsageError, suggest, value_error
+from operant.errors import SpecError, UsageError, suggest, value_error, whole
 from operant.spaces import Spaces
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ Flat: TypeAlias = dict[str, np.ndarray]
 PROCESSES_PAY_SECONDS = 3e-4
 """Step time of one environment above which worker processes are faster than a loop: a round trip to a worker takes
 tens of microseconds, and the slowest of several decides."""
-OWN_VECTOR_PAYS = 6
+OWN_VECTOR_PAYS_FROM = 6
 """Environments from which Gymnasium's own vectorised form is used. NumPy's calls cost the same for one environment as for
 many: CartPole's takes 45 µs a step, a loop 7 µs for each. A number, not a measurement: the two draw different random numbers,
 and a seed must give the same run every time."""
@@ -108,9 +108,7 @@ class VectorEnv(abc.ABC):
     def _check_reset(self, seed: int | None) -> None:
         if not self._is_open:
             raise self._unusable()
-        whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
-        if seed is not None and not (whole and seed >= 0):
-            raise value_error("seed", "a whole number of at least 0, or None", seed)
+        whole("seed", seed, 0, optional=True)
 
     def _unusable(self) -> UsageError:
         if not self._is_open:
@@ -166,8 +164,8 @@ def create(
     """
     _one_of("mode", mode, ("auto", "native-vector", "in-process", "processes"))
     _one_of("check", check, ("first", "always", "never"))
-    _at_least("num_workers", num_workers, 1)
-    _at_least("max_restarts", max_restarts, 0)
+    num_workers = whole("num_workers", num_workers, optional=True)
+    max_restarts = whole("max_restarts", max_restarts, 0)
     if not timeout_seconds > 0:
         raise value_error("timeout_seconds", "above 0", timeout_seconds)
     from operant.envs.table import resolve
@@ -182,13 +180,13 @@ def create(
             raise value_error("environment", "a list of at least one environment", environment)
         sources = [resolve(one, **options) for one in environment]
         _count(num_envs, len(sources), "the list")
-        whole: VectorEnv | str = "environments were given one by one"
+        own: VectorEnv | str = "environments were given one by one"
     else:
         source = resolve(environment, **options)
-        num_envs = _count(num_envs, *_there(source))
-        sources, whole = [source] * num_envs, _whole(source, num_envs, mode, check)
+        num_envs = _count(num_envs, *_fixed_count(source))
+        sources, own = [source] * num_envs, _own_vector(source, num_envs, mode, check)
     workers = (num_workers, timeout_seconds, max_restarts)
-    vector = _made(sources, whole, mode, check, reward_shaping is not None, workers)
+    vector = _made(sources, own, mode, check, reward_shaping is not None, workers)
     if not (clip_rewards or episodic_life):
         return vector
     from operant.envs.atari import has_lives
@@ -203,28 +201,28 @@ def create(
 
 def _made(
     sources: Sequence[Source],
-    whole: VectorEnv | str,
+    own: VectorEnv | str,
     mode: Mode,
     check: Check,
     shaped: bool,
     workers: tuple[int | None, float, int],
 ) -> VectorEnv:
-    """Return what is a vector by itself, or make one in the given mode."""
-    if isinstance(whole, VectorEnv):
-        return whole
+    """Return a vector of the environment's own, or make one in the given mode; `own` may be why there is none."""
+    if isinstance(own, VectorEnv):
+        return own
     if mode == "native-vector":
-        raise SpecError(f"mode='native-vector' is not to be had: {whole}. Leave mode at 'auto'.")
+        raise SpecError(f"mode='native-vector' is not to be had: {own}. Leave mode at 'auto'.")
     if mode == "processes":
         return _processes(sources, check, "it was asked for", workers)
     if mode == "auto" and not shaped:
-        return _measured(sources, check, whole, workers)
+        return _measured(sources, check, own, workers)
     vector = _in_process(sources, check)
     vector.why = "it was asked for" if mode == "in-process" else "reward_shaping runs in this process"
     return vector
 
 
-def _whole(source: Source, num_envs: int, mode: Mode, check: Check) -> VectorEnv | str:
-    """Make what is a vector by itself, or say why it is none."""
+def _own_vector(source: Source, num_envs: int, mode: Mode, check: Check) -> VectorEnv | str:
+    """Make the environment's own vectorised form; or return in words why there is none."""
     from operant.envs import batched
 
     if source.is_vector:
@@ -236,15 +234,15 @@ def _whole(source: Source, num_envs: int, mode: Mode, check: Check) -> VectorEnv
             )
         if source.reward_shaping is None:
             return batched.from_native(source.make(), num_envs, source.name, source.max_episode_timesteps)
-    if mode == "auto" and num_envs < OWN_VECTOR_PAYS and batched.has_small_vector(source):
-        return f"below {OWN_VECTOR_PAYS} environments a loop is as fast as a vectorised form"
+    if mode == "auto" and num_envs < OWN_VECTOR_PAYS_FROM and batched.has_small_vector(source):
+        return f"below {OWN_VECTOR_PAYS_FROM} environments a loop is as fast as a vectorised form"
     if mode in ("auto", "native-vector"):
         return batched.own_vector(source, num_envs, check)
     return ""
 
 
-def _there(source: Source) -> tuple[int | None, str]:
-    """Return how many environments a specification stands for, and what says so; None: as many as wanted."""
+def _fixed_count(source: Source) -> tuple[int | None, str]:
+    """Return how many environments a specification stands for, and what fixes that; None: as many as are asked for."""
     if source.is_vector:
         return int(source.target.num_envs), "the vector"
     return 1 if source.is_object and not source.is_native else None, "the object"
@@ -299,7 +297,7 @@ def _measured(
 
 
 def step_seconds(vector: VectorEnv) -> float:
-    """Return the median time of a step of a vector, of some with random actions (about 20 ms, at least 2)."""
+    """Return the median seconds of one `step` under random actions, measured for about 20 ms (at least two steps)."""
     from operant.envs.check import random_actions
 
     generator = np.random.default_rng(0)
@@ -325,13 +323,8 @@ def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
         raise value_error(name, f"one of {', '.join(map(repr, known))}", value, hint.strip())
 
 
-def _at_least(name: str, value: Any, low: int) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
-        raise value_error(name, f"a whole number of at least {low}", value)
-
-
 def _count(asked: int | None, there: int | None, what: str) -> int:
-    _at_least("num_envs", asked, 1)
+    asked = whole("num_envs", asked, optional=True)
     if asked is None:
         return 1 if there is None else there
     if there is not None and asked != there:

@@ -12,7 +12,7 @@ from operant.envs.environment import Environment
 from operant.envs.remote import check
 from operant.envs.remote import connect as elsewhere
 from operant.envs.table import resolve
-from operant.errors import UsageError, value_error
+from operant.errors import UsageError, value_error, whole
 
 
 class Vectorized(Local):
@@ -112,10 +112,8 @@ def _check_which(environment: Any, environments: Any, remote: str | None, limit:
 
 def _count(num_parallel: Any, environments: Any, evaluation: bool, remote: str | None) -> int | None:
     """Return how many environments there will be; None for a single one."""
-    whole = isinstance(num_parallel, int) and not isinstance(num_parallel, bool)
-    if num_parallel is not None and not (whole and num_parallel >= 2):
-        remedy = "Leave it out for a single environment."
-        raise value_error("num_parallel", "a whole number of at least 2, or None", num_parallel, remedy)
+    remedy = "Leave it out for a single environment."
+    num_parallel = whole("num_parallel", num_parallel, 2, optional=True, remedy=remedy)
     if environments is not None:
         if not environments:
             raise value_error("environments", "a list of at least one environment", environments)

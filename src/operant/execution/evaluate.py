@@ -11,7 +11,7 @@ import numpy as np
 from operant.agents.learner import Learner, Train
 from operant.engine import Ahead
 from operant.envs.vector import VectorEnv
-from operant.errors import value_error
+from operant.errors import whole
 from operant.execution.episodes import Accounts, Finished
 
 Choose: TypeAlias = Callable[[Any, Any, np.ndarray, int], tuple[Any, Any]]
@@ -75,8 +75,7 @@ def run_episodes(
         SpecError: `episodes` is below 1.
         EnvironmentError: an environment failed.
     """
-    if isinstance(episodes, bool) or not isinstance(episodes, int) or episodes < 1:
-        raise value_error("episodes", "a whole number of at least 1", episodes)
+    episodes = whole("episodes", episodes)
     n = env.num_envs
     left = np.full(n, episodes // n) + (np.arange(n) < episodes % n)
     accounts, finished = Accounts(n), list[Finished]()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from operant.errors import SpecError, value_error
+from operant.errors import SpecError, value_error, whole
 from operant.execution.progress import Bar, figure
 from operant.execution.seats import Seat, Tally
 
@@ -30,6 +30,16 @@ class Episodes:
         self.seconds: list[float] = []
         self.agent_seconds: list[float] = []
         self.env_seconds: list[float] = []
+
+    def add(
+        self, reward: float, length: int, seconds: float, agent_seconds: float, env_seconds: float
+    ) -> None:
+        """Add an episode that ended."""
+        self.returns.append(reward)
+        self.timesteps.append(length)
+        self.seconds.append(seconds)
+        self.agent_seconds.append(agent_seconds)
+        self.env_seconds.append(env_seconds)
 
     def mean(self, name: str, horizon: int) -> float:
         """Return the mean over the last `horizon` episodes; NaN before the first."""
@@ -56,8 +66,8 @@ class Calls:
                 raise value_error(
                     "callback", "a callable (runner, parallel) -> bool, or a list of such", callback
                 )
-        episodes = whole("callback_episode_frequency", episodes)
-        timesteps = whole("callback_timestep_frequency", timesteps)
+        episodes = whole("callback_episode_frequency", episodes, optional=True)
+        timesteps = whole("callback_timestep_frequency", timesteps, optional=True)
         return cls(callbacks, 1 if episodes is None and timesteps is None else episodes, timesteps)
 
     def go_on(self, runner: Runner, parallel: int) -> bool:
@@ -81,7 +91,7 @@ class Scoring:
             raise value_error("save_best_agent", "a directory", directory)
         if callable(evaluation_callback):
             return cls(horizon, evaluation_callback, directory)
-        episodes = whole("evaluation_callback", evaluation_callback)
+        episodes = whole("evaluation_callback", evaluation_callback, optional=True)
         return cls(horizon if episodes is None else episodes, None, directory)
 
     def score(self, runner: Runner, returns: list[float]) -> float | None:
@@ -110,11 +120,18 @@ class Order(NamedTuple):
 
     @classmethod
     def read(
-        cls, callback: Any, every_episodes: Any, every_timesteps: Any, horizon: Any, evaluation_callback: Any,
-        directory: Any, comm: bool,
-    ) -> Order:  # fmt: skip
+        cls,
+        *,
+        callback: Any = None,
+        every_episodes: Any = None,
+        every_timesteps: Any = None,
+        horizon: Any = 1,
+        evaluation_callback: Any = None,
+        directory: Any = None,
+        comm: bool = False,
+    ) -> Order:
         """Check the arguments of `Runner.run`."""
-        horizon = whole("mean_horizon", horizon, needed=True)
+        horizon = whole("mean_horizon", horizon)
         calls = Calls.read(callback, every_episodes, every_timesteps)
         return cls(calls, Scoring.read(evaluation_callback, horizon, directory), horizon, comm)
 
@@ -160,11 +177,8 @@ class Ledger:
             self.tally.returns[parallel] = float(reported)
         into = self.training if seat.counts else self.evaluations
         seconds, agent_seconds = self.tally.elapsed(parallel)
-        into.returns.append(self.tally.returns[parallel])
-        into.timesteps.append(self.tally.timesteps[parallel])
-        into.seconds.append(seconds)
-        into.agent_seconds.append(agent_seconds)
-        into.env_seconds.append(seat.seconds)
+        reward, length = self.tally.returns[parallel], self.tally.timesteps[parallel]
+        into.add(reward, length, seconds, agent_seconds, seat.seconds)
         self.show(episode=True)
         go_on, every = True, self._order.calls.episodes
         if seat.counts and every is not None and self.episodes % every == 0:
@@ -209,15 +223,6 @@ class Ledger:
         if self.evaluations is not self.training and self.evaluations.returns:
             figures["evaluation"] = figure(self.evaluations.mean("returns", horizon), 2)
         return figures
-
-
-def whole(name: str, value: Any, *, needed: bool = False) -> Any:
-    """Check a whole number of at least 1; None passes unless it is needed."""
-    if value is None and not needed:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise value_error(name, f"a whole number of at least 1{'' if needed else ', or None'}", value)
-    return value
 
 
 def flags(**values: Any) -> None:

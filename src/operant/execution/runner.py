@@ -11,10 +11,10 @@ from operant.agent import Agent
 from operant.envs.connection import Connection
 from operant.envs.environment import nest
 from operant.envs.vector import seed_of
-from operant.errors import SpaceError, SpecError, UsageError, value_error
+from operant.errors import SpaceError, SpecError, UsageError, value_error, whole
 from operant.execution import connections
 from operant.execution.interaction import Interaction, Plan
-from operant.execution.ledger import Ledger, Order, flags, whole
+from operant.execution.ledger import Ledger, Order, flags
 from operant.execution.progress import Bar
 from operant.execution.seats import Seat
 from operant.execution.shortcut import Shortcut
@@ -95,7 +95,7 @@ class Runner:
             self._shortcut = Shortcut(environment, max_episode_timesteps, first)
         self._runs = 0
         self._closed = False
-        self._ledger = Ledger(self, Order.read(None, None, None, 1, None, None, False), first, evaluation)
+        self._ledger = Ledger(self, Order.read(), first, evaluation)
 
     # What was recorded
 
@@ -254,8 +254,7 @@ class Runner:
         if self._closed:
             raise UsageError("The Runner is closed. Make another one.")
         limits = {"num_episodes": num_episodes, "num_timesteps": num_timesteps, "num_updates": num_updates}
-        for name, value in limits.items():
-            whole(name, value)
+        limits = {name: whole(name, value, optional=True) for name, value in limits.items()}
         manner = {
             "batch_agent_calls": batch_agent_calls,
             "sync_timesteps": sync_timesteps,
@@ -265,9 +264,14 @@ class Runner:
         if not isinstance(num_sleep_secs, int | float) or not 0 <= num_sleep_secs < math.inf:
             raise value_error("num_sleep_secs", "a number of at least 0", num_sleep_secs)
         order = Order.read(
-            callback, callback_episode_frequency, callback_timestep_frequency, mean_horizon, evaluation_callback,
-            save_best_agent, self.is_environment_remote,
-        )  # fmt: skip
+            callback=callback,
+            every_episodes=callback_episode_frequency,
+            every_timesteps=callback_timestep_frequency,
+            horizon=mean_horizon,
+            evaluation_callback=evaluation_callback,
+            directory=save_best_agent,
+            comm=self.is_environment_remote,
+        )
         if set(limits.values()) == {None} and not order.calls.callbacks:
             raise UsageError(
                 "Give num_episodes, num_timesteps or num_updates, or a callback that ends the run by returning False."

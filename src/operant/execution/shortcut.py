@@ -68,13 +68,9 @@ class Shortcut:
                 finished, into = driver.advance(blocks), ledger.training
                 each = (time.perf_counter() - began) / max(driver.step - step, 1)
                 for episode in finished:
-                    into.returns.append(episode.reward)
-                    into.timesteps.append(episode.length)
-                    into.seconds.append(each * episode.length)
-                    into.agent_seconds.append(
-                        each * episode.length
-                    )  # environments included: they are not told apart
-                    into.env_seconds.append(0.0)
+                    took = each * episode.length
+                    # The agent's seconds include the environments': they are not told apart.
+                    into.add(episode.reward, episode.length, took, took, 0.0)
                 ledger.timesteps += driver.step - step
                 ledger.episodes += len(finished)
                 ledger.updates = int(driver.train.counters.updates) - before

@@ -13,7 +13,7 @@ from operant.envs.remote.processes import ProcessConnection
 from operant.envs.remote.replaceable import Limits, Replaceable
 from operant.envs.source import Source
 from operant.envs.table import resolve
-from operant.errors import UsageError, suggest, value_error
+from operant.errors import UsageError, suggest, value_error, whole
 from operant.spec import build
 
 if TYPE_CHECKING:
@@ -71,9 +71,7 @@ def connect(
         EnvironmentError: an environment cannot be made, or a server not be reached.
     """
     check(remote, blocking, host, port)
-    whole = isinstance(num_parallel, int) and not isinstance(num_parallel, bool)
-    if num_parallel is not None and not (whole and num_parallel >= 1):
-        raise value_error("num_parallel", "a whole number of at least 1, or None", num_parallel)
+    num_parallel = whole("num_parallel", num_parallel, optional=True)
     if start_seconds is None:
         start_seconds = _REACH_SECONDS if remote == "socket-client" else 120.0
     limits = Limits(timeout_seconds, start_seconds, max_restarts)
