@@ -52,6 +52,10 @@ def test_a_run_plays(trained, capsys):
     assert one == play(PlayConfig.from_dict({"run_dir": str(trained / "run"), "episodes": 3}))
     other = play(PlayConfig.from_dict({"run_dir": str(trained / "run"), "episodes": 3, "action_idx": 1}))
     assert other.rewards != one.rewards
+    assert (
+        main(["play", f"--run-dir={trained / 'run'}", "--episodes", "3"]) == 0
+    )  # a flag, though it has slashes
+    assert "3 episodes: mean reward" in capsys.readouterr().out
 
 
 @pytest.mark.slow

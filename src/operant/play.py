@@ -151,10 +151,12 @@ def play(config: PlayConfig, agent: Any = None, **options: Any) -> Played:
             raise SpecError("An exported policy plays without an agent. Leave the agent and its options out.")
         return _exported(config, config.policy)
 
+    from operant import checkpoint
     from operant.agents.learner import Learner
     from operant.agents.making import define
 
-    saved = _saved(config)
+    path = None if config.run_dir is None else _newest(config.run_dir)
+    saved = None if path is None else checkpoint.read_header(path)["specification"]
     if saved is None and agent is None:
         raise SpecError(
             "play needs an agent or run_dir: `operant play <agent> --env ...` or `operant play RUN`."
@@ -167,7 +169,7 @@ def play(config: PlayConfig, agent: Any = None, **options: Any) -> Played:
         # As many as a block needs that can be divided: who plays does not care.
         actors = saved["parallel_interactions"] if saved else getattr(definition.config, "mini_batches", 1)
         learner = Learner(definition.cls.create(definition.config, env.spaces, actors))
-        train = _train(learner, config)
+        train = _train(learner, config, path)
     except BaseException:
         env.close()
         raise
@@ -199,28 +201,21 @@ def _exported(config: PlayConfig, path: str) -> Played:
     )
 
 
-def _saved(config: PlayConfig) -> dict[str, Any] | None:
-    """Return the specification of the agent that was saved in `run_dir`."""
-    if config.run_dir is None:
-        return None
-    from operant import checkpoint
-
-    specification: dict[str, Any] = checkpoint.read_header(_newest(config.run_dir))["specification"]
-    return specification
-
-
 def _newest(directory: str) -> Path:
+    """Return the newest whole checkpoint of a run or of a saved agent."""
     from operant import checkpoint
 
     for place in (Path(directory) / "checkpoints", Path(directory)):
         found = checkpoint.latest(place) if place.is_dir() else None
         if found is not None:
             return found
-    raise SpecError(f"There is no checkpoint in run_dir={directory!r}.")
+    raise SpecError(
+        f"There is no checkpoint in run_dir={directory!r}. Give the folder of a run or of a saved agent."
+    )
 
 
-def _train(learner: Learner, config: PlayConfig) -> Train:
-    """Make the state that acting needs: no replay memory is read or made."""
+def _train(learner: Learner, config: PlayConfig, path: Path | None) -> Train:
+    """Make the state that acting needs, without a replay memory: that of a checkpoint, or that of an untrained agent."""
     import jax
 
     from operant import checkpoint
@@ -229,8 +224,7 @@ def _train(learner: Learner, config: PlayConfig) -> Train:
 
     key, hyper = jax.random.key(config.seed), learner.hyper()
     shapes = jax.eval_shape(learner.init, key, hyper)
-    if config.run_dir is not None:
-        path = _newest(config.run_dir)
+    if path is not None:
         parts = {
             name: checkpoint.load_part(path, "train", getattr(shapes, name), name)
             for name in ("state", "hyper", "counters")

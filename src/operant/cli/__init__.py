@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
 
-from operant.errors import OperantError
+from operant.errors import OperantError, UsageError, suggest
 
 COMMANDS = {
     "train": "Train given an agent and environment",
@@ -21,6 +22,17 @@ COMMANDS = {
     "serve": "Serve environments to agents on other machines",
     "list": "List agents, environments or presets",
     "completion": "Print a script that completes command lines in bash, zsh or fish",
+}
+_MODULES = {
+    "train": "training",
+    "play": "playing",
+    "tune": "tuning",
+    "replay": "replaying",
+    "plot": "plotting",
+    "run": "running",
+    "serve": "serving",
+    "list": "listing",
+    "completion": "completing",
 }
 
 
@@ -42,7 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     from operant.cli import tables
-    from operant.errors import UsageError, suggest
 
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(tables.base_help(COMMANDS))
@@ -55,38 +66,6 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     if command not in COMMANDS:
         raise UsageError(f"Unknown command {command!r}.{suggest(command, COMMANDS)}")
-    if command == "list":
-        from operant.cli import listing
-
-        return listing.run(rest)
-    if command == "completion":
-        from operant.cli import completing
-
-        return completing.run(rest)
-    if command == "play":
-        from operant.cli import playing
-
-        return playing.run(rest)
-    if command == "run":
-        from operant.cli import running
-
-        return running.run(rest)
-    if command == "serve":
-        from operant.cli import serving
-
-        return serving.run(rest)
-    if command == "tune":
-        from operant.cli import tuning
-
-        return tuning.run(rest)
-    if command == "replay":
-        from operant.cli import replaying
-
-        return replaying.run(rest)
-    if command == "plot":
-        from operant.cli import plotting
-
-        return plotting.run(rest)
-    from operant.cli import training
-
-    return training.run(rest)
+    module = importlib.import_module(f"operant.cli.{_MODULES[command]}")
+    status: int = module.run(rest)
+    return status

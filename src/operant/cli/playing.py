@@ -17,25 +17,15 @@ POLICIES = tuple(FORMATS.values())
 
 def run(arguments: list[str]) -> int:
     """Play, or print help when there is nothing to play."""
-    begins_with_run = (
-        bool(arguments) and arguments[0] not in {*AGENTS, *ALIASES} and Path(arguments[0]).is_dir()
-    )
-    begins_with_policy = bool(arguments) and (
-        Path(arguments[0]).suffix in POLICIES or (begins_with_run and _is_exported(Path(arguments[0])))
-    )
-    if arguments and "/" in arguments[0] and not (begins_with_run or begins_with_policy):
-        raise SpecError(
-            f"There is no folder {arguments[0]!r}. Give a run's folder, an exported policy, or an agent."
-        )
-    place = arguments[0] if begins_with_run or begins_with_policy else None
-    agent, flags = (None, arguments[1:]) if place is not None else parse.leading_agent(arguments)
+    place = _leading_place(arguments[0]) if arguments else None
+    agent, flags = parse.leading_agent(arguments) if place is None else (None, arguments[1:])
     if parse.asks_for_help(flags) and (flags or place is None):
         print(help_text(agent))
         return 0
     own = [config_class(agent)] if agent is not None else []
     given = parse.parse([PlayConfig, *own], flags, f"play {agent}" if agent else "play")
     if place is not None:
-        given.setdefault("policy" if begins_with_policy else "run_dir", place)
+        given.setdefault(place, arguments[0])
     known = options(PlayConfig)
     config = PlayConfig.from_dict({name: value for name, value in given.items() if name in known})
     hyper = {name: value for name, value in given.items() if name not in known}
@@ -52,6 +42,26 @@ def run(arguments: list[str]) -> int:
         if len(played.files) > 3:
             print(f"and {len(played.files) - 3} more files")
     return 0
+
+
+def _leading_place(first: str) -> str | None:
+    """Return the option that a first argument stands for, `run_dir` or `policy`; None where it is an agent or a flag.
+
+    Raises:
+        SpecError: it is a path at which there is nothing to play.
+    """
+    path = Path(first)
+    if first.startswith("-") or first in AGENTS or first in ALIASES:
+        return None
+    if path.suffix in POLICIES:
+        return "policy"
+    if path.is_dir():
+        return "policy" if _is_exported(path) else "run_dir"
+    if "/" in first:
+        raise SpecError(
+            f"There is no folder {first!r}. Give a run's folder, an exported policy, or an agent."
+        )
+    return None
 
 
 def _is_exported(folder: Path) -> bool:

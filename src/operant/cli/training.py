@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ def run(arguments: list[str]) -> int:
     own = [config_class(trained)] if trained is not None else []
     given = parse.parse([RunConfig, Extra, *own], flags, f"train {agent}" if agent else "train")
     n_seeds = given.pop("n_seeds", 1)
-    command = shlex.join(["operant", "train", *arguments]) if sys.argv else None
+    command = shlex.join(["operant", "train", *arguments])
     if n_seeds > 1 and given.get("resume"):
         raise SpecError(
             "--n-seeds begins runs, --resume continues one. Resume the runs of the seeds one by one."
