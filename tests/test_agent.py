@@ -455,3 +455,31 @@ agent.save(sys.argv[1])
     }
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=variables, check=True, timeout=250)
     assert Agent.load(tmp_path).updates == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("ppo", {"n_steps": 8, "mini_batches": 1}), ("dqn", {"buffer_max_size": 400})]
+)
+def test_reward_normalisation_follows_actors_not_columns(name, options):
+    """Of three actors one acts: blocks have its rows in all columns, and its returns are as if it were alone."""
+    found = []
+    for actors in (1, 3):
+        agent = Agent.create(
+            agent=name,
+            states={"type": "float", "shape": (1,)},
+            actions={"type": "int", "num_values": 2},
+            parallel_interactions=actors,
+            normalize_rewards=True,
+            gamma=0.9,
+            model=[{"type": "dense", "size": 4}],
+            **options,
+        )
+        for _ in range(20):
+            for step in range(11):
+                agent.act(states=np.zeros(1, np.float32), parallel=0)
+                agent.observe(reward=1.0, terminal=step == 10, parallel=0)
+        scale = agent.engine.train.state.reward_scale
+        found.append(float(np.sqrt(scale.moments.var)))
+        assert float(scale.total[1:].sum()) == 0.0
+    # The discounted returns of 11 rewards of 1 deviate by 1.85; mixed up, they grew on through one another's ends.
+    assert found == pytest.approx([1.85, 1.85], abs=0.03)

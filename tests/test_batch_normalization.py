@@ -168,3 +168,25 @@ def test_a_target_network_keeps_averages_of_its_own():
     assert own.keys() == target.keys()
     np.testing.assert_array_equal(target[MEAN], np.zeros(16))  # never synced
     assert np.all(np.abs(own[MEAN]) > 0)
+
+
+@pytest.mark.parametrize(
+    "name", ["ppo", pytest.param("a2c", marks=pytest.mark.slow), pytest.param("trpo", marks=pytest.mark.slow)]
+)
+def test_padding_is_no_part_of_a_batch(name):
+    """An actor that left fills its column with padding, whatever that shows; without batch normalisation it never mattered."""
+    made = compile_agent(name, countdown(name), **networks(name, NORMALISED))
+    train, world = made.begin(0)
+    for _ in range(2):
+        block, world = made.collect(train, world)
+        train, _ = made.absorb(train, block)
+    left = block._replace(valid=block.valid.at[:, 1].set(False))
+    other = {
+        k: x.at[:, 1].add(jnp.asarray(7.0, x.dtype)) if jnp.issubdtype(x.dtype, jnp.floating) else x
+        for k, x in left.observation.items()
+    }
+    one, _ = made.absorb(train, left)
+    two, _ = made.absorb(train, left._replace(observation=other))
+    assert equal(one.state, two.state)
+    seen, _ = made.absorb(train, block._replace(observation=other))
+    assert not equal(seen.state, made.absorb(train, block)[0].state)  # rows that count do matter

@@ -246,6 +246,20 @@ def test_states_named_like_masks_are_read_by_every_network(name):
         assert {"position", "goal_mask"} <= set(model.inputs)
 
 
+@pytest.mark.parametrize("name", ["a2c", "acer", "ppo", "pqn", "trpo"])
+def test_a_block_of_no_rows_changes_no_parameter(name):
+    """Momentum would: it is there from the blocks before."""
+    made = compiled(name, countdown(name), 2, **({"replay_ratio": 0} if name == "acer" else {}))
+    train, world = made.begin(0)
+    for _ in range(2):
+        block, world = made.collect(train, world)
+        train, _ = made.absorb(train, block)
+    empty = block._replace(valid=jnp.zeros_like(block.valid))
+    after, metrics = made.absorb(train, empty)
+    assert differing(parameters(train.state), parameters(after.state)) == []
+    assert metrics["update/skipped"] == 0
+
+
 def test_metrics_are_finite_and_documented(agent):
     _, _, metrics = agent.run(0, BLOCKS)
     last = metrics[-1]

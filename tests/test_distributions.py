@@ -381,3 +381,14 @@ def test_noise_of_many_rows_is_the_noise_of_each(key):
 def test_parameters_are_checked():
     with pytest.raises(Exception, match="log_std"):
         distributions.Normal(jnp.zeros(3), jnp.zeros(4))
+
+
+@pytest.mark.parametrize("cls", [distributions.SquashedNormal, distributions.Beta])
+def test_bounds_whose_distance_is_no_float_are_bounds(cls):
+    low, high = f32(-3e38), f32(3e38)
+    parts = (f32([0.3]), f32([-0.5])) if cls is distributions.SquashedNormal else (f32([2.0]), f32([3.0]))
+    made = cls(*parts, low, high)
+    x = made.sample(cls.noise(jax.random.key(0), (1,)))
+    assert np.isfinite(x).all() and float(jnp.abs(x[0])) < 3e38
+    for number in (made.log_prob(x), made.entropy(), made.mode()):
+        assert np.isfinite(number).all()

@@ -273,6 +273,11 @@ def test_settings_that_do_not_fit_are_refused():
         SpecError, match=r"value_min must be below value_max\. Received: value_min=3\.0, value_max=1\.0"
     ):
         define("dqn", value_min=3.0, value_max=1.0)
+    with pytest.raises(SpecError, match=r"value_min must be below value_max\. Received: value_min=Schedule"):
+        define("dqn", value_min={"type": "linear", "start": 0.0, "end": 2.0, "steps": 9}, value_max=1.0)
+    for name in ("beta1", "beta2"):  # Adam would divide 0 by 0
+        with pytest.raises(SpecError, match=rf"{name} must be below 1\. Received: {name}=1\.0"):
+            define("dqn", **{name: 1.0})
     with pytest.raises(
         SpecError,
         match=r"cross-entropy\. Received: huber=1\.0\. Leave it out, or use distributional='quantile'",

@@ -192,8 +192,7 @@ def run(connections, plan, evaluates=False, callback=None, rows=3, **order):
         seats.append(Seat(connection, first, trains, trains))
         first += connection.num_actors
     agent = Checker(first, rows)
-    settings = {"every_episodes": None, "every_timesteps": None, **order}
-    read = Order.read(callback, horizon=1, evaluation_callback=None, directory=None, comm=False, **settings)
+    read = Order.read(callback=callback, **order)
     ledger = Ledger(None, read, first, evaluates)
     Interaction(agent, seats, plan, ledger, seed=0).run()
     assert not any(seat.request for seat in seats)
@@ -317,7 +316,7 @@ def test_a_lost_environment_ends_its_episode(connections, manner):
 def run_lost(connections, plan):
     seats = [Seat(connection, i, True, True) for i, connection in enumerate(connections)]
     agent = Checker(len(seats))
-    ledger = Ledger(None, Order.read(None, None, None, 1, None, None, False), len(seats), False)
+    ledger = Ledger(None, Order.read(), len(seats), False)
     Interaction(agent, seats, plan, ledger, seed=0).run()
     assert agent.ends == 8
     return agent, ledger
@@ -382,7 +381,7 @@ def test_reported_returns_win():
         def episode_return(self, parallel=None):
             return 42.0
 
-    ledger = Ledger(None, Order.read(None, None, None, 1, None, None, False), 1, False)
+    ledger = Ledger(None, Order.read(), 1, False)
     seat = Seat(Late(Reports([3])), 0, True, True)
     Interaction(Checker(1), [seat], Plan(num_episodes=2), ledger, seed=0).run()
     assert ledger.training.returns == [42.0, 42.0] and ledger.training.timesteps == [3, 3]

@@ -135,3 +135,18 @@ def test_a_row_far_from_the_old_policy_spoils_no_gradient():
     np.testing.assert_allclose(value, -(np.exp(0.1) + 1.2) / 2, rtol=1e-6)
     np.testing.assert_allclose(slope, [-np.exp(0.1) / 2, 0, 0], rtol=1e-6)
     assert losses.importance_ratio(f32(3.0))[0] == jnp.exp(f32(3.0))[0]
+
+
+def test_equal_advantages_stay_zero_though_their_mean_is_rounded():
+    weight = jnp.full(2, 0.3)
+    values = np.random.default_rng(0).normal(size=200).astype(np.float32)
+    means = [float(losses.weighted_mean(jnp.full(2, v), weight)) for v in values]
+    rounded = [v for v, mean in zip(values, means, strict=True) if mean != v]
+    assert len(rounded) > 20  # of these the difference, over itself, would be 1
+    for v in rounded:
+        assert float(jnp.abs(losses.normalise(jnp.full(2, v), weight)).max()) == 0
+
+
+def test_a_single_advantage_stays_as_it_is():
+    x, weight = jnp.asarray([5.0, -3.0, 7.0]), jnp.asarray([0.0, 1.0, 0.0])
+    np.testing.assert_array_equal(losses.normalise(x, weight), [0, -3, 0])

@@ -332,6 +332,16 @@ def test_n_step_by_hand(key):
     assert found == expected
 
 
+def test_rewards_are_scaled_one_by_one_before_they_are_summed(key):
+    replay = Replay(40)
+    _, state = filled(replay, [(20, [0])])
+    sample = functools.partial(replay.sample, state, key, 200, GAMMA, n_step=3)
+    plain, doubled = sample(), sample(scale=lambda r: 2 * r)
+    np.testing.assert_allclose(doubled.reward, 2 * np.asarray(plain.reward), rtol=1e-6)
+    ones = sample(scale=jnp.ones_like).reward  # 1, 1 + γ or 1 + γ + γ²
+    assert set(np.unique(ones)) == {1.0, 1.5, 1.75}
+
+
 @pytest.mark.parametrize("replay", [Replay(27, 3), Replay(18, 3)])
 def test_sequences_are_runs_of_the_stream(replay, key):
     plain, state = filled(replay, UNEVEN)

@@ -127,3 +127,16 @@ def test_a_step_that_is_not_finite_changes_nothing_though_its_gradient_is(name, 
     with jax.numpy_dtype_promotion("standard"):
         step, _ = optimizer.transformation.update(optimizer.form(grads), state, optimizer.form(PARAMS))
     assert not all(np.isfinite(x).all() for x in jax.tree.leaves(step))
+
+
+def test_a_gradient_of_no_data_changes_nothing_not_even_by_momentum():
+    adam = optimise.optimizer("adam", 0.1, 0.9, 0.999, 1e-8, None)
+    params = {"w": jnp.ones(3)}
+    params, state, _ = optimise.apply(adam, params, adam.init(params), {"w": jnp.ones(3)})
+    nothing = {"w": jnp.zeros(3)}
+    moved, _, _ = optimise.apply(adam, params, state, nothing)
+    assert (np.asarray(moved["w"]) != np.asarray(params["w"])).all()  # what would happen
+    kept, after, info = optimise.apply(adam, params, state, nothing, there=jnp.asarray(False))
+    for a, b in zip(jax.tree.leaves((kept, after)), jax.tree.leaves((params, state)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert float(info["skipped"]) == 0

@@ -10,7 +10,10 @@ from tests import plain_actor_critic as plain
 from tests.small_agents import equal
 
 from operant.agents.continuous import Acting, Seen
+from operant.agents.making import define
 from operant.agents.sac import temperature_loss
+from operant.ops.distributions import SquashedNormal
+from operant.spaces import Spaces
 
 CRITICS = ("critic1", "critic2")
 HEADS = ("arm.mean", "leg.mean", "arm.log_std", "leg.log_std")
@@ -277,3 +280,26 @@ def test_weights_are_three_models_and_targets_start_from_them(made):
     put = made.with_weights(state, weights)
     for name in CRITICS:
         assert equal(getattr(put, f"target_{name}"), getattr(other, name)["params"])
+
+
+def test_an_element_with_one_value_has_no_part_in_entropy():
+    spaces = Spaces.read(
+        states={"type": "float", "shape": (3,)},
+        actions={"type": "float", "shape": (2,), "min_value": [-1.0, 2.0], "max_value": [1.0, 2.0]},
+    )
+    definition = define("sac", actor_model=plain.NETWORK, critic_model=plain.NETWORK)
+    algorithm = definition.cls.create(definition.config, spaces, 1)
+    assert algorithm.target_entropy == -1.0
+    outputs = {"action/mean": jnp.asarray([[0.3, 0.7]]), "action/log_std": jnp.asarray([[-1.0, 0.5]])}
+    noise = {"action": jnp.asarray([[0.2, -0.4]])}
+    _, log_prob = algorithm.draw(outputs, noise)
+    free = SquashedNormal(jnp.asarray([0.3]), jnp.asarray([-1.0]), jnp.float32(-1), jnp.float32(1))
+    np.testing.assert_allclose(log_prob, free.sample_and_log_prob(jnp.asarray([0.2]))[1], rtol=1e-6)
+
+
+def test_a_batch_of_nothing_changes_nothing(made, step):
+    batch = plain.transitions()
+    state, _ = step(plain.start(made), batch, jax.random.key(0))  # so there is momentum
+    after, metrics = step(state, batch._replace(weight=jnp.zeros(plain.B)), jax.random.key(1))
+    assert equal(after, state)
+    assert metrics["update/skipped"] == 0

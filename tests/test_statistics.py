@@ -142,3 +142,31 @@ def test_scaled_rewards_do_not_depend_on_the_cut_into_blocks():
     part, second = statistics.scale_rewards(part, *(x[5:] for x in rows), gamma=0.9)
     np.testing.assert_array_equal(whole, jnp.concatenate([first, second]))
     jax.tree.map(np.testing.assert_array_equal, scale, part)
+
+
+def test_a_return_starts_anew_behind_a_row_without_action_flagged_or_not():
+    valid = jnp.asarray([1, 1, 1, 0, 1, 1], bool)[:, None]
+    rows = (jnp.ones((6, 1)), jnp.zeros((6, 1), bool), valid)
+    scale, _ = statistics.scale_rewards(statistics.init_reward_scale(1), *rows, gamma=1.0)
+    np.testing.assert_array_equal(scale.total, [2.0])
+
+
+def test_columns_belong_to_their_actors_whatever_the_block_makes_of_them():
+    """Two columns of actor 1 follow one another, one is nobody's; the same rows one after the other give the same."""
+    reward, ended, valid = stream(3, T=6, N=4)
+    columns = jnp.asarray([1, 0, 1, 3], jnp.int32)
+    valid = valid.at[:, 3].set(False)  # nobody's
+    start = statistics.init_reward_scale(3)._replace(total=f32([5.0, 6.0, 7.0]))
+    scale, out = statistics.scale_rewards(start._replace(columns=columns), reward, ended, valid, gamma=0.9)
+    total, moments = [5.0, 6.0, 7.0], start.moments
+    for i, actor in enumerate((1, 0, 1, 3)):
+        own = statistics.RewardScale(f32([total[actor] if actor < 3 else 0.0]), moments)
+        own, one = statistics.scale_rewards(
+            own, reward[:, i : i + 1], ended[:, i : i + 1], valid[:, i : i + 1], gamma=0.9
+        )
+        np.testing.assert_allclose(out[:, i], one[:, 0], rtol=1e-6)
+        moments = own.moments
+        if actor < 3:
+            total[actor] = float(own.total[0])
+    np.testing.assert_allclose(scale.total, total, rtol=1e-6)
+    assert scale.columns == () and int(scale.moments.rows) == int(valid.sum())

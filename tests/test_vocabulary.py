@@ -161,6 +161,7 @@ def test_a_whole_specification_becomes_a_config_that_is_plain_data():
     [
         ({"predict_horizon_values": True}, "predict_horizon_values needs something that predicts values"),
         ({"estimate_advantage": True}, "estimate_advantage needs a baseline"),
+        ({"lam": 0.5}, "lam mixes rewards with predicted values, and nothing is predicted"),
         ({"predict_terminal_values": True}, "predict_terminal_values needs predict_horizon_values"),
         ({"baseline": "shared", "baseline_optimizer": "adam"}, "Leave baseline_optimizer out"),
         ({"baseline": "auto", "baseline_optimizer": "adem"}, "baseline_optimizer: Unknown optimizer 'adem'. Did you mean 'adam'"),

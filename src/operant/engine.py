@@ -135,10 +135,10 @@ class Engine:
         return train, meter, acting if self.learner.rows > 1 else None, action
 
     def _learn_step(
-        self, train: Train, meter: Array, block: Block, key: Array
+        self, train: Train, meter: Array, block: Block, key: Array, columns: Array | None
     ) -> tuple[Train, Array, tuple[Array, ...]]:
         key = jax.random.wrap_key_data(key, impl=self._impl)
-        train, metrics = self.learner.learn(train, block, key)
+        train, metrics = self.learner.learn(train, block, key, columns)
         acting = tuple(jax.tree.leaves(self.learner.acting(train)))
         return train, self.learner.add(meter, metrics), acting
 
@@ -177,23 +177,29 @@ class Engine:
         """Return what `act` would have on flat observations `[k, ...]`, had it chosen these actions."""
         return self._recall(self.acting, observation, carry, first, action)
 
-    def learn(self, block: Block) -> None:
-        """Update from a block whose rows the memory already holds."""
+    def learn(self, block: Block, columns: list[int] | None = None) -> None:
+        """Update from a block whose rows the memory already holds; `columns` are those of `Learner.learn`."""
+        whose = None if columns is None else np.asarray(columns, np.int32)
         key = self._keys.at(self.train.key, self._calls)
         with self._guard():
-            self.train, self.meter, self._acting_now = self._learn(self.train, self.meter, block, key)
+            learnt = self._learn(self.train, self.meter, block, key, whose)
+            self.train, self.meter, self._acting_now = learnt
             self._calls += 1
 
     def learn_again(self, block: Block) -> None:
-        """As `learn`, without counting the block's steps and episodes once more; an update is made, due or not."""
+        """As `learn`, without counting the block's steps, episodes and rewards once more; an update is made, due or not."""
         before, algorithm = jax.device_get(self.train.counters), self.learner.algorithm
+        scale = jax.device_get(getattr(self.train.state, "reward_scale", ()))
         if isinstance(algorithm, Counting):
             self.train = self.train._replace(state=algorithm.hasten(self.train.state))
         self.learn(block)
         counters = self.train.counters._replace(
             timesteps=jnp.asarray(before.timesteps), episodes=jnp.asarray(before.episodes)
         )
-        self.train = self.train._replace(counters=counters)
+        state = self.train.state
+        if scale != ():
+            state = state._replace(reward_scale=jax.device_put(scale, self.device))
+        self.train = self.train._replace(state=state, counters=counters)
 
     def absorb(self, block: Block) -> None:
         """Learn from a block of `learner.rows` rows of all actors."""
@@ -221,7 +227,7 @@ class Engine:
             own = jax.tree.map(lambda x, i=i: x[:, i : i + 1], block._replace(carry=()))
             with self._guard():
                 self.train = self._remember(self.train, own, np.asarray([index], np.int32))
-        self.learn(block)
+        self.learn(block, columns)
 
     def metrics(self) -> dict[str, float]:
         """Return the averages of the metrics since the last call; those that never applied are left out."""

@@ -115,8 +115,10 @@ class A2C(ActorCritic):
         variables = self.model.observe(state.variables, block.observation, block.valid)
         params, before = variables["params"], self.model.learning(variables, key)
         grads, metrics = jax.grad(loss, has_aux=True)(params, before["state"], self, block)
-        params, opt_state, info = optimise.apply(stability.optimizer(c), params, state.optimizer, grads)
+        optimizer, there = stability.optimizer(c), jnp.any(block.valid)
+        params, opt_state, info = optimise.apply(optimizer, params, state.optimizer, grads, there=there)
         params = self.model.averaged(params, before, block.observation)
         metrics |= {f"update/{name}": value for name, value in info.items()}
+        metrics = stability.applying(metrics, there)
         metrics["update/lr"] = jnp.asarray(c.lr, jnp.float32)
         return State({**variables, "params": params}, opt_state, scale), memory, metrics

@@ -437,9 +437,8 @@ class ACER:
         grads, metrics = jax.grad(loss, has_aux=True)(
             params, self, state._replace(variables=variables), block
         )
-        params, opt_state, info = optimise.apply(
-            stability.optimizer(self.config), params, state.optimizer, grads
-        )
+        optimizer, there = stability.optimizer(self.config), jnp.any(block.valid)
+        params, opt_state, info = optimise.apply(optimizer, params, state.optimizer, grads, there=there)
         params = self.model.averaged(params, variables, block.observation)
         decay = jnp.asarray(self.config.ema_alpha, jnp.float32)
         average = jax.tree.map(lambda a, p: p + decay.astype(p.dtype) * (a - p), state.average, params)

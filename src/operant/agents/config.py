@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from operant.agents import vocabulary
-from operant.spec import Config, Scalar, option
+from operant.spec import Config, Scalar, Schedule, option
 
 
 class UntrainedConfig(Config):
@@ -82,6 +82,14 @@ class AgentConfig(Config):
     def batch(self, actors: int) -> int:
         """Return the rows of one gradient step, about, when `actors` act; how many threads pay depends on it."""
         return 0
+
+    def check(self) -> Iterator[str]:
+        """Refuse moments that never move: Adam would divide 0 by 0, and every step would be left out."""
+        yield from super().check()
+        for name in ("beta1", "beta2"):
+            value = getattr(self, name)
+            if (value.range()[1] if isinstance(value, Schedule) else value) >= 1.0:
+                yield f"{name} must be below 1. Received: {name}={value!r}."
 
 
 class ModelConfig(AgentConfig):
@@ -244,6 +252,7 @@ class ReplayConfig(AgentConfig):
 
     def check(self) -> Iterator[str]:
         """Refuse sizes that leave learning for ever."""
+        yield from super().check()
         if self.buffer_initial_size is not None and self.buffer_initial_size > self.buffer_max_size:
             yield (
                 "buffer_initial_size must be at most buffer_max_size. "

@@ -80,7 +80,9 @@ class Improved(NamedTuple):
     """A tuple, one entry for each critic."""
     optimizer: Tree
     ok: Array
-    """Whether the step was taken; a gradient that is not finite leaves everything as it is."""
+    """Whether the step was taken; a gradient that is not finite, or of no data, leaves everything as it is."""
+    skipped: Array
+    """1 if it was left out for not being finite, else 0."""
     metrics: Metrics
 
 
@@ -344,14 +346,17 @@ class Continuous(abc.ABC):
         params = tuple(getattr(state, name)["params"] for name in names)
         gradient = jax.value_and_grad(critic_loss, has_aux=True)
         (loss, value), grads = gradient(params, self, state, batch, target)
-        new, optimizer, info = optimise.apply(self.critic_optimizer, params, state.critic_optimizer, grads)
+        there = jnp.any(batch.weight > 0)
+        new, optimizer, info = optimise.apply(
+            self.critic_optimizer, params, state.critic_optimizer, grads, there=there
+        )
         inputs = self._inputs(batch.now.observation, batch.action)
         new = tuple(
             self.critics[name].averaged(own, getattr(state, name), inputs)
             for name, own in zip(names, new, strict=True)
         )
         metrics = {"loss/critic": loss, "value/mean": value, "update/grad_norm": info["grad_norm"]}
-        return Improved(new, optimizer, info["skipped"] == 0, metrics)
+        return Improved(new, optimizer, (info["skipped"] == 0) & there, info["skipped"], metrics)
 
     def improve_actor(
         self, params: Tree, optimizer: Tree, loss: Callable[[Tree], tuple[Array, Tree]]
@@ -487,7 +492,7 @@ def merged(improved: Improved, actor: Metrics) -> Metrics:
         **improved.metrics,
         **actor,
         "update/grad_norm": jnp.hypot(improved.metrics["update/grad_norm"], actor["update/grad_norm"]),
-        "update/skipped": jnp.where(improved.ok, actor["update/skipped"], 1.0),
+        "update/skipped": jnp.where(improved.ok, actor["update/skipped"], improved.skipped),
     }
 
 

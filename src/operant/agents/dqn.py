@@ -43,6 +43,7 @@ row and are drawn uniformly, not by priority; they run over ends of episodes, wh
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -60,7 +61,7 @@ from operant.errors import SpecError
 from operant.memory.replay import Replay
 from operant.ops import losses, optimise
 from operant.spaces import Spaces
-from operant.spec import Scalar, option
+from operant.spec import Scalar, Schedule, option
 from operant.types import Array, Arrays, Block, Key, Metrics, Transition, Tree
 
 
@@ -136,7 +137,8 @@ class Config(EpsilonConfig, SequenceConfig, ModelConfig):
         """Refuse atoms without room between them, and a loss that is not used, beside what all ask."""
         yield from super().check()
         low, high = self.value_min, self.value_max
-        if isinstance(low, float) and isinstance(high, float) and low >= high:
+        highest = low.range()[1] if isinstance(low, Schedule) else low
+        if highest >= (high.range()[0] if isinstance(high, Schedule) else high):
             yield f"value_min must be below value_max. Received: value_min={low}, value_max={high}."
         if self.distributional == "c51" and self.huber is not None:
             yield (
@@ -373,12 +375,12 @@ class DQN(QLearner):
         def step(i: Array, carry: tuple[State, Tree, Metrics]) -> tuple[State, Tree, Metrics]:
             state, memory, total = carry
             own = jax.random.wrap_key_data(words[i], impl=impl)
-            batch = self._sampled(memory, own)
-            batch = batch._replace(reward=stability.scale_replayed(c, state.reward_scale, batch.reward))
+            batch = self._sampled(state, memory, own)
             learned = self.learned(state)
             gradient = jax.value_and_grad(sequence_loss if self.model.recurrent else loss, has_aux=True)
             (_, (error, metrics)), grads = gradient(learned, state, self, batch, own)
-            learned, opt_state, info = optimise.apply(optimizer, learned, state.optimizer, grads)
+            there = jnp.any(batch.valid[c.burn_in :] if self.model.recurrent else batch.weight > 0)
+            learned, opt_state, info = optimise.apply(optimizer, learned, state.optimizer, grads, there=there)
             if c.prioritized:
                 memory = replay.update_priorities(memory, batch.index, error, c.priority_alpha)
             metrics |= {f"update/{k}": v for k, v in info.items()}
@@ -398,13 +400,21 @@ class DQN(QLearner):
         }  # NaN, so left out, without a step
         return state, memory, {**metrics, "update/skipped": skipped}
 
-    def _sampled(self, memory: Tree, key: Key) -> Tree:
+    def _sampled(self, state: State, memory: Tree, key: Key) -> Tree:
         """Draw what a gradient step learns from: a `Transition`, for a recurrent network a `Block` of sequences."""
         c, replay = self.config, self.memory
+        scale = functools.partial(stability.scale_replayed, c, state.reward_scale)
         if self.model.recurrent:
-            return replay.sample_sequences(memory, key, c.buffer_batch_size, self.sequence_rows)
+            block = replay.sample_sequences(memory, key, c.buffer_batch_size, self.sequence_rows)
+            return block._replace(reward=scale(block.reward))
         return replay.sample(
-            memory, key, c.buffer_batch_size, c.gamma, n_step=c.n_steps, beta=c.priority_beta
+            memory,
+            key,
+            c.buffer_batch_size,
+            c.gamma,
+            n_step=c.n_steps,
+            beta=c.priority_beta,
+            scale=scale,
         )
 
     def _sync(self, state: State, block: Block, counters: Counters) -> State:

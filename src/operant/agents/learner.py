@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
+from operant.agents import stability
 from operant.agents.protocol import Algorithm, Counters, Counting, count_valid, fold
 from operant.errors import SpecError
 from operant.memory.replay import Row
@@ -307,8 +308,21 @@ class Learner:
         """Return how many gradient steps a meter knows of that were left out."""
         return int(self.read(meter).get("update/skipped", 0.0))
 
-    def learn(self, train: Train, block: Block, key: Key) -> tuple[Train, Metrics]:
-        """Update once from a block that the memory already holds."""
+    def learn(
+        self, train: Train, block: Block, key: Key, columns: Array | None = None
+    ) -> tuple[Train, Metrics]:
+        """Update once from a block that the memory already holds.
+
+        Args:
+            train: the run.
+            block: `[T, N]`.
+            key: of `update_key`.
+            columns: the actor of each column; one may be there twice, and `N` is nobody. None: column by column.
+        """
+        if columns is not None:
+            train = train._replace(state=stability.with_columns(train.state, columns))
+        if any(model.averages for model in self.algorithm.models.values()):
+            block = stability.filled(block, self.algorithm.spaces)
         before = train.counters
         steps, episodes = count_valid(block)
         counters = before._replace(

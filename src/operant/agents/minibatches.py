@@ -55,7 +55,8 @@ def passes(
     If the rows do not divide into the minibatches, each pass leaves out another random remainder.
 
     Args:
-        step: takes what is learned and a minibatch; returns what is learned then, and metrics, `update/skipped` among them.
+        step: takes what is learned and a minibatch; returns what is learned then, and metrics, `update/skipped` among them; NaN
+            where one does not apply.
         learned: what the steps change.
         batch: leaves `[T, N, ...]`.
         key: consumed.
@@ -66,7 +67,7 @@ def passes(
         noisy: whether each step wants a key.
 
     Returns:
-        What is learned in the end, and the mean of every metric over the steps, of `update/skipped` the sum.
+        What is learned in the end, and the mean of every metric over the steps to which it applies, of `update/skipped` the sum.
     """
     axis = 1 if sequences else 0
     if not sequences:  # rows are independent of one another
@@ -95,4 +96,4 @@ def passes(
     words = jax.random.key_data(jax.random.split(key, epochs))
     learned, metrics = jax.lax.scan(epoch, learned, words)
     skipped = jnp.sum(metrics.pop("update/skipped"))
-    return learned, {**jax.tree.map(jnp.mean, metrics), "update/skipped": skipped}
+    return learned, {**jax.tree.map(jnp.nanmean, metrics), "update/skipped": skipped}

@@ -342,6 +342,11 @@ class ModularConfig(
                 "predict_horizon_values needs something that predicts values. Received: baseline_model=None. "
                 "Give baseline_model='auto'."
             )
+        if not self.bootstraps and self.lam != 1.0:
+            yield (
+                "lam mixes rewards with predicted values, and nothing is predicted: it would be a second discount. "
+                f"Received: lam={self.lam!r}. Leave lam at 1, or give baseline_model='auto'."
+            )
         if self.estimate_advantage and self.baseline_model is None:
             yield (
                 "estimate_advantage needs a baseline to subtract. Received: baseline_model=None. Give baseline_model='auto'."

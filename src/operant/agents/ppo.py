@@ -173,9 +173,11 @@ class PPO(ActorCritic):
             frozen = self.model.learning(variables, key)["state"]
             before: Tree = {"params": params, "state": frozen}
             (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, frozen, self, own, start)
-            params, opt_state, info = optimise.apply(optimizer, params, opt_state, grads)
+            there = jnp.any(own.valid)
+            params, opt_state, info = optimise.apply(optimizer, params, opt_state, grads, there=there)
             params = self.model.averaged(params, before, own.observation)
-            return (params, opt_state), {**metrics, **{f"update/{k}": v for k, v in info.items()}}
+            metrics |= {f"update/{k}": v for k, v in info.items()}
+            return (params, opt_state), stability.applying(metrics, there)
 
         return passes(
             step,

@@ -210,9 +210,11 @@ class PQN(QLearner):
             frozen = self.model.learning(variables, part[2])["state"]
             before: Tree = {"params": params, "state": frozen}
             (_, metrics), grads = gradient(params, frozen, self, part[0], part[1])
-            params, opt_state, info = optimise.apply(optimizer, params, opt_state, grads)
+            there = jnp.any(part[0].valid)
+            params, opt_state, info = optimise.apply(optimizer, params, opt_state, grads, there=there)
             params = self.model.averaged(params, before, part[0].observation)
-            return (params, opt_state), metrics | {f"update/{k}": v for k, v in info.items()}
+            metrics |= {f"update/{k}": v for k, v in info.items()}
+            return (params, opt_state), stability.applying(metrics, there)
 
         start = (variables["params"], state.optimizer)
         (params, opt_state), metrics = passes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -168,8 +169,9 @@ class Preparation:
         assert isinstance(self.memory, Replay)
         if self.recurrent:
             return self._replayed_in_order(self.memory, memory, key)
-        batch = self.memory.sample(memory, key, c.batch_size, c.gamma, n_step=self.n_step)
-        reward = stability.scale_replayed(c, self.reward_scale, batch.reward)
+        scale = functools.partial(stability.scale_replayed, c, self.reward_scale)
+        batch = self.memory.sample(memory, key, c.batch_size, c.gamma, n_step=self.n_step, scale=scale)
+        reward = batch.reward
         target, advantage = reward[:, None], reward
         if c.bootstraps:
             following = self.values(View(batch.next_observation))

@@ -20,10 +20,12 @@ was cut by a time limit. A step in which the critics' gradient is not finite cha
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from operant.agents.action_units import in_units
 from operant.agents.config import ContinuousConfig
@@ -114,7 +116,12 @@ class SAC(Continuous):
     def target_entropy(self) -> float:
         """H̄, in nats."""
         given = self.config.target_entropy
-        return -float(self.size) if given is None else given
+        return -float(sum(free.sum() for free in self.free.values())) if given is None else given
+
+    @functools.cached_property
+    def free(self) -> dict[str, np.ndarray]:
+        """Which elements of every action have more than one value, `[*shape]`. The others have no entropy."""
+        return {name: leaf.low != leaf.high for name, leaf in self.spaces.actions.components.items()}
 
     def init(self, key: Key) -> State:
         """Initialise the networks, each from a key of its own; targets start as their copies."""
@@ -142,11 +149,16 @@ class SAC(Continuous):
         return self.draw(outputs, noise)[0]
 
     def draw(self, outputs: Arrays, noise: Arrays) -> tuple[Arrays, Array]:
-        """Return actions in units, and their log-probability `[*B]`, the sum over all elements."""
+        """Return actions in units, and their log-probability `[*B]`, the sum over all elements that are free."""
         parts: Any = self.policy.distribution(outputs).parts
-        drawn = {name: part.sample_and_log_prob(noise[name]) for name, part in parts.items()}
-        log_probs = [log_prob for _, log_prob in drawn.values()]
-        return {name: action for name, (action, _) in drawn.items()}, sum(log_probs[1:], log_probs[0])
+        actions, log_probs = {}, []
+        for name, part in parts.items():
+            single = dataclasses.replace(part, event_ndim=0)
+            actions[name], log_prob = single.sample_and_log_prob(noise[name])
+            free = jnp.broadcast_to(self.free[name], log_prob.shape)
+            axes = tuple(range(log_prob.ndim - self.free[name].ndim, log_prob.ndim))
+            log_probs.append(jnp.sum(jnp.where(free, log_prob, 0.0), axes))
+        return actions, sum(log_probs[1:], log_probs[0])
 
     def target(self, state: State, batch: Batch, noise: Arrays) -> Array:
         """Return y `[B]` for both critics; `noise` is standard normal, `[B, *shape]` by action."""

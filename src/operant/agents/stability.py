@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 
 from operant.agents.config import AgentConfig
 from operant.ops import optimise, statistics
-from operant.types import Array, Block, Tree
+from operant.spaces import Spaces
+from operant.types import Array, Block, Metrics, Tree
 
 
 def optimizer(config: AgentConfig) -> optimise.Optimizer:
@@ -18,6 +21,12 @@ def optimizer(config: AgentConfig) -> optimise.Optimizer:
 def reward_scale(config: AgentConfig, actors: int) -> Tree:
     """Return the first state of reward normalisation: `RewardScale`, or `()` where it is off."""
     return statistics.init_reward_scale(actors) if config.normalize_rewards else ()
+
+
+def with_columns(state: Any, columns: Array) -> Any:
+    """Tell an algorithm's state whose columns the next block has (`RewardScale.columns`), if it scales rewards."""
+    scale: Any = getattr(state, "reward_scale", ())
+    return state if scale == () else state._replace(reward_scale=scale._replace(columns=columns))
 
 
 def scale_block(config: AgentConfig, scale: Tree, block: Block) -> tuple[Tree, Block]:
@@ -32,6 +41,30 @@ def scale_block(config: AgentConfig, scale: Tree, block: Block) -> tuple[Tree, B
     return scale, block._replace(reward=reward)
 
 
+def filled(block: Block, spaces: Spaces) -> Block:
+    """Return a block whose padding shows states of rows that count, in turn: batch normalisation reads all rows.
+
+    A row is read where an action is taken, and where one was taken in the row before: what followed it has a value.
+    """
+    none = jnp.zeros((1, block.valid.shape[1]), bool)
+    counts = jnp.concatenate([block.valid, none]).reshape(-1)
+    read = counts | jnp.concatenate([none, block.valid]).reshape(-1)
+    order = jnp.argsort(~counts, stable=True)  # those that count come first
+    turn = jnp.cumsum(~read, dtype=jnp.int32) % jnp.maximum(jnp.sum(counts, dtype=jnp.int32), 1)
+    source = jnp.where(read, jnp.arange(len(read)), order[turn])
+    states = spaces.states.components
+    observation = {
+        name: x.reshape(-1, *x.shape[2:])[source].reshape(x.shape) if name in states else x
+        for name, x in block.observation.items()
+    }
+    return block._replace(observation=observation)
+
+
+def applying(metrics: Metrics, there: Array) -> Metrics:
+    """Return the metrics of a gradient step, NaN (does not apply) where there were no data; what counts steps stays."""
+    return {k: x if k == "update/skipped" else jnp.where(there, x, jnp.nan) for k, x in metrics.items()}
+
+
 def scale_replayed(config: AgentConfig, scale: Tree, reward: Array) -> Array:
-    """Scale rewards (or their n-step sums) that come from a memory by what was seen so far."""
+    """Scale rewards that come from a memory by what was seen so far, before they are summed."""
     return statistics.scaled(scale, reward) if config.normalize_rewards else jnp.asarray(reward)

@@ -384,10 +384,12 @@ class TRPO(ActorCritic):
             own, start, key = part
             frozen = self.critic.learning(critic, key)["state"]
             grads, metrics = jax.grad(value_loss, has_aux=True)(learned[0], frozen, self, own, start)
-            params, opt_state, info = optimise.apply(optimizer, *learned, grads)
+            there = jnp.any(own.valid)
+            params, opt_state, info = optimise.apply(optimizer, *learned, grads, there=there)
             before: Tree = {"params": learned[0], "state": frozen}
             params = self.critic.averaged(params, before, own.observation)
-            return (params, opt_state), metrics | {f"update/{k}": v for k, v in info.items()}
+            metrics |= {f"update/{k}": v for k, v in info.items()}
+            return (params, opt_state), stability.applying(metrics, there)
 
         (params, opt_state), metrics = passes(
             step,

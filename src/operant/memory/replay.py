@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -249,6 +249,7 @@ class Replay:
         *,
         n_step: int = 1,
         beta: float | Float[Array, ""] = 0.4,
+        scale: Callable[[Array], Array] | None = None,
     ) -> Transition:
         """Draw steps of experience, with replacement, from all rows that are valid and followed.
 
@@ -263,6 +264,7 @@ class Replay:
             n_step: most rows of one step.
             beta: exponent of the importance weights (size P(i))^-beta / max (Schaul et al. 2016, section 3.4). Used
                 with priorities only; may be traced.
+            scale: what becomes of each reward before they are summed (default: nothing).
         """
         for name, value in (("batch_size", batch_size), ("n_step", n_step)):
             if value < 1:
@@ -275,9 +277,9 @@ class Replay:
         ahead = (state.cursor[0, column] - 1 - row) % self.length
         known = flag(marks, VALID) & (steps < ahead[:, None])
         # The step ends before the first row that is not known: an episode's last observation, or the newest row.
-        reward, discount, length = returns.n_step_sums(
-            take(state.rows["reward"], path), known, flag(marks, TERMINATED), gamma=gamma
-        )
+        rewards = take(state.rows["reward"], path)
+        rewards = rewards if scale is None else scale(rewards)
+        reward, discount, length = returns.n_step_sums(rewards, known, flag(marks, TERMINATED), gamma=gamma)
         index = path[:, 0]
         drawn = Transition(
             observation=self._observation(state, column, row),

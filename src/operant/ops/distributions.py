@@ -247,7 +247,7 @@ class SquashedNormal:
     noise = staticmethod(Normal.noise)
 
     def _scale(self) -> tuple[Array, Array]:
-        half = 0.5 * (self.high - self.low)
+        half = 0.5 * self.high - 0.5 * self.low  # the whole width may be beyond the largest float
         return jnp.broadcast_to(self.low + half, self.mean.shape), jnp.broadcast_to(half, self.mean.shape)
 
     def sample(self, noise: Float[Array, "*B"]) -> Float[Array, "*B"]:
@@ -314,36 +314,42 @@ class Beta:
 
     def _scale(self) -> tuple[Array, Array]:
         shape = self.alpha.shape
-        return jnp.broadcast_to(self.low, shape), jnp.broadcast_to(self.high - self.low, shape)
+        half = 0.5 * self.high - 0.5 * self.low  # the whole width may be beyond the largest float
+        return jnp.broadcast_to(self.low + half, shape), jnp.broadcast_to(half, shape)
+
+    def _log_width(self) -> Array:
+        half = self._scale()[1]
+        return jnp.where(half > 0, jnp.log(_width(half)) + math.log(2.0), 0.0)
 
     def sample(self, noise: UInt32[Array, "*B 2"]) -> Float[Array, "*B"]:
         """Return an action within the bounds."""
         keys = jax.random.wrap_key_data(noise.reshape(-1, 2), impl="threefry2x32")
         draw = jax.vmap(jax.random.beta)(keys, self.alpha.reshape(-1), self.beta.reshape(-1))
-        low, width = self._scale()
-        return low + width * draw.reshape(self.alpha.shape)
+        centre, half = self._scale()
+        return centre + half * (2.0 * draw.reshape(self.alpha.shape) - 1.0)
 
     def mode(self) -> Float[Array, "*B"]:
         """Return the peak of the density; the mean where it has none or two (both concentrations at most 1)."""
         a, b = jnp.maximum(self.alpha - 1.0, 0.0), jnp.maximum(self.beta - 1.0, 0.0)
         peaked = a + b > 0
         peak = a / jnp.where(peaked, a + b, 1.0)
-        low, width = self._scale()
-        return low + width * jnp.where(peaked, peak, self.alpha / (self.alpha + self.beta))
+        centre, half = self._scale()
+        share = jnp.where(peaked, peak, self.alpha / (self.alpha + self.beta))
+        return centre + half * (2.0 * share - 1.0)
 
     def log_prob(self, x: Float[Array, "*B"]) -> Float[Array, "*E"]:
         """Return the log-density of `x`. At a bound, and beyond, that of the nearest float inside."""
-        low, width = self._scale()
+        centre, half = self._scale()
         eps = float(np.finfo(self.alpha.dtype).eps)
-        y = jnp.clip(jnp.where(width > 0, (x - low) / _width(width), 0.5), eps, 1.0 - eps)
+        y = jnp.clip(0.5 + 0.5 * (x - centre) / _width(half), eps, 1.0 - eps)
         log_prob = (self.alpha - 1.0) * jnp.log(y) + (self.beta - 1.0) * jnp.log1p(-y)
-        return _event_sum(log_prob - betaln(self.alpha, self.beta) - jnp.log(_width(width)), self.event_ndim)
+        return _event_sum(log_prob - betaln(self.alpha, self.beta) - self._log_width(), self.event_ndim)
 
     def entropy(self) -> Float[Array, "*E"]:
         """Return log B(α, β) - (α-1) ψ(α) - (β-1) ψ(β) + (α+β-2) ψ(α+β) + log(high - low)."""
         a, b = self.alpha, self.beta
         nats = betaln(a, b) - (a - 1.0) * digamma(a) - (b - 1.0) * digamma(b)
-        nats = nats + (a + b - 2.0) * digamma(a + b) + jnp.log(_width(self._scale()[1]))
+        nats = nats + (a + b - 2.0) * digamma(a + b) + self._log_width()
         return _event_sum(nats, self.event_ndim)
 
     def kl(self, other: Beta) -> Float[Array, "*E"]:

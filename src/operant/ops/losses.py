@@ -151,13 +151,18 @@ def normalise(
 
     Args:
         x: what to standardise.
-        weight: weight of each element; elements of weight 0 become 0.
+        weight: weight of each element; elements of weight 0 become 0. A single one that counts stays as it is: it has no
+            deviation, and its sign is all that it tells.
         epsilon: keeps the quotient finite where all elements are equal.
     """
     x = jax.lax.stop_gradient(x)
+    counts = weight.astype(x.dtype) > 0
     centred = x - weighted_mean(x, weight)
+    # Once more: equal elements differ from their rounded mean by its last digit, which the deviation would blow up to 1.
+    centred = centred - weighted_mean(centred, weight)
     std = jnp.sqrt(weighted_mean(jnp.square(centred), weight))
-    return jnp.where(weight.astype(x.dtype) > 0, centred / (std + epsilon), 0.0)
+    standardised = jnp.where(jnp.sum(counts) > 1, centred / (std + epsilon), x)
+    return jnp.where(counts, standardised, 0.0)
 
 
 def explained_variance(v: Float[Array, "*B"], target: Float[Array, "*B"], weight: Weight) -> Float[Array, ""]:

@@ -11,6 +11,7 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 import optax
+from jaxtyping import Bool
 
 from operant.errors import SpecError, suggest, value_error
 from operant.ops import scalings, schedules
@@ -264,7 +265,9 @@ def optimizer(
     return Optimizer(optax.chain(*steps, *recipe.descend(lr)), elementwise)
 
 
-def apply(optimizer: Optimizer, params: Tree, opt_state: Tree, grads: Tree) -> tuple[Tree, Tree, Metrics]:
+def apply(
+    optimizer: Optimizer, params: Tree, opt_state: Tree, grads: Tree, *, there: Bool[Array, ""] | None = None
+) -> tuple[Tree, Tree, Metrics]:
     """Take one step, unless the gradient or the step is not finite: then parameters and state stay as they are, bit for bit.
 
     Args:
@@ -272,10 +275,12 @@ def apply(optimizer: Optimizer, params: Tree, opt_state: Tree, grads: Tree) -> t
         params: parameters.
         opt_state: state that `optimizer.init(params)` or an earlier step gave.
         grads: gradient, a tree like `params`.
+        there: whether the gradient is of any data (default: it is). Without any nothing changes either, and nothing was skipped:
+            momentum would move the parameters on a gradient of 0.
 
     Returns:
         Parameters, state, and `grad_norm` (global norm before any clipping; a norm that overflows float32 counts
-        as not finite) and `skipped` (1 if nothing changed, else 0).
+        as not finite) and `skipped` (1 if the step was left out for not being finite, else 0).
     """
     old, grads = optimizer.form(params), optimizer.form(grads)
     grad_norm = optax.tree.norm(grads)
@@ -284,9 +289,10 @@ def apply(optimizer: Optimizer, params: Tree, opt_state: Tree, grads: Tree) -> t
     # A finite gradient can make a step that is not: 0 / 0 where epsilon is 0, or a learning rate that overflows.
     finite = jnp.isfinite(grad_norm) & jnp.isfinite(optax.tree.norm(updates))
     new = optax.apply_updates(old, updates)
+    taken = finite if there is None else finite & there
 
     def keep(new: Array, old: Array) -> Array:
-        return jnp.where(finite, new, old)
+        return jnp.where(taken, new, old)
 
     kept, opt_state = jax.tree.map(keep, (new, new_state), (old, opt_state))
     info = {"grad_norm": grad_norm, "skipped": 1.0 - finite.astype(jnp.float32)}

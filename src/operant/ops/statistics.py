@@ -37,6 +37,8 @@ class RewardScale(NamedTuple):
 
     total: Float[Array, " N"]
     moments: Moments
+    columns: Int[Array, " C"] | tuple[()] = ()
+    """The actor of each column of the next rows, where that is not column by column: one may have several, and N is nobody."""
 
 
 def init(shape: tuple[int, ...]) -> Moments:
@@ -132,24 +134,37 @@ def scale_rewards(
     that is not finite stays what it is and counts for nothing else.
 
     Args:
-        scale: what was seen before.
+        scale: what was seen before, and whose the columns are. An actor's columns follow one another, in their order.
         reward: rewards as the environment gave them.
         ended: where the episode terminated or was truncated: R starts again at 0.
-        valid: False on rows without an action, which change nothing and become 0.
+        valid: False on rows without an action, which become 0. R starts again there, too: such a row ends an episode, flagged or not.
         gamma: discount of R.
         clip: bound of the scaled rewards.
         epsilon: added to the variance.
     """
 
-    def step(scale: RewardScale, row: tuple[Array, Array, Array]) -> tuple[RewardScale, Array]:
+    def step(scale: RewardScale, row: tuple[Array, ...]) -> tuple[RewardScale, Array]:
         r_t, ended_t, valid_t = row
         finite_t = jnp.isfinite(r_t)
         total = jnp.where(valid_t & finite_t, gamma * scale.total + r_t, scale.total)
         moments = update(scale.moments, total, valid_t & finite_t)
         scaled = jnp.where(finite_t, jnp.clip(r_t / _std(moments, epsilon), -clip, clip), r_t)
-        return RewardScale(jnp.where(ended_t, 0.0, total), moments), jnp.where(valid_t, scaled, 0.0)
+        over = ended_t | ~valid_t
+        return RewardScale(jnp.where(over, 0.0, total), moments), jnp.where(valid_t, scaled, 0.0)
 
-    return jax.lax.scan(step, scale, (reward, ended, valid))
+    if isinstance(scale.columns, tuple):
+        return jax.lax.scan(step, scale, (reward, ended, valid))
+
+    def column(scale: RewardScale, given: tuple[Array, ...]) -> tuple[RewardScale, Array]:
+        actor, *rows = given
+        before = jnp.where(actor < scale.total.shape[0], scale.total[actor], 0.0)
+        own = RewardScale(before[None], scale.moments)
+        own, scaled = jax.lax.scan(step, own, tuple(x[:, None] for x in rows))
+        return RewardScale(scale.total.at[actor].set(own.total[0], mode="drop"), own.moments), scaled[:, 0]
+
+    whose = (scale.columns, reward.T, ended.T, valid.T)
+    scale, scaled = jax.lax.scan(column, scale._replace(columns=()), whose)
+    return scale, scaled.T
 
 
 def scaled(
