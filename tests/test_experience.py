@@ -305,7 +305,7 @@ def test_all_agents_are_here():
 def test_update_inside_hold_is_refused():
     agent = make("ppo")
     agent.experience(np.zeros((2, 3)), [0, 1], [0, 1], [0.0, 1.0])
-    with agent.hold(), pytest.raises(UsageError, match=r"inside of hold\(\)"):
+    with agent.hold(), pytest.raises(UsageError, match=r"inside hold\(\)"):
         agent.update()
     assert agent.update() == 1
 

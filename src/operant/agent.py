@@ -186,10 +186,12 @@ class Agent(Interactive):
             Updates made.
 
         Raises:
-            UsageError: there never was any experience, or it is held back (`hold`).
+            UsageError: no experience was given yet, or updates are held back (`hold`).
         """
         if not self._may_learn:
-            raise UsageError("update was called inside of hold(), which makes no update. Call it behind.")
+            raise UsageError(
+                "update was called inside hold(), which holds updates back. Call it after the with block."
+            )
         before = self.updates
         self.actors.flush()
         self._learn()
@@ -256,7 +258,7 @@ class Agent(Interactive):
     # Files
 
     def get_architecture(self, format: Literal["text", "mermaid"] = "text") -> str:
-        """Return the networks.
+        """Describe the networks as text.
 
         Args:
             format: 'text': tables of layers, shapes and numbers of parameters. 'mermaid': a flowchart in Mermaid's language, with
@@ -388,7 +390,7 @@ class Agent(Interactive):
         return loaded
 
     def _put_weights(self, arrays: dict[str, np.ndarray], path: Path) -> None:
-        """Take weights and counters of a file; an optimizer and a memory start anew."""
+        """Take weights and counters of a file; the optimizer and the memory start afresh."""
         algorithm, train = self.learner.algorithm, self._engine.train
         weights = saving.unflatten(arrays, algorithm.weights(train.state), path)
         counts = {name: jnp.asarray(arrays[name], jnp.uint32) for name in saving.COUNTERS if name in arrays}

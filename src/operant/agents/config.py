@@ -270,7 +270,7 @@ class SequenceConfig(ReplayConfig):
 
     buffer_batch_size: int = option(
         32,
-        "Replay buffer batch size: what a gradient step learns from; a recurrent network from so many sequences",
+        "Replay buffer batch size: transitions per gradient step; for a recurrent network, sequences",
         unit="transitions (or sequences)",
         low=1,
         search="categorical",
@@ -278,14 +278,14 @@ class SequenceConfig(ReplayConfig):
     )
     sequence_length: int = option(
         20,
-        "Rows of a replayed sequence from which a recurrent network learns; others learn from single steps",
+        "Rows of each replayed sequence that a recurrent network learns from; other networks learn from single steps",
         unit="rows",
         low=1,
         search="categorical",
     )
     burn_in: int = option(
         10,
-        "Rows before those of sequence-length that only bring a recurrent network's state about, without gradient",
+        "Rows replayed before those of sequence-length, without gradient, to bring up a recurrent network's state",
         unit="rows",
         low=0,
         search="categorical",
@@ -309,7 +309,7 @@ class ContinuousConfig(SequenceConfig, ActorCriticConfig):
     )
     tau: Scalar = option(
         0.005,
-        "Value used for syncing target model weights: the share of the way that a target moves",
+        "Value used for syncing target model weights: how far each target moves towards its network",
         low=0.0,
         low_open=True,
         high=1.0,

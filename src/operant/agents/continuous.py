@@ -251,7 +251,7 @@ class Continuous(abc.ABC):
 
     def act(self, acting: Acting, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
         """Act greedily; to explore by the policy's noise, and uniformly while the memory fills. Extras are the states before."""
-        outputs, after = self._consulted(acting, observation, carry)
+        outputs, after = self._forward(acting, observation, carry)
 
         def pick(x: Array, z: Array) -> Array:
             # erf(z / √2) is uniform over -1..1 where z is standard normal.
@@ -261,21 +261,21 @@ class Continuous(abc.ABC):
             units = {k: pick(x, noise[k]) for k, x in self.exploring(outputs, noise).items()}
         else:
             units = self.greedy(outputs)
-        return self._went_along(acting, observation, carry, after, self.measured(units))
+        return self._with_carries(acting, observation, carry, after, self.measured(units))
 
     def recall(self, acting: Acting, observation: Arrays, carry: Tree, action: Arrays) -> Action:
         """Return what `act` would have, had it chosen these actions: what critics remember depends on them."""
-        after = self._consulted(acting, observation, carry)[1]
-        return self._went_along(acting, observation, carry, after, action)
+        after = self._forward(acting, observation, carry)[1]
+        return self._with_carries(acting, observation, carry, after, action)
 
-    def _consulted(self, acting: Acting, observation: Arrays, carry: Tree) -> tuple[Arrays, Tree]:
+    def _forward(self, acting: Acting, observation: Arrays, carry: Tree) -> tuple[Arrays, Tree]:
         """Return the actor's outputs and its state after them."""
         return self.actor.apply(acting.actor, observation, carry["actor"] if self.actor.recurrent else ())
 
-    def _went_along(
+    def _with_carries(
         self, acting: Acting, observation: Arrays, carry: Tree, actor: Tree, action: Arrays
     ) -> Action:
-        """Return an action with the states of all networks before and after it."""
+        """Return an action with the recurrent states of all networks: those before it as extras, those after it as carry."""
         if not self.recurrent:
             return Action(action, (), carry)
         after = {"actor": actor} if self.actor.recurrent else {}

@@ -116,9 +116,7 @@ class Config(EpsilonConfig, SequenceConfig, ModelConfig):
         "Learn the distribution of the return: c51 (fixed atoms) or quantile, instead of its mean (none)",
         choices=("none", "c51", "quantile"),
     )
-    atoms: int = option(
-        51, "Atoms of a c51 distribution, quantiles of a quantile one", low=2, search="categorical"
-    )
+    atoms: int = option(51, "Number of atoms (c51) or of quantiles (quantile)", low=2, search="categorical")
     value_min: Scalar = option(-10.0, "Return at the first atom of c51", unit="reward", traced=True)
     value_max: Scalar = option(10.0, "Return at the last atom of c51", unit="reward", traced=True)
     noisy: bool = option(

@@ -264,18 +264,18 @@ class Modular:
     def act(self, acting: Acting, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
         """Draw actions and explore, or take the best; a recurrent baseline goes along. Extras are the states before."""
         amount = self.config.exploration
-        outputs, own = self._consulted(acting, observation, carry, explore)
+        outputs, own = self._forward(acting, observation, carry, explore)
         action = self.objective.act(outputs, observation, noise[0], explore)
         if explore and amount is not None:
             action = exploration.deviate(action, noise[1], amount, split_masks(observation)[1])
-        return self._went_along(acting, observation, carry, own, action)
+        return self._with_carries(acting, observation, carry, own, action)
 
     def recall(self, acting: Acting, observation: Arrays, carry: Tree, action: Arrays) -> Action:
         """Return what `act` would have, had it chosen these actions: what a baseline remembers may depend on them."""
-        own = self._consulted(acting, observation, carry, True)[1]
-        return self._went_along(acting, observation, carry, own, action)
+        own = self._forward(acting, observation, carry, True)[1]
+        return self._with_carries(acting, observation, carry, own, action)
 
-    def _consulted(
+    def _forward(
         self, acting: Acting, observation: Arrays, carry: Tree, explore: bool
     ) -> tuple[Arrays, Tree]:
         """Return the network's outputs and its state after them."""
@@ -285,10 +285,10 @@ class Modular:
         model = self.models["model"]
         return model.apply(variables, observation, carry["model"] if model.recurrent else ())
 
-    def _went_along(
+    def _with_carries(
         self, acting: Acting, observation: Arrays, carry: Tree, own: Tree, action: Arrays
     ) -> Action:
-        """Return an action with the states of all networks before and after it."""
+        """Return an action with the recurrent states of all networks: those before it as extras, those after it as carry."""
         if not self.recurrent:
             return Action(action, (), carry)
         after = {"model": own} if "model" in self.recurrent else {}

@@ -158,7 +158,7 @@ class BaselineConfig(Config):
     )
     target_update_weight: Scalar = option(
         1.0,
-        "Share of the way that target networks move when they are synced (1: copy); policy_gradient has none",
+        "How far target networks move towards the online ones when synced (1: copy); policy_gradient has none",
         low=0.0,
         low_open=True,
         high=1.0,
@@ -231,7 +231,7 @@ class StepConfig(Config):
     )
     linesearch_factor: Scalar = option(
         0.75,
-        "What remains of a step that did not lower the loss",
+        "Factor by which a step is shortened that did not lower the loss",
         low=0.0,
         low_open=True,
         high=1.0,

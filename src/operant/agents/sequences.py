@@ -63,7 +63,7 @@ def refuse_averages(models: Mapping[str, Model]) -> None:
 
 
 def begins(valid: Array, rows: int | None = None) -> Array:
-    """Return where episodes begin among successive rows: behind each that is not valid. `[rows, B]`, of `valid` `[T, B]` with `rows` up to T + 1."""
+    """Return where episodes begin among successive rows: after each that is not valid. `[rows, B]`, of `valid` `[T, B]` with `rows` up to T + 1."""
     return jnp.concatenate([jnp.zeros_like(valid[:1]), ~valid])[: len(valid) if rows is None else rows]
 
 

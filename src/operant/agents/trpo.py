@@ -102,7 +102,7 @@ class Config(RolloutConfig, ActorCriticConfig):
     )
     fvp_n_steps: int = option(
         5,
-        "The Fisher matrix is estimated on every so manieth row of a block",
+        "The Fisher matrix is estimated on every n-th row of a block",
         unit="rows",
         low=1,
         search="int",

@@ -207,7 +207,7 @@ class Preprocessed:
         """Read a network, and by component one layer, a list of layers, or None.
 
         Raises:
-            SpecError: a layer is not understood, or the network is none of layers.
+            SpecError: a layer is not understood, or the network is not made of layers.
         """
         inner = parse(network)
         if not isinstance(inner, Auto | Layered):
