@@ -165,6 +165,45 @@ def test_refusals_say_what_is_wrong_and_leave_nothing_behind(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        (("mine", "b"), "checkpoints must be new paths, or weights that were written before. Received: checkpoints='mine'"),
+        (("file", "b"), "Received: checkpoints='file'. Something else is there, which would be lost."),
+        (("file/a", "b"), "checkpoints must be in a folder: 'file' is a file. Received: checkpoints='file/a'."),
+        (("a model.tf", "b"), "checkpoints must be paths whose last part is made of letters, digits"),
+        (("b", "ddpg+gae.tf"), "with no '.' or '-' in front. Received: checkpoints='ddpg+gae.tf'."),
+        (("b", "."), "Received: checkpoints='.'."),
+        (("b", ".."), "Received: checkpoints='..'."),
+        (("b", "/"), "Received: checkpoints='/'."),
+        (("b", ""), "Received: checkpoints=''."),
+        (("a", "a"), "checkpoints must be different paths, none inside another, one for each model"),
+        (("a", "x/../a"), "Received: checkpoints=['a', 'x/../a']."),
+        (("a", "a/b"), "checkpoints must be different paths"),
+        (("a", "runs"), "checkpoints must be paths other than 'runs/a/checkpoints', which is written too."),
+        (("a", "runs/a/checkpoints/b"), "Received: checkpoints='runs/a/checkpoints/b'."),
+        (("a", "h.parquet"), "checkpoints must be paths other than 'h.parquet'"),
+    ],
+)  # fmt: skip
+def test_places_of_weights_are_checked_before_training(paths, message, capsys, tmp_path, monkeypatch):
+    """DDPG has two models; its weights would be written in the midst of training."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    (tmp_path / "file").write_text("text")
+    before = sorted(tmp_path.rglob("*"))
+    command = ["train", "ddpg", "--env", "Pendulum-v1", "--max-steps", "10", "--run-dir", "runs/a"]
+    small = [
+        "--actor-model",
+        '[{"type": "dense", "size": 2}]',
+        "--critic-model",
+        '[{"type": "dense", "size": 2}]',
+    ]
+    history = ["--history-checkpoint", "h.parquet"]
+    assert message in fails(capsys, *command, *small, *history, "--checkpoints", *paths)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_train_writes_a_run_that_an_agent_loads_and_that_resumes(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"

@@ -139,7 +139,8 @@ def opened(directory: str | Path) -> tuple[Session, RunConfig]:
     """
     directory = Path(directory)
     plan = resumed(directory, {})
-    plan = plan._replace(run=plan.run.replace(n_devices=None))  # whoever trained it, it is looked at here
+    # Whoever trained it, it is looked at here; and no weights are written.
+    plan = plan._replace(run=plan.run.replace(n_devices=None, checkpoints=()))
     environment = make_environments(plan.run)
     try:
         session = Session(define(plan.agent), environment, plan.run)
