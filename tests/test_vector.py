@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from operant.envs import Environment, vector
 from operant.envs.check import random_actions
 from operant.envs.inprocess import InProcess
+from operant.envs.remote import connect
 from operant.envs.vector import create, seed_of
 from operant.errors import EnvironmentError, SpecError, UsageError
 
@@ -364,6 +365,26 @@ def test_lists_of_environments(module):
         create(["CartPole-v1", "Pendulum-v1"], mode="in-process")
     with pytest.raises(UsageError, match=r"must have the same spaces. Worker 1 has"):
         create(["CartPole-v1", "Pendulum-v1"], mode="processes", num_workers=2)
+
+
+def test_one_object_is_not_several_environments(module):
+    env, text = (
+        gymnasium.make("CartPole-v1"),
+        "Received: environments {} and {} are the same '{}'. Make each by itself",
+    )
+    for several, message in (
+        ([env] * 4, text.format(0, 1, "CartPole-v1")),
+        (["CartPole-v1", env, gymnasium.wrappers.TimeLimit(env, 5)], text.format(1, 2, "CartPole-v1")),
+        ([Environment.create(env), Environment.create(env)], text.format(0, 1, "CartPole-v1")),
+        ([module.Count(length=1), count := module.Count(length=2), count], text.format(1, 2, "Count")),
+    ):
+        with pytest.raises(UsageError, match=message):
+            create(several)
+        with pytest.raises(UsageError, match=message):
+            connect(environments=several)
+    make = lambda: gymnasium.make("CartPole-v1")  # noqa: E731
+    for several in (["CartPole-v1"] * 2, [make] * 2, [{"environment": "CartPole-v1"}] * 2, [make(), make()]):
+        create(several, mode="in-process").close()
 
 
 def test_vectors_of_gymnasium_given_by_the_user():
