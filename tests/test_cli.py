@@ -154,6 +154,7 @@ def test_presets_are_legal():
         (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--weights", "none.tf"], "The weights 'none.tf' do not exist."),
         (["train", "ppo", "--resume", "nowhere"], "There is no run to resume in 'nowhere'"),
         (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--model", '[{"type": "dens"}]'], "dense"),
+        (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--run-dir", __file__ + "/x"], "run_dir must be in a folder: "),
         (["list", "agnets"], "operant cannot list 'agnets'. Did you mean 'agents'?"),
     ],
 )  # fmt: skip
@@ -285,6 +286,26 @@ def test_checkpoints_hold_the_best_weights_and_weights_start_from_them(tmp_path,
     }
     assert own.keys() == saved.keys()
     assert all(np.array_equal(own[k], saved[k]) for k in own)
+
+
+def test_what_the_system_refuses_is_told_in_a_line(capsys, monkeypatch):
+    def refuse(error):
+        def run(arguments):
+            raise error
+
+        monkeypatch.setattr("operant.cli.listing.run", run)
+
+    for error, message in (
+        (PermissionError(13, "Permission denied", "runs/x"), "operant: Permission denied: 'runs/x'\n"),
+        (OSError(28, "No space left on device"), "operant: No space left on device\n"),
+        (OSError("full"), "operant: full\n"),
+    ):
+        refuse(error)
+        assert main(["list", "agents"]) == 1
+        assert capsys.readouterr().err == message
+    refuse(ValueError("a fault of operant"))
+    with pytest.raises(ValueError, match="a fault of operant"):
+        main(["list", "agents"])
 
 
 def run_process(*arguments, **kwargs):

@@ -224,6 +224,23 @@ def test_native_environments_borrow_pictures(tmp_path):
         (["ppo", "--env", "jax:GridWorld", "--render"], "GridWorld"),
         (["ppo", "--env", "CartPole-v1", "--episods", "2"], "--episodes"),
         (["ppoo", "--env", "CartPole-v1"], "ppo"),
+        (
+            ["ppo", "--env", "x", "--video-dir", __file__],
+            "video_dir must be a folder: '.*' is a file. Received: video_dir=",
+        ),
+        (
+            ["ppo", "--env", "x", "--frame-dir", __file__ + "/in"],
+            "frame_dir must be a folder: .*frame_dir='.*/in'",
+        ),
+        (
+            ["ppo", "--env", "CartPole-v1", "--weights", "."],
+            "weights must be what --checkpoints wrote. Received: weights='.'.",
+        ),
+        (
+            ["ppo", "--env", "CartPole-v1", "--weights="],
+            "weights must be what --checkpoints wrote. Received: weights=''.",
+        ),
+        (["ppo", "--env", "CartPole-v1", "--weights", __file__], "weights must be what --checkpoints wrote"),
     ],
 )
 def test_mistakes_exit_with_2(arguments, message, capsys):

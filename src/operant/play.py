@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from operant.errors import SpaceError, SpecError, suggest
+from operant.errors import SpaceError, SpecError, as_folder, suggest
 from operant.spec import Config, option
 
 if TYPE_CHECKING:
@@ -49,7 +49,12 @@ class PlayConfig(Config):
     quiet: bool = option(False, "If specified, nothing is printed")
 
     def check(self) -> Iterator[str]:
-        """Refuse what contradicts itself."""
+        """Refuse what contradicts itself, and folders that cannot be made."""
+        for name in ("video_dir", "frame_dir"):
+            try:
+                as_folder(name, getattr(self, name) or ".")
+            except SpecError as fault:
+                yield str(fault)
         if self.policy is None:
             return
         if self.run_dir is not None or self.weights:

@@ -234,6 +234,8 @@ def _overlap(one: str | Path, other: str | Path) -> bool:
 
 def _expect_weights(models: Collection[str], paths: Sequence[str]) -> None:
     """Refuse paths that cannot be weights: what a run keeps beside them is easily taken for them."""
+    from operant import checkpoint
+
     for given in paths:
         path = Path(given)
         is_checkpoint = path.parent.name == "checkpoints" and path.name.startswith("step-")
@@ -245,8 +247,11 @@ def _expect_weights(models: Collection[str], paths: Sequence[str]) -> None:
             )
     _one_for_each(models, "weights", paths)
     for given in paths:
+        if checkpoint.is_checkpoint(given):
+            continue
         if not Path(given).exists():
             raise SpecError(f"The weights {given!r} do not exist.")
+        raise value_error("weights", "what --checkpoints wrote", given, "There is no manifest.json in it.")
 
 
 def _one_for_each(models: Collection[str], name: str, paths: Sequence[str]) -> None:

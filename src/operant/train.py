@@ -13,14 +13,14 @@ from operant import checkpoint, provenance, runtime
 from operant.agents.making import define
 from operant.envs.source import is_native
 from operant.envs.vector import VectorEnv
-from operant.errors import SpecError, UsageError
+from operant.errors import SpecError, UsageError, as_folder
 from operant.execution.config import PROCESSES, TOGETHER, RunConfig
 from operant.execution.records import Origin
 from operant.execution.training import Training
 from operant.session import Environments, Session
 from operant.spec import plain, read_json
 from operant.tracking import Console, History, TensorBoard, Tracker, WandB
-from operant.tracking.history import end_of
+from operant.tracking.history import check_place, end_of
 
 RESUMABLE = frozenset(
     {
@@ -212,10 +212,12 @@ def new_directory(run: RunConfig, agent: str) -> Path:
     """Choose the folder of a run, without making it.
 
     Raises:
+        SpecError: it would be inside a file.
         UsageError: that of the options is not empty.
     """
     if run.run_dir is not None:
         directory = Path(run.run_dir)
+        as_folder("run_dir", directory.parent, run.run_dir)
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise UsageError(
                 f"run_dir must be a new or empty folder. Received: run_dir={run.run_dir!r}. "
@@ -224,7 +226,7 @@ def new_directory(run: RunConfig, agent: str) -> Path:
         return directory
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     place = "".join(c if c.isalnum() or c in "-._" else "-" for c in run.env)
-    directory = Path("runs") / f"{agent.rpartition(':')[2]}-{place}-{stamp}"
+    directory = as_folder("run_dir", "runs", "runs") / f"{agent.rpartition(':')[2]}-{place}-{stamp}"
     for i in range(2, 1000):
         if not directory.exists():
             break
@@ -236,10 +238,13 @@ def history_origin(run: RunConfig) -> Origin:
     """Return where the history ends that a new run continues: nowhere, where it has one of its own.
 
     Raises:
-        SpecError: the history cannot be read.
+        SpecError: the history cannot be read, or not be continued.
         UsageError: it has gone as far already as the run is to go.
     """
-    origin = end_of(run.history_checkpoint) if run.history_checkpoint else Origin()
+    origin = Origin()
+    if run.history_checkpoint is not None:
+        check_place(run.history_checkpoint, "history_checkpoint")
+        origin = end_of(run.history_checkpoint)
     if run.max_steps is not None and 0 < run.max_steps <= origin.step:
         raise UsageError(
             f"The history {run.history_checkpoint!r} is continued, and it has {origin.step} steps already. "

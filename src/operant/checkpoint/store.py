@@ -263,6 +263,8 @@ def load_latest(directory: str | Path, like: Tree = None) -> tuple[Tree, dict[st
 
 def _standing(path: Path) -> Path:
     """The path, or what stands in for it since a writer was killed while replacing it."""
+    if not path.name:  # the root, or where the process is: nothing stands beside them
+        return path
     old = path.with_name(_REPLACED + path.name)
     return old if not path.exists() and old.exists() else path
 
