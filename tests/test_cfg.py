@@ -576,6 +576,18 @@ def test_kerass_own_files_of_weights_load_too(tmp_path):
     np.testing.assert_array_equal(one.get_weights()[0], two.get_weights()[0])
 
 
+def test_what_is_no_file_of_weights(tmp_path):
+    found = model(TINY, [2], (3,))
+    with pytest.raises(CheckpointError, match=r"The weights '.*nope.tf' do not exist\."):
+        found.load_weights(tmp_path / "nope.tf")
+    for other in (tmp_path, Path(__file__)):
+        with pytest.raises(
+            CheckpointError,
+            match=r"a folder with manifest.json\), or a file that ends with .weights.h5, .*Received",
+        ):
+            found.load_weights(other)
+
+
 # The files that come along
 
 
