@@ -1,6 +1,7 @@
 """The command line as a user sees it: help, messages, exit status, files."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -155,6 +156,15 @@ def test_presets_are_legal():
         (["train", "ppo", "--resume", "nowhere"], "There is no run to resume in 'nowhere'"),
         (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--model", '[{"type": "dens"}]'], "dense"),
         (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--run-dir", __file__ + "/x"], "run_dir must be in a folder: "),
+        (["train", "ppo", "--env", "x", "--model", "a.cfg", "b.cfg"], "Unknown argument 'b.cfg' for train ppo. --model takes one value. Received: --model a.cfg b.cfg.\n"),
+        (["tune", "ppo", "--n-trials", "3", "--model=a.cfg", "b.cfg"], "for tune ppo. --model takes one value. Received: --model=a.cfg b.cfg.\n"),
+        (["train", "ppo", "--qui", "yes"], "Unknown argument 'yes' for train ppo. --quiet takes no value. Received: --qui yes.\n"),
+        (["train", "ppo", "stray", "--quiet"], "Unknown argument 'stray' for train ppo.\n"),
+        (["train", "ppo", "lr", "--quiet"], "Unknown argument 'lr' for train ppo. Did you mean '--lr'?\n"),
+        (["play", "ppo", ".", "--episodes", "2"], "'.' brings its agent. Leave ppo out: operant play .\n"),
+        (["play", "ppo", "nowhere"], "There is neither an agent nor a folder 'nowhere'."),
+        (["play", "nosuchrun"], "There is neither an agent nor a folder 'nosuchrun'. `operant list agents`"),
+        (["play", "ppoo"], "There is neither an agent nor a folder 'ppoo'. Did you mean 'ppo'? "),
         (["list", "agnets"], "operant cannot list 'agnets'. Did you mean 'agents'?"),
     ],
 )  # fmt: skip
@@ -241,6 +251,13 @@ def test_train_writes_a_run_that_an_agent_loads_and_that_resumes(capsys, tmp_pat
     assert (history["episode_reward"] == second["episode_reward"]).all()
     err = fails(capsys, "train", "--resume", "run", "--max-steps", "600", "--lr", "1")
     assert "lr cannot change when a run is resumed" in err
+    before = (run / "run.json").read_text()
+    for steps in ("512", "300"):
+        err = fails(capsys, "train", "--resume", "run", "--max-steps", steps)
+        assert re.search(
+            rf"The run in 'run' has 5\d\d steps already. Received: max_steps={steps}. Give more", err
+        )
+    assert (run / "run.json").read_text() == before
     assert "Unknown flag '--lrr'" in fails(capsys, "train", "--resume=run", "--lrr", "1")
     err = fails(capsys, "train", "ppo", "--resume", "run", "--lr", "1.0")
     assert "lr cannot change when a run is resumed" in err

@@ -49,8 +49,8 @@ class BackendError(OperantError, RuntimeError):
     """JAX or Keras is set up in a way that operant cannot work with."""
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
-    """Return `` Did you mean 'x'?`` for the closest of the known names, else the list of them.
+def suggest(name: str, known: Iterable[str], *, listed: bool = True) -> str:
+    """Return `` Did you mean 'x'?`` for the closest of the known names, else the list of them, or with `listed` off nothing.
 
     >>> suggest("ppoo", ["ppo", "dqn"])
     " Did you mean 'ppo'?"
@@ -59,7 +59,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     if close:
         return f" Did you mean {close[0]!r}?"
-    return f" Known: {', '.join(names)}." if names else ""
+    return f" Known: {', '.join(names)}." if names and listed else ""
 
 
 def value_error(argument: str, must: str, received: object, remedy: str = "") -> SpecError:

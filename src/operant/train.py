@@ -13,7 +13,7 @@ from operant import checkpoint, provenance, runtime
 from operant.agents.making import define
 from operant.envs.source import is_native
 from operant.envs.vector import VectorEnv
-from operant.errors import SpecError, UsageError, as_folder
+from operant.errors import CheckpointError, SpecError, UsageError, as_folder
 from operant.execution.config import PROCESSES, TOGETHER, RunConfig
 from operant.execution.records import Origin
 from operant.execution.training import Training
@@ -57,6 +57,7 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
 
     Raises:
         SpecError: there is no run in the folder, or an option may not change.
+        UsageError: the run has gone as far already as it is to go now.
     """
     directory = Path(directory)
     file = directory / "run.json"
@@ -70,7 +71,24 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
             )
     alone = dict.fromkeys(PROCESSES)
     run = RunConfig.from_dict({**saved["run"], **alone, **changes, "run_dir": str(directory)})
+    reached = 0 if changes.get("max_steps") is None else _reached(directory)
+    if run.max_steps is not None and 0 < run.max_steps <= reached:
+        raise UsageError(
+            f"The run in {str(directory)!r} has {reached} steps already. Received: max_steps={run.max_steps}. "
+            "Give more, which counts them in."
+        )
     return Plan(saved["agent"], {}, run, directory)
+
+
+def _reached(directory: Path) -> int:
+    """Return the step of a run's newest checkpoint; 0 where none can be read."""
+    for path in reversed(checkpoint.list_checkpoints(directory / "checkpoints")):
+        try:
+            saved = checkpoint.read_header(path)["training"]
+            return int(saved["step"]) + int(saved.get("origin", {}).get("step", 0))
+        except (CheckpointError, KeyError):
+            continue  # as `latest` does, which says so
+    return 0
 
 
 def train(plan: Plan, command: str | None = None) -> Result:
