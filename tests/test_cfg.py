@@ -311,6 +311,7 @@ def test_normalisation_of_both_types():
             "[dense-0]\ninitializer=orthogonl",
             r"Received: initializer='orthogonl'. Did you mean 'orthogonal'\?",
         ),
+        ("[dense-0]\ninitializer=foo", r"initializer must be one of [^.]*\. Received: initializer='foo'\.$"),
         ("[dense-0]\nactivation=rellu", r"\[dense-0\]: Unknown activation 'rellu'. Did you mean 'relu'\?"),
         ("[dense-0]\ngain=2\noutput=1", r"gain=2 has nothing to scale. Add initializer=orthogonal, say"),
         ("[dense-0]\ninitializer=zeros\ngain=2", "gain=2 has nothing to scale. Leave it out"),

@@ -140,7 +140,9 @@ def test_presets_are_legal():
         (["trian"], "Unknown command 'trian'. Did you mean 'train'?"),
         (["train", "ppoo", "--env", "x"], "Unknown agent 'ppoo'. Did you mean 'ppo'?"),
         (["train", "ppo", "--evn", "x"], "Unknown flag '--evn' for train ppo. Did you mean '--env'?"),
-        (["train", "ppo", "--env", "CartPole-v1"], "train requires --target-reward or --max-steps"),
+        (["train", "ppo", "--env", "CartPole-v1"], "train requires --target-reward or --max-steps: without them it would not end.\n"),
+        (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--lr", "inf"], "lr must be a finite number. Received: lr=inf."),
+        (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--seed", "1e10"], "at most 4294967295. Received: seed=10000000000."),
         (["train", "ppo", "--max-steps", "10"], "env must be given"),
         (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "x"], "--max-steps must be a whole number. Received: 'x'."),
         (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--gamma", "2"], "gamma must be at least 0 and at most 1. Received: gamma=2.0."),
@@ -303,6 +305,20 @@ def test_checkpoints_hold_the_best_weights_and_weights_start_from_them(tmp_path,
     }
     assert own.keys() == saved.keys()
     assert all(np.array_equal(own[k], saved[k]) for k in own)
+
+
+def test_tables_break_paths_at_slashes_and_names_have_room(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert tables.wrap("Url (default: studies/STUDY/study.db)", 15) == [
+        "Url (default:",
+        "studies/STUDY/",
+        "study.db)",
+    ]
+    assert tables.wrap("studies/STUDY/study.db", 22) == ["studies/STUDY/study.db"]
+    assert tables.wrap("a/bb/cc dd", 6) == ["a/bb/", "cc dd"] and tables.wrap("", 9) == [""]
+    lines = tables.name_lines({"ppo": "word " * 12, "dueling_dqn": "text"})
+    assert lines[0].startswith("    ppo         word") and lines[-1] == "    dueling_dqn text"
+    assert lines[1].startswith(" " * 16 + "word") and max(map(len, lines)) <= 60
 
 
 def test_what_the_system_refuses_is_told_in_a_line(capsys, monkeypatch):

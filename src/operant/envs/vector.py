@@ -322,7 +322,7 @@ def processors() -> int:
 
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
     if value not in known:
-        hint = suggest(value, known) if isinstance(value, str) else ""
+        hint = suggest(value, known, listed=False) if isinstance(value, str) else ""
         raise value_error(name, f"one of {', '.join(map(repr, known))}", value, hint.strip())
 
 

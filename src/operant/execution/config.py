@@ -122,7 +122,7 @@ class RunConfig(Config):
         if not self.env:
             yield "env must be given: an environment id such as CartPole-v1. See `operant list` for ids."
         if self.max_steps is None and self.target_reward is None:
-            yield "train requires --target-reward or --max-steps (max_steps or target_reward)."
+            yield "train requires --target-reward or --max-steps: without them it would not end."
         if self.history_checkpoint is not None and Path(self.history_checkpoint).suffix != ".parquet":
             must = "a path that ends with .parquet"
             yield str(value_error("history_checkpoint", must, self.history_checkpoint))
