@@ -311,6 +311,7 @@ def test_normalisation_of_both_types():
             "[dense-0]\ninitializer=orthogonl",
             r"Received: initializer='orthogonl'. Did you mean 'orthogonal'\?",
         ),
+        ("[dense-0]\ninitializer=foo", r"initializer must be one of [^.]*\. Received: initializer='foo'\.$"),
         ("[dense-0]\nactivation=rellu", r"\[dense-0\]: Unknown activation 'rellu'. Did you mean 'relu'\?"),
         ("[dense-0]\ngain=2\noutput=1", r"gain=2 has nothing to scale. Add initializer=orthogonal, say"),
         ("[dense-0]\ninitializer=zeros\ngain=2", "gain=2 has nothing to scale. Leave it out"),
@@ -574,6 +575,18 @@ def test_kerass_own_files_of_weights_load_too(tmp_path):
     one.save_weights(tmp_path / "w.weights.h5")
     two.load_weights(tmp_path / "w.weights.h5").expect_partial()
     np.testing.assert_array_equal(one.get_weights()[0], two.get_weights()[0])
+
+
+def test_what_is_no_file_of_weights(tmp_path):
+    found = model(TINY, [2], (3,))
+    with pytest.raises(CheckpointError, match=r"The weights '.*nope.tf' do not exist\."):
+        found.load_weights(tmp_path / "nope.tf")
+    for other in (tmp_path, Path(__file__)):
+        with pytest.raises(
+            CheckpointError,
+            match=r"a folder with manifest.json\), or a file that ends with .weights.h5, .*Received",
+        ):
+            found.load_weights(other)
 
 
 # The files that come along

@@ -190,7 +190,7 @@ def test_header_takes_what_is_plain_data(tmp_path):
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", ".tmp-x", "/etc", "a\0"])
 def test_names_cannot_leave_the_folder(tmp_path, name):
-    with pytest.raises(SpecError, match="name must be letters"):
+    with pytest.raises(SpecError, match="name must be made of letters"):
         checkpoint.save(tmp_path, {}, {}, name=name)
 
 
@@ -283,6 +283,56 @@ def test_what_killed_writers_left_is_used_or_removed(tmp_path):
     assert checkpoint.load(tmp_path / "a")[1] == {"name": "a"}
     save(tmp_path, "c")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "c"]
+    assert names(tmp_path) == ["a", "c"]
+
+
+def user_folder(folder):
+    """A folder with what someone would miss."""
+    folder.mkdir(parents=True)
+    (folder / "thesis.txt").write_text("years of work")
+    return folder
+
+
+def test_only_checkpoints_and_empty_folders_are_replaced(tmp_path):
+    user_folder(tmp_path / "mine")
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    save(tmp_path / "more", "a")
+    (tmp_path / "more" / "a" / "notes.txt").write_text("text")  # a checkpoint, but not only that
+    before = sorted(tmp_path.rglob("*"))
+    for place, name in ((tmp_path, "mine"), (tmp_path, "file"), (tmp_path, "link"), (tmp_path / "more", "a")):
+        assert not checkpoint.replaceable(place / name)
+        with pytest.raises(CheckpointError, match=rf"{name} is not a checkpoint, or holds .* another name"):
+            save(place, name)
+    assert sorted(tmp_path.rglob("*")) == before  # neither moved nor left half-way
+    with pytest.raises(SpecError, match="directory must be a folder: '.*file' is a file.*Give another path"):
+        save(tmp_path / "file" / "inside", "a")
+    (tmp_path / "empty").mkdir()
+    for _ in range(2):
+        assert checkpoint.replaceable(tmp_path / "empty")
+        save(tmp_path, "empty")
+    assert checkpoint.load(tmp_path / "empty")[1] == {"name": "empty"}
+
+
+def test_cleaning_up_leaves_what_others_named_alike(tmp_path):
+    user_folder(tmp_path / ".tmp-mine")
+    user_folder(tmp_path / ".old-a")
+    (tmp_path / ".tmp-file").write_text("text")
+    with pytest.raises(CheckpointError, match=".old-a is not a checkpoint"):
+        save(tmp_path, "a")  # it would be the place of the one that is replaced
+    save(tmp_path, "b")
+    save(tmp_path, "b")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".old-a", ".tmp-file", ".tmp-mine", "b"]
+    assert (tmp_path / ".old-a" / "thesis.txt").exists() and (tmp_path / ".tmp-mine" / "thesis.txt").exists()
+
+
+def test_old_checkpoints_with_files_of_others_are_kept(tmp_path):
+    for name in ("a", "b"):
+        save(tmp_path, name)
+        (tmp_path / name / "notes.txt").write_text("text")
+        if name == "b":
+            (tmp_path / name / "notes.txt").unlink()
+    save(tmp_path, "c", keep=1)
     assert names(tmp_path) == ["a", "c"]
 
 

@@ -1,6 +1,7 @@
 """The command line as a user sees it: help, messages, exit status, files."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -139,7 +140,9 @@ def test_presets_are_legal():
         (["trian"], "Unknown command 'trian'. Did you mean 'train'?"),
         (["train", "ppoo", "--env", "x"], "Unknown agent 'ppoo'. Did you mean 'ppo'?"),
         (["train", "ppo", "--evn", "x"], "Unknown flag '--evn' for train ppo. Did you mean '--env'?"),
-        (["train", "ppo", "--env", "CartPole-v1"], "train requires --target-reward or --max-steps"),
+        (["train", "ppo", "--env", "CartPole-v1"], "train requires --target-reward or --max-steps: without them it would not end.\n"),
+        (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--lr", "inf"], "lr must be a finite number. Received: lr=inf."),
+        (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--seed", "1e10"], "at most 4294967295. Received: seed=10000000000."),
         (["train", "ppo", "--max-steps", "10"], "env must be given"),
         (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "x"], "--max-steps must be a whole number. Received: 'x'."),
         (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--gamma", "2"], "gamma must be at least 0 and at most 1. Received: gamma=2.0."),
@@ -154,6 +157,16 @@ def test_presets_are_legal():
         (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--weights", "none.tf"], "The weights 'none.tf' do not exist."),
         (["train", "ppo", "--resume", "nowhere"], "There is no run to resume in 'nowhere'"),
         (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--model", '[{"type": "dens"}]'], "dense"),
+        (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--run-dir", __file__ + "/x"], "run_dir must be in a folder: "),
+        (["train", "ppo", "--env", "x", "--model", "a.cfg", "b.cfg"], "Unknown argument 'b.cfg' for train ppo. --model takes one value. Received: --model a.cfg b.cfg.\n"),
+        (["tune", "ppo", "--n-trials", "3", "--model=a.cfg", "b.cfg"], "for tune ppo. --model takes one value. Received: --model=a.cfg b.cfg.\n"),
+        (["train", "ppo", "--qui", "yes"], "Unknown argument 'yes' for train ppo. --quiet takes no value. Received: --qui yes.\n"),
+        (["train", "ppo", "stray", "--quiet"], "Unknown argument 'stray' for train ppo.\n"),
+        (["train", "ppo", "lr", "--quiet"], "Unknown argument 'lr' for train ppo. Did you mean '--lr'?\n"),
+        (["play", "ppo", ".", "--episodes", "2"], "'.' brings its agent. Leave ppo out: operant play .\n"),
+        (["play", "ppo", "nowhere"], "There is neither an agent nor a folder 'nowhere'."),
+        (["play", "nosuchrun"], "There is neither an agent nor a folder 'nosuchrun'. `operant list agents`"),
+        (["play", "ppoo"], "There is neither an agent nor a folder 'ppoo'. Did you mean 'ppo'? "),
         (["list", "agnets"], "operant cannot list 'agnets'. Did you mean 'agents'?"),
     ],
 )  # fmt: skip
@@ -163,6 +176,45 @@ def test_refusals_say_what_is_wrong_and_leave_nothing_behind(
     monkeypatch.chdir(tmp_path)
     assert message in fails(capsys, *arguments)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        (("mine", "b"), "checkpoints must be new paths, or weights that were written before. Received: checkpoints='mine'"),
+        (("file", "b"), "Received: checkpoints='file'. Something else is there, which would be lost."),
+        (("file/a", "b"), "checkpoints must be in a folder: 'file' is a file. Received: checkpoints='file/a'."),
+        (("a model.tf", "b"), "checkpoints must be paths whose last part is made of letters, digits"),
+        (("b", "ddpg+gae.tf"), "with no '.' or '-' in front. Received: checkpoints='ddpg+gae.tf'."),
+        (("b", "."), "Received: checkpoints='.'."),
+        (("b", ".."), "Received: checkpoints='..'."),
+        (("b", "/"), "Received: checkpoints='/'."),
+        (("b", ""), "Received: checkpoints=''."),
+        (("a", "a"), "checkpoints must be different paths, none inside another, one for each model"),
+        (("a", "x/../a"), "Received: checkpoints=['a', 'x/../a']."),
+        (("a", "a/b"), "checkpoints must be different paths"),
+        (("a", "runs"), "checkpoints must be paths other than 'runs/a/checkpoints', which is written too."),
+        (("a", "runs/a/checkpoints/b"), "Received: checkpoints='runs/a/checkpoints/b'."),
+        (("a", "h.parquet"), "checkpoints must be paths other than 'h.parquet'"),
+    ],
+)  # fmt: skip
+def test_places_of_weights_are_checked_before_training(paths, message, capsys, tmp_path, monkeypatch):
+    """DDPG has two models; its weights would be written in the midst of training."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    (tmp_path / "file").write_text("text")
+    before = sorted(tmp_path.rglob("*"))
+    command = ["train", "ddpg", "--env", "Pendulum-v1", "--max-steps", "10", "--run-dir", "runs/a"]
+    small = [
+        "--actor-model",
+        '[{"type": "dense", "size": 2}]',
+        "--critic-model",
+        '[{"type": "dense", "size": 2}]',
+    ]
+    history = ["--history-checkpoint", "h.parquet"]
+    assert message in fails(capsys, *command, *small, *history, "--checkpoints", *paths)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_train_writes_a_run_that_an_agent_loads_and_that_resumes(capsys, tmp_path, monkeypatch):
@@ -201,6 +253,13 @@ def test_train_writes_a_run_that_an_agent_loads_and_that_resumes(capsys, tmp_pat
     assert (history["episode_reward"] == second["episode_reward"]).all()
     err = fails(capsys, "train", "--resume", "run", "--max-steps", "600", "--lr", "1")
     assert "lr cannot change when a run is resumed" in err
+    before = (run / "run.json").read_text()
+    for steps in ("512", "300"):
+        err = fails(capsys, "train", "--resume", "run", "--max-steps", steps)
+        assert re.search(
+            rf"The run in 'run' has 5\d\d steps already. Received: max_steps={steps}. Give more", err
+        )
+    assert (run / "run.json").read_text() == before
     assert "Unknown flag '--lrr'" in fails(capsys, "train", "--resume=run", "--lrr", "1")
     err = fails(capsys, "train", "ppo", "--resume", "run", "--lr", "1.0")
     assert "lr cannot change when a run is resumed" in err
@@ -246,6 +305,40 @@ def test_checkpoints_hold_the_best_weights_and_weights_start_from_them(tmp_path,
     }
     assert own.keys() == saved.keys()
     assert all(np.array_equal(own[k], saved[k]) for k in own)
+
+
+def test_tables_break_paths_at_slashes_and_names_have_room(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert tables.wrap("Url (default: studies/STUDY/study.db)", 15) == [
+        "Url (default:",
+        "studies/STUDY/",
+        "study.db)",
+    ]
+    assert tables.wrap("studies/STUDY/study.db", 22) == ["studies/STUDY/study.db"]
+    assert tables.wrap("a/bb/cc dd", 6) == ["a/bb/", "cc dd"] and tables.wrap("", 9) == [""]
+    lines = tables.name_lines({"ppo": "word " * 12, "dueling_dqn": "text"})
+    assert lines[0].startswith("    ppo         word") and lines[-1] == "    dueling_dqn text"
+    assert lines[1].startswith(" " * 16 + "word") and max(map(len, lines)) <= 60
+
+
+def test_what_the_system_refuses_is_told_in_a_line(capsys, monkeypatch):
+    def refuse(error):
+        def run(arguments):
+            raise error
+
+        monkeypatch.setattr("operant.cli.listing.run", run)
+
+    for error, message in (
+        (PermissionError(13, "Permission denied", "runs/x"), "operant: Permission denied: 'runs/x'\n"),
+        (OSError(28, "No space left on device"), "operant: No space left on device\n"),
+        (OSError("full"), "operant: full\n"),
+    ):
+        refuse(error)
+        assert main(["list", "agents"]) == 1
+        assert capsys.readouterr().err == message
+    refuse(ValueError("a fault of operant"))
+    with pytest.raises(ValueError, match="a fault of operant"):
+        main(["list", "agents"])
 
 
 def run_process(*arguments, **kwargs):

@@ -1,6 +1,7 @@
 """A history that a later run continues: its counts go on, and its best is what has to be beaten."""
 
 import json
+import re
 
 import gymnasium
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from operant import PPO, checkpoint
 from operant.cli import main
+from operant.errors import SpecError
 from operant.execution.episodes import Score
 from operant.execution.records import Episode, Origin
 from operant.tracking import History, read_history
@@ -61,6 +63,27 @@ def test_steps_that_the_history_has_count(tmp_path, monkeypatch, capsys):
         in capsys.readouterr().err
     )
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("h.csv", "history_checkpoint must be a path that ends with .parquet. Received: history_checkpoint='h.csv'."),
+        ("file/h.parquet", "history_checkpoint must be in a folder: 'file' is a file. Received: history_checkpoint='file/h.parquet'."),
+        ("file.parquet", "Received: history_checkpoint='file.parquet'. Give another path: operant makes a folder"),
+    ],
+)  # fmt: skip
+def test_a_history_that_is_refused_leaves_no_run_behind(path, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write("h.parquet")
+    next((tmp_path / "h.parquet").iterdir()).rename("file.parquet")  # rows that can be read, not continued
+    (tmp_path / "file").write_text("text")
+    command = [*COMMON[:-1], path, "--run-dir", "run", "--max-steps", "2000"]
+    assert main(["train", "ppo", *command]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(SpecError, match=re.escape(message)):
+        PPO("CartPole-v1", history_checkpoint=path)
 
 
 def test_fit_counts_on_once(tmp_path, monkeypatch):

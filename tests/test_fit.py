@@ -249,6 +249,7 @@ def test_actor_and_critic_may_be_compiled_with_learning_rates_of_their_own():
             lambda: operant.DQN("CartPole-v1", NET, [ReplayBuffer1(64)], n_envs=4),
             "one for each environment. Received: 1 for 4 environments",
         ),
+        (lambda: operant.PPO([gymnasium.make("CartPole-v1")] * 4), "environments 0 and 1 are the same 'CartPole-v1'"),
         (lambda: operant.PPO([]), "envs must be at least one environment"),
         (lambda: operant.PPO("CartPole-v1", NET, [], quiet=True), "PPO takes envs, model. Received: 3 positional"),
         (lambda: operant.PPO("CartPole-v1", NET, model=NET), "got 'model' twice"),

@@ -72,6 +72,16 @@ def test_letters_are_used_once():
         ("-a ppo -e CartPole-v11 -n 3", "Unknown environment|Did you mean"),
         ("-a ppo -e CartPole-v1 -n 3 --num-parallel 1", "num_parallel must be at least 2"),
         ("-a ppo -e CartPole-v1 -n 3 --num-parallel 2 --visualize-directory x", "films a single environment"),
+        (f"-a ppo -e CartPole-v1 -n 3 -c {__file__}/x", "checkpoints must be in a folder: '.*' is a file"),
+        (f"-a ppo -e CartPole-v1 -n 3 --path {__file__}/x", "path must be in a folder: '.*' is a file"),
+        (
+            "-a ppo -e CartPole-v1 -n 3 -c /,tmp",
+            "the name of a new agent or of a saved one. .* would be lost",
+        ),
+        (
+            "-a ppo -e CartPole-v1 -n 3 -c out,my.agent+",
+            "a name that is made of letters, digits.*='out,my.agent\\+'",
+        ),
         ("-a ppo -e CartPole-v1 -n 3 --host here", "host is for servers and clusters"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -224,10 +225,26 @@ def test_native_environments_borrow_pictures(tmp_path):
         (["ppo", "--env", "jax:GridWorld", "--render"], "GridWorld"),
         (["ppo", "--env", "CartPole-v1", "--episods", "2"], "--episodes"),
         (["ppoo", "--env", "CartPole-v1"], "ppo"),
+        (
+            ["ppo", "--env", "x", "--video-dir", __file__],
+            "video_dir must be a folder: '.*' is a file. Received: video_dir=",
+        ),
+        (
+            ["ppo", "--env", "x", "--frame-dir", __file__ + "/in"],
+            "frame_dir must be a folder: .*frame_dir='.*/in'",
+        ),
+        (
+            ["ppo", "--env", "CartPole-v1", "--weights", "."],
+            "weights must be what --checkpoints wrote. Received: weights='.'.",
+        ),
+        (
+            ["ppo", "--env", "CartPole-v1", "--weights="],
+            "weights must be what --checkpoints wrote. Received: weights=''.",
+        ),
+        (["ppo", "--env", "CartPole-v1", "--weights", __file__], "weights must be what --checkpoints wrote"),
     ],
 )
 def test_mistakes_exit_with_2(arguments, message, capsys):
-    import re
 
     if not arguments:
         with pytest.raises(SpecError, match=message):
@@ -319,6 +336,32 @@ def test_an_exported_policy_plays_as_the_run_does(trained, tmp_path, capsys, for
     assert "Total reward: " in capsys.readouterr().out
     assert main(["play", path, "--env", "Pendulum-v1"]) == 2
     assert "does not fit Pendulum-v1" in capsys.readouterr().err
+
+
+def test_a_saved_agent_in_an_environment_that_is_not_like_its_own(tmp_path, capsys):
+    with operant.Environment.create("CartPole-v1") as env:
+        agent = operant.Agent.create(agent="ppo", environment=env, model=[{"type": "dense", "size": 4}])
+    agent.save(tmp_path)
+    agent.close()
+    assert main(["play", str(tmp_path), "--env", "Pendulum-v1"]) == 2
+    err = capsys.readouterr().err
+    assert (
+        "trained on other states than those of Pendulum-v1. Its own: state float (4,). The environment's: state float (3,)."
+        in err
+    )
+    assert "does not fit what" not in err
+    three = lambda: gymnasium.wrappers.TransformAction(  # noqa: E731
+        gymnasium.make("CartPole-v1"), lambda action: action % 2, gymnasium.spaces.Discrete(3)
+    )
+    gymnasium.register("Three-v0", entry_point=three)
+    try:
+        assert main(["play", str(tmp_path), "--env", "Three-v0"]) == 2
+    finally:
+        del gymnasium.registry["Three-v0"]
+    assert (
+        "Its own: action int () below 2. The environment's: action int () below 3." in capsys.readouterr().err
+    )
+    assert main(["play", str(tmp_path), "--env", "CartPole-v1"]) == 0
 
 
 @pytest.mark.parametrize(

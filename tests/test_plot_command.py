@@ -117,6 +117,7 @@ def test_history_interval_thins_the_histories(tmp_path):
         (["nowhere"], "There is no run or history 'nowhere'."),
         (["empty"], "'empty' is neither a run (a folder with run.json)"),
         (["run", "--out", "x.gif"], "out must be a file that ends with .png, .svg or .pdf. Received: out='x.gif'."),
+        (["run", "--out", "scores.json/x.png"], "out must be in a folder: 'scores.json' is a file. Received: out='scores.json/x.png'."),
         (["run", "--agents", "a", "b"], "agents must name each of the 1 histories. Received 2 names: a, b."),
         (["run", "--plot", "mean_rewards"], "Did you mean 'mean_reward'?"),
         (["run", "--bench", "hours"], "benchmark must be"),

@@ -419,6 +419,7 @@ def test_num_parallel_in_two_ways_with_one_agent(agent):
         (SpecError, {"environment": Walk, "num_parallel": 2.0}, "num_parallel must be a whole number"),
         (UsageError, {"environments": [Walk, Walk], "num_parallel": 3}, "num_parallel=3 does not fit the 2 environments"),
         (UsageError, {"environment": Walk(), "num_parallel": 2}, "is one object and cannot run 2 times"),
+        (UsageError, {"environments": [Walk()] * 2}, "environments 0 and 1 are the same 'Walk'"),
         (UsageError, {"environment": Walk, "evaluation": True}, r"use run\(evaluation=True\)"),
         (SpecError, {"environment": Walk, "evaluation": 1}, "evaluation must be True or False"),
         (SpecError, {"environment": Walk, "remote": "multiprocesing"}, "Did you mean 'multiprocessing'"),

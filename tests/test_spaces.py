@@ -742,6 +742,18 @@ def test_faults_of_gymnasium_spaces(observation, action, options, message):
         from_gymnasium(observation, action, **options)
 
 
+def test_faults_within_gymnasium_spaces_say_where():
+    empty, large = gym.Box(-1.0, 1.0, (0,)), gym.Discrete(2**40)
+    for observation, action, message in (
+        (empty, gym.Discrete(2), r"^The state space Box\(.*\): shape must be made of whole numbers of at least 1. Received: shape=\(0,\)"),
+        (BOX, gym.Dict(a=gym.Tuple([empty])), r"^The action space 'a/0' Box\(.*: shape must be"),
+        (BOX, large, r"^The action space Discrete\(1099511627776\): num_values must be small enough for dtype int32"),
+        (large, BOX, "^The state space Discrete"),
+    ):  # fmt: skip
+        with pytest.raises(SpecError, match=message):
+            from_gymnasium(observation, action)
+
+
 class Nested(gymnasium.Env):
     """Gives what its observation space samples, and refuses actions outside its action space."""
 

@@ -108,6 +108,19 @@ def test_values_take_one_form(given, held):
     assert type(value) is type(held)
 
 
+class Unlimited(Config):
+    rate: float = option(1.0, "Has no upper bound", low=0.0)
+    seed: int = option(0, "Has a large one", low=0, high=2**32 - 1)
+
+
+def test_infinity_is_no_value_and_large_bounds_are_whole():
+    for value in (float("inf"), np.float32("inf")):
+        with pytest.raises(SpecError, match=r"^rate must be a finite number. Received: rate=inf\.$"):
+            Unlimited(rate=value)
+    with pytest.raises(SpecError, match=r"seed must be at least 0 and at most 4294967295\. Received"):
+        Unlimited(seed=2**32)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -312,7 +325,13 @@ schedules = st.one_of(
         )
     ),
 )
-leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5)
+)
 layers = st.recursive(
     leaves,
     lambda inner: (

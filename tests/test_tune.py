@@ -490,6 +490,7 @@ def test_help_lists_every_flag_and_fits_the_terminal(agent, capsys, monkeypatch)
         for name in options(cls):
             assert (f"| {tables.flag(name)} " in out) == (name not in NOT_TUNED), name
     assert all(len(line) <= 80 for line in out.splitlines())
+    assert "in the run's" not in out and "run's folder" not in " ".join(out.split())  # trials have none
     assert main(["tune", agent, "--help"]) == 0
     assert capsys.readouterr().out == out
 

@@ -1,8 +1,10 @@
 """Vectors of environments: the stream with next-step autoreset, all modes alike, faults, and workers that die."""
 
+import json
 import logging
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +20,9 @@ from hypothesis import strategies as st
 
 from operant.envs import Environment, vector
 from operant.envs.check import random_actions
+from operant.envs.faults import raised_at
 from operant.envs.inprocess import InProcess
+from operant.envs.remote import connect
 from operant.envs.vector import create, seed_of
 from operant.errors import EnvironmentError, SpecError, UsageError
 
@@ -72,6 +76,15 @@ class Idle(Count):
 
     def step(self, action):
         return super().step(0)
+
+
+class Once(Count):
+    """Can begin an episode once only."""
+
+    def reset(self, *, seed=None, options=None):
+        if hasattr(self, "t"):
+            raise ValueError("worn out")
+        return super().reset(seed=seed)
 
 
 class Fragile(Count):
@@ -366,6 +379,26 @@ def test_lists_of_environments(module):
         create(["CartPole-v1", "Pendulum-v1"], mode="processes", num_workers=2)
 
 
+def test_one_object_is_not_several_environments(module):
+    env, text = (
+        gymnasium.make("CartPole-v1"),
+        "Received: environments {} and {} are the same '{}'. Make each by itself",
+    )
+    for several, message in (
+        ([env] * 4, text.format(0, 1, "CartPole-v1")),
+        (["CartPole-v1", env, gymnasium.wrappers.TimeLimit(env, 5)], text.format(1, 2, "CartPole-v1")),
+        ([Environment.create(env), Environment.create(env)], text.format(0, 1, "CartPole-v1")),
+        ([module.Count(length=1), count := module.Count(length=2), count], text.format(1, 2, "Count")),
+    ):
+        with pytest.raises(UsageError, match=message):
+            create(several)
+        with pytest.raises(UsageError, match=message):
+            connect(environments=several)
+    make = lambda: gymnasium.make("CartPole-v1")  # noqa: E731
+    for several in (["CartPole-v1"] * 2, [make] * 2, [{"environment": "CartPole-v1"}] * 2, [make(), make()]):
+        create(several, mode="in-process").close()
+
+
 def test_vectors_of_gymnasium_given_by_the_user():
     makers = [lambda: gymnasium.make("CartPole-v1")] * 3
     env = create(SyncVectorEnv(makers, copy=False))  # it writes to its arrays again
@@ -466,7 +499,7 @@ def test_registered_here_made_there(module):
 @pytest.mark.parametrize("mode", ["in-process", "processes"])
 def test_faults_name_the_environment(module, mode):
     faults = {
-        1: "Environment 2 of 'Count' raised RuntimeError in step: the motor is stuck",
+        1: r"Environment 2 of 'Count' raised RuntimeError in step: the motor is stuck \(.*count_envs.py, line \d+: raise Runtime",
         4: r"Environment 2 of 'Count' .step 2 of its episode.: The state must be finite. Received: nan at index .0,.",
         5: "Environment 2 of 'Count' .step 2 of its episode.: The reward must be finite. Received: inf",
         6: r"Environment 2 of 'Count'.*must have shape \(3\). Received: shape \(2,\)",
@@ -482,6 +515,32 @@ def test_faults_name_the_environment(module, mode):
             if mode == "processes" and action == 1:
                 assert 'count_envs.py", line' in str(error.value)  # where it was raised
         assert env.restarts == 0
+
+
+@pytest.mark.parametrize("mode", ["in-process", "processes"])
+def test_a_reset_that_follows_an_episode_is_not_called_a_step(module, mode):
+    with create(module.Once, 2, mode, num_workers=1, length=2) as env:
+        env.reset(0)
+        env.step(act(0, 0))
+        assert env.step(act(0, 0)).terminated.all()
+        with pytest.raises(
+            EnvironmentError, match=r"0 of 'Once' raised ValueError in reset: worn out \(.*count_envs.py"
+        ):
+            env.step(act(0, 0))
+
+
+def test_where_an_error_was_raised():
+    def divide():
+        return 1 / 0
+
+    def parse():
+        return json.loads("{")  # raised inside of the library, which is not the place to look at
+
+    for call, line in ((divide, "return 1 / 0"), (parse, 'return json.loads\\("{"\\)')):
+        with pytest.raises(ValueError if call is parse else ZeroDivisionError) as raised:
+            call()
+        assert re.match(rf"^ \({__file__}, line \d+: {line}", raised_at(raised.value))
+    assert raised_at(ValueError("never raised")) == ""
 
 
 def test_how_often_observations_are_looked_at(module):

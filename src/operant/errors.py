@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import numbers
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 
@@ -48,8 +49,8 @@ class BackendError(OperantError, RuntimeError):
     """JAX or Keras is set up in a way that operant cannot work with."""
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
-    """Return `` Did you mean 'x'?`` for the closest of the known names, else the list of them.
+def suggest(name: str, known: Iterable[str], *, listed: bool = True) -> str:
+    """Return `` Did you mean 'x'?`` for the closest of the known names, else the list of them, or with `listed` off nothing.
 
     >>> suggest("ppoo", ["ppo", "dqn"])
     " Did you mean 'ppo'?"
@@ -58,7 +59,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     if close:
         return f" Did you mean {close[0]!r}?"
-    return f" Known: {', '.join(names)}." if names else ""
+    return f" Known: {', '.join(names)}." if names and listed else ""
 
 
 def value_error(argument: str, must: str, received: object, remedy: str = "") -> SpecError:
@@ -86,3 +87,28 @@ def whole(argument: str, value: Any, low: int = 1, *, optional: bool = False, re
         return int(value)
     must = f"a whole number of at least {low}{', or None' if optional else ''}"
     raise value_error(argument, must, value, remedy)
+
+
+def as_folder(argument: str, value: str | Path, received: object = None) -> Path:
+    """Return the path of a folder that is there, or can be made.
+
+    Args:
+        argument: its name, for the message.
+        value: the path.
+        received: what was given, for the message, where that is a path inside.
+
+    Raises:
+        SpecError: a file stands there, or in the place of a folder above.
+    """
+    path = Path(value)
+    for place in (path, *path.parents):
+        if place.is_dir():
+            break
+        if place.exists() or place.is_symlink():
+            must = (
+                f"in a folder: {str(place)!r} is a file"
+                if received
+                else f"a folder: {str(place)!r} is a file"
+            )
+            raise value_error(argument, must, received or str(value), "Give another path.")
+    return path

@@ -30,6 +30,7 @@ from operant.play import run as run_episodes
 from operant.session import Session
 from operant.spec import options
 from operant.tracking import Tracker
+from operant.tracking.history import check_place
 from operant.train import (
     describe,
     history_origin,
@@ -106,6 +107,8 @@ class Trainer:
         )
         if self.run.run_dir is not None:
             new_directory(self.run, self.agent)  # refuse one that holds something
+        if self.run.history_checkpoint is not None:
+            check_place(self.run.history_checkpoint, "history_checkpoint")
         environments = make_environments(self.run, None if isinstance(envs, str) else envs, n_envs)
         if environments.vector is not None:
             self.run = self.run.replace(env=environments.vector.name, n_envs=environments.vector.num_envs)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from operant.errors import SpaceError, SpecError, suggest
+from operant.errors import SpaceError, SpecError, as_folder, suggest
 from operant.spec import Config, option
 
 if TYPE_CHECKING:
@@ -49,7 +49,12 @@ class PlayConfig(Config):
     quiet: bool = option(False, "If specified, nothing is printed")
 
     def check(self) -> Iterator[str]:
-        """Refuse what contradicts itself."""
+        """Refuse what contradicts itself, and folders that cannot be made."""
+        for name in ("video_dir", "frame_dir"):
+            try:
+                as_folder(name, getattr(self, name) or ".")
+            except SpecError as fault:
+                yield str(fault)
         if self.policy is None:
             return
         if self.run_dir is not None or self.weights:
@@ -166,6 +171,8 @@ def play(config: PlayConfig, agent: Any = None, **options: Any) -> Played:
     definition = define(agent, **options)
     env = environment(config)
     try:
+        if saved is not None:
+            _expect_spaces(str(config.run_dir), saved["spaces"], env)
         # As many as a block needs that can be divided: who plays does not care.
         actors = saved["parallel_interactions"] if saved else getattr(definition.config, "mini_batches", 1)
         learner = Learner(definition.cls.create(definition.config, env.spaces, actors))
@@ -174,6 +181,28 @@ def play(config: PlayConfig, agent: Any = None, **options: Any) -> Played:
         env.close()
         raise
     return run(learner, train, env, config)
+
+
+def _expect_spaces(run: str, saved: Any, env: VectorEnv) -> None:
+    """Refuse an environment for which a policy has no place. Bounds may differ: they are the environment's."""
+    from operant.spaces import Spaces
+
+    trained = Spaces.from_spec(saved)
+    for kind in ("states", "actions"):
+        own, given = _shapes(getattr(trained, kind)), _shapes(getattr(env.spaces, kind))
+        if own != given:
+            raise SpaceError(
+                f"{run!r} was trained on other {kind} than those of {env.name}. Its own: {own}. The environment's: {given}. "
+                "Play it in an environment like its own."
+            )
+
+
+def _shapes(space: Any) -> str:
+    """Return names, types and shapes of what a space holds."""
+    return ", ".join(
+        f"{name} {leaf.type} {leaf.shape}{f' below {leaf.num_values}' if leaf.num_values is not None else ''}"
+        for name, leaf in space.components.items()
+    )
 
 
 def _exported(config: PlayConfig, path: str) -> Played:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant import checkpoint, export
-from operant.errors import CheckpointError, SpecError, value_error
+from operant.errors import CheckpointError, SpecError, as_folder, value_error
 from operant.spec import Config, build, option, plain
 
 FORMATS = {"numpy": ".npz", "hdf5": ".hdf5", "safetensors": ".safetensors"}
@@ -113,8 +113,11 @@ def write(
         format: of `FORMATS`.
         arrays: by name.
         header: the specification.
+
+    Raises:
+        SpecError: the directory is a file.
     """
-    folder = Path(directory)
+    folder = as_folder("directory", directory)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(plain(header), indent=2) + "\n"
     _replace(folder / f"{filename}.json", lambda path: path.write_text(text, encoding="utf-8"))

@@ -10,7 +10,7 @@ from operant import runtime
 from operant.agents.learner import Learner, Train
 from operant.agents.making import Definition
 from operant.agents.protocol import Algorithm
-from operant.errors import MismatchError, SpecError, value_error
+from operant.errors import MismatchError, SpecError, as_folder, value_error
 from operant.execution.config import RunConfig
 from operant.execution.records import Sink
 from operant.execution.training import Driver, Training, alone
@@ -93,7 +93,12 @@ class Session:
             run: its options.
             sinks: where records go.
             directory: folder of its checkpoints; None: none are written.
+
+        Raises:
+            SpecError: weights would be written where the run keeps its own.
         """
+        if directory is not None:
+            self.weights.stay_out_of(directory)
         return Training(
             self.definition,
             self.driver,
@@ -138,7 +143,11 @@ def _driver(learner: Learner, environments: Environments, run: RunConfig) -> Any
 
 
 class Weights:
-    """The `checkpoints` and `weights` files of a run: one for each model of the algorithm, variables only."""
+    """The `checkpoints` and `weights` files of a run: one for each model of the algorithm, variables only.
+
+    Raises:
+        SpecError: they are not as many as the models, or cannot be written to or read from.
+    """
 
     def __init__(self, learner: Learner, run: RunConfig) -> None:
         self.algorithm = learner.algorithm
@@ -147,8 +156,20 @@ class Weights:
         self.given = run.weights
         if self.paths:
             _one_for_each(self.models, "checkpoints", self.paths)
+            _expect_places(self.paths)
+            if run.history_checkpoint is not None:
+                self.stay_out_of(run.history_checkpoint)
         if self.given:
             _expect_weights(self.models, self.given)
+
+    def stay_out_of(self, other: str | Path) -> None:
+        """Refuse to write weights where something else is written: each would take the other's place."""
+        for given in self.paths:
+            if _overlap(given, other):
+                remedy = "Give a path of its own for each."
+                raise value_error(
+                    "checkpoints", f"paths other than {str(other)!r}, which is written too", given, remedy
+                )
 
     def save(self, train: Train) -> None:
         """Write the variables of a better policy than before."""
@@ -182,8 +203,39 @@ def load_weights(algorithm: Algorithm, state: Any, paths: Sequence[str]) -> Any:
     return algorithm.with_weights(state, weights)
 
 
+def _expect_places(paths: Sequence[str]) -> None:
+    """Refuse paths to which weights cannot be written, before training: they are first written in the midst of it."""
+    from operant import checkpoint
+
+    for i, given in enumerate(paths):
+        path = Path(given)
+        if not checkpoint.named_well(path.name):
+            raise value_error("checkpoints", f"paths whose last part is {checkpoint.NAMED}", given)
+        as_folder("checkpoints", path.parent, given)
+        if not checkpoint.replaceable(path):
+            raise value_error(
+                "checkpoints",
+                "new paths, or weights that were written before",
+                given,
+                "Something else is there, which would be lost. Give another path.",
+            )
+        for other in paths[:i]:
+            if _overlap(given, other):
+                raise value_error(
+                    "checkpoints", "different paths, none inside another, one for each model", list(paths)
+                )
+
+
+def _overlap(one: str | Path, other: str | Path) -> bool:
+    """Tell whether two paths are the same, or one is inside the other."""
+    a, b = Path(one).resolve(), Path(other).resolve()
+    return a.is_relative_to(b) or b.is_relative_to(a)
+
+
 def _expect_weights(models: Collection[str], paths: Sequence[str]) -> None:
     """Refuse paths that cannot be weights: what a run keeps beside them is easily taken for them."""
+    from operant import checkpoint
+
     for given in paths:
         path = Path(given)
         is_checkpoint = path.parent.name == "checkpoints" and path.name.startswith("step-")
@@ -195,8 +247,11 @@ def _expect_weights(models: Collection[str], paths: Sequence[str]) -> None:
             )
     _one_for_each(models, "weights", paths)
     for given in paths:
+        if checkpoint.is_checkpoint(given):
+            continue
         if not Path(given).exists():
             raise SpecError(f"The weights {given!r} do not exist.")
+        raise value_error("weights", "what --checkpoints wrote", given, "There is no manifest.json in it.")
 
 
 def _one_for_each(models: Collection[str], name: str, paths: Sequence[str]) -> None:

@@ -369,10 +369,14 @@ def _checked(cls: type[Config], name: str, meta: Option, value: Any) -> Any:
         wanted = _wanted(error)
         raise value_error(name, wanted, value, _default_hint(cls, name)) from None
     _bounded(name, meta, value)
+    if isinstance(value, float) and math.isinf(
+        value
+    ):  # it would only show as numbers that are not finite, later
+        raise value_error(name, "a finite number", value)
     if meta.choices is not None and value is not None and value not in meta.choices:
         raise SpecError(
             f"{name} must be one of {', '.join(map(repr, meta.choices))}. Received: {name}={value!r}."
-            f"{suggest(str(value), map(str, meta.choices)) if isinstance(value, str) else ''}"
+            f"{suggest(str(value), map(str, meta.choices), listed=False) if isinstance(value, str) else ''}"
         )
     return value
 
@@ -407,10 +411,15 @@ def _bounded(name: str, meta: Option, value: Any) -> None:
         return
     parts = []
     if meta.low is not None:
-        parts.append(f"{'above' if meta.low_open else 'at least'} {meta.low:g}")
+        parts.append(f"{'above' if meta.low_open else 'at least'} {_shown(meta.low)}")
     if meta.high is not None:
-        parts.append(f"at most {meta.high:g}")
+        parts.append(f"at most {_shown(meta.high)}")
     raise value_error(name, " and ".join(parts), value)
+
+
+def _shown(bound: float) -> str:
+    """Return a bound in full: `:g` rounds whole numbers of seven digits and more."""
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def plain(value: Any) -> Any:

@@ -13,14 +13,14 @@ from operant import checkpoint, provenance, runtime
 from operant.agents.making import define
 from operant.envs.source import is_native
 from operant.envs.vector import VectorEnv
-from operant.errors import SpecError, UsageError
+from operant.errors import CheckpointError, SpecError, UsageError, as_folder
 from operant.execution.config import PROCESSES, TOGETHER, RunConfig
 from operant.execution.records import Origin
 from operant.execution.training import Training
 from operant.session import Environments, Session
 from operant.spec import plain, read_json
 from operant.tracking import Console, History, TensorBoard, Tracker, WandB
-from operant.tracking.history import end_of
+from operant.tracking.history import check_place, end_of
 
 RESUMABLE = frozenset(
     {
@@ -57,6 +57,7 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
 
     Raises:
         SpecError: there is no run in the folder, or an option may not change.
+        UsageError: the run has gone as far already as it is to go now.
     """
     directory = Path(directory)
     file = directory / "run.json"
@@ -70,7 +71,24 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
             )
     alone = dict.fromkeys(PROCESSES)
     run = RunConfig.from_dict({**saved["run"], **alone, **changes, "run_dir": str(directory)})
+    reached = 0 if changes.get("max_steps") is None else _reached(directory)
+    if run.max_steps is not None and 0 < run.max_steps <= reached:
+        raise UsageError(
+            f"The run in {str(directory)!r} has {reached} steps already. Received: max_steps={run.max_steps}. "
+            "Give more, which counts them in."
+        )
     return Plan(saved["agent"], {}, run, directory)
+
+
+def _reached(directory: Path) -> int:
+    """Return the step of a run's newest checkpoint; 0 where none can be read."""
+    for path in reversed(checkpoint.list_checkpoints(directory / "checkpoints")):
+        try:
+            saved = checkpoint.read_header(path)["training"]
+            return int(saved["step"]) + int(saved.get("origin", {}).get("step", 0))
+        except (CheckpointError, KeyError):
+            continue  # as `latest` does, which says so
+    return 0
 
 
 def train(plan: Plan, command: str | None = None) -> Result:
@@ -139,7 +157,8 @@ def opened(directory: str | Path) -> tuple[Session, RunConfig]:
     """
     directory = Path(directory)
     plan = resumed(directory, {})
-    plan = plan._replace(run=plan.run.replace(n_devices=None))  # whoever trained it, it is looked at here
+    # Whoever trained it, it is looked at here; and no weights are written.
+    plan = plan._replace(run=plan.run.replace(n_devices=None, checkpoints=()))
     environment = make_environments(plan.run)
     try:
         session = Session(define(plan.agent), environment, plan.run)
@@ -211,10 +230,12 @@ def new_directory(run: RunConfig, agent: str) -> Path:
     """Choose the folder of a run, without making it.
 
     Raises:
+        SpecError: it would be inside a file.
         UsageError: that of the options is not empty.
     """
     if run.run_dir is not None:
         directory = Path(run.run_dir)
+        as_folder("run_dir", directory.parent, run.run_dir)
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise UsageError(
                 f"run_dir must be a new or empty folder. Received: run_dir={run.run_dir!r}. "
@@ -223,7 +244,7 @@ def new_directory(run: RunConfig, agent: str) -> Path:
         return directory
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     place = "".join(c if c.isalnum() or c in "-._" else "-" for c in run.env)
-    directory = Path("runs") / f"{agent.rpartition(':')[2]}-{place}-{stamp}"
+    directory = as_folder("run_dir", "runs", "runs") / f"{agent.rpartition(':')[2]}-{place}-{stamp}"
     for i in range(2, 1000):
         if not directory.exists():
             break
@@ -235,10 +256,13 @@ def history_origin(run: RunConfig) -> Origin:
     """Return where the history ends that a new run continues: nowhere, where it has one of its own.
 
     Raises:
-        SpecError: the history cannot be read.
+        SpecError: the history cannot be read, or not be continued.
         UsageError: it has gone as far already as the run is to go.
     """
-    origin = end_of(run.history_checkpoint) if run.history_checkpoint else Origin()
+    origin = Origin()
+    if run.history_checkpoint is not None:
+        check_place(run.history_checkpoint, "history_checkpoint")
+        origin = end_of(run.history_checkpoint)
     if run.max_steps is not None and 0 < run.max_steps <= origin.step:
         raise UsageError(
             f"The history {run.history_checkpoint!r} is continued, and it has {origin.step} steps already. "

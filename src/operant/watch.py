@@ -14,7 +14,7 @@ import numpy as np
 
 from operant.envs.checked import Checked
 from operant.envs.vector import Flat, Step, VectorEnv
-from operant.errors import SpecError, UsageError
+from operant.errors import SpecError, UsageError, as_folder
 
 
 class Output(Protocol):
@@ -34,7 +34,7 @@ class Video:
     """Writes one mp4 file (H.264) for each episode."""
 
     def __init__(self, directory: str | Path, fps: float) -> None:
-        self.directory = Path(directory)
+        self.directory = as_folder("video_dir", directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         self.fps = fps
         self.files: list[Path] = []
@@ -71,7 +71,7 @@ class Pictures:
     """Writes every n-th frame as ``00042.jpg``, episodes after the first into folders of their own."""
 
     def __init__(self, directory: str | Path, frequency: int) -> None:
-        self.directory = Path(directory)
+        self.directory = as_folder("frame_dir", directory)
         self.frequency = frequency
         self.files: list[Path] = []
         self._episode = 0

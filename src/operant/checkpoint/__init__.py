@@ -7,6 +7,7 @@ link out of it, so a checkpoint from elsewhere is safe to open.
 """
 
 from operant.checkpoint.store import (
+    NAMED,
     best,
     is_checkpoint,
     latest,
@@ -16,12 +17,15 @@ from operant.checkpoint.store import (
     load_leaves,
     load_part,
     mark_best,
+    named_well,
     read_header,
+    replaceable,
     save,
 )
 from operant.errors import CheckpointError
 
 __all__ = [
+    "NAMED",
     "CheckpointError",
     "best",
     "is_checkpoint",
@@ -32,6 +36,8 @@ __all__ = [
     "load_leaves",
     "load_part",
     "mark_best",
+    "named_well",
     "read_header",
+    "replaceable",
     "save",
 ]

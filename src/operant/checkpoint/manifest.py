@@ -19,8 +19,10 @@ KEYS = {"threefry2x32": "key<fry>", "rbg": "key<rbg>", "unsafe_rbg": "key<urbg>"
 PYTHON = {"NoneType": type(None), "bool": bool, "int": int, "float": float, "str": str}
 """Types of the leaves that are no arrays."""
 
+FILE = re.compile(r"arrays(-[0-9]+)?\.safetensors")
+"""Names of the files that hold arrays."""
+
 _LIMIT = 256 << 20  # bytes
-_FILE = re.compile(r"arrays(-[0-9]+)?\.safetensors")
 
 
 def digest(manifest: dict[str, Any]) -> str:
@@ -65,7 +67,7 @@ def _check(manifest: dict[str, Any]) -> None:
     if not isinstance(manifest["header"], dict) or not isinstance(manifest["order"], int):
         raise ValueError("its header or order is of the wrong type")
     for file, entry in manifest["files"].items():
-        if not _FILE.fullmatch(file):
+        if not FILE.fullmatch(file):
             raise ValueError(f"it names the file {file!r}, which is not one of a checkpoint's own")
         if not isinstance(entry["bytes"], int) or not isinstance(entry["sha256"], str):
             raise ValueError(f"the size or hash of {file} is of the wrong type")

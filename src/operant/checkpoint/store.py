@@ -21,10 +21,10 @@ import numpy as np
 
 from operant import __version__
 from operant.checkpoint import arrays, durable
-from operant.checkpoint.manifest import FORMAT, KEYS, PYTHON, VERSION, digest
+from operant.checkpoint.manifest import FILE, FORMAT, KEYS, PYTHON, VERSION, digest
 from operant.checkpoint.manifest import NAME as MANIFEST
 from operant.checkpoint.manifest import read as read_manifest
-from operant.errors import CheckpointError, MismatchError, value_error, whole
+from operant.errors import CheckpointError, MismatchError, as_folder, value_error, whole
 from operant.spec import plain
 from operant.types import Tree
 
@@ -32,6 +32,8 @@ _BEST = "best.json"
 _TEMPORARY = ".tmp-"
 _REPLACED = ".old-"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+NAMED = "made of letters, digits, '.', '_' and '-', with no '.' or '-' in front"
+"""What the name of a checkpoint must be, in words."""
 _SHARD = 64 << 20  # bytes from which a leaf gets a file of its own
 
 
@@ -50,16 +52,18 @@ def save(
         header: JSON data to store beside it (configs are written as dicts).
         keep: how many of the newest checkpoints to keep; None keeps all. The one marked best (`mark_best`),
             and one named ``best``, are kept beside them.
-        name: folder name: letters, digits, ``.``, ``_``, ``-``. A checkpoint of that name is replaced.
+        name: folder name: letters, digits, ``.``, ``_``, ``-``. A checkpoint of that name, or an empty folder, is replaced.
 
     Returns:
         The path of the checkpoint.
 
     Raises:
-        SpecError: for a bad `name` or `keep`, a header that is not JSON data, or a leaf that cannot be stored.
+        SpecError: for a bad `name` or `keep`, a `directory` that is a file, a header that is not JSON data, or a leaf that
+            cannot be stored.
+        CheckpointError: there is something else of that name (see `replaceable`).
     """
-    if not _NAME.fullmatch(name):
-        raise value_error("name", "letters, digits, '.', '_' and '-', and not begin with '.' or '-'", name)
+    if not named_well(name):
+        raise value_error("name", NAMED, name)
     keep = whole("keep", keep, optional=True)
     manifest = {
         "format": FORMAT,
@@ -73,13 +77,14 @@ def save(
         "header": plain(dict(header)),
     }
     manifest["leaves"], shards = _plan(tree)
-    folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
-    with durable.locked(folder):
-        _clean(folder)
-        others = {path: order for path, order in _ordered(folder) if path.name != name}
+    place = as_folder("directory", directory)
+    place.mkdir(parents=True, exist_ok=True)
+    with durable.locked(place):
+        _clean(place)
+        _refuse_others(place / name)
+        others = {path: order for path, order in _ordered(place) if path.name != name}
         manifest["order"] = 1 + max((order for order in others.values() if order < math.inf), default=0)
-        temporary = folder / f"{_TEMPORARY}{name}-{secrets.token_hex(4)}"
+        temporary = place / f"{_TEMPORARY}{name}-{secrets.token_hex(4)}"
         temporary.mkdir()
         try:
             manifest["files"] = {
@@ -88,13 +93,42 @@ def save(
             manifest["sha256"] = digest(manifest)
             durable.write(temporary / MANIFEST, [json.dumps(manifest, indent=1).encode()])
             durable.sync(temporary)
-            _put(temporary, folder / name)
+            _put(temporary, place / name)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         if keep is not None:
-            _prune(folder, others, keep - 1)
-    return folder / name
+            _prune(place, others, keep - 1)
+    return place / name
+
+
+def named_well(name: str) -> bool:
+    """Whether a checkpoint may have this name."""
+    return _NAME.fullmatch(name) is not None
+
+
+def replaceable(path: str | Path) -> bool:
+    """Whether a checkpoint may take a place: nothing is there, or an empty folder, or a checkpoint with no other files in it."""
+    path = Path(path)
+    if not (path.exists() or path.is_symlink()):
+        return True
+    return _is_own(path) and (is_checkpoint(path) or not any(path.iterdir()))
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a path is a folder that holds nothing but what `save` writes: no one loses anything with it."""
+    if path.is_symlink() or not path.is_dir():
+        return False
+    return all(entry.name == MANIFEST or FILE.fullmatch(entry.name) for entry in path.iterdir())
+
+
+def _refuse_others(final: Path) -> None:
+    """Refuse to put a checkpoint in the place of what is none, or to move one to such a place meanwhile."""
+    for path in (final, final.with_name(_REPLACED + final.name)):
+        if not replaceable(path):
+            raise CheckpointError(
+                f"{path} is not a checkpoint, or holds other files, and is not replaced by one. Give another name, or move it away."
+            )
 
 
 def mark_best(path: str | Path) -> None:
@@ -164,24 +198,26 @@ def _put(temporary: Path, final: Path) -> None:
 
 
 def _clean(folder: Path) -> None:
-    """Remove what killed writers left. The caller holds the lock, so no one is still writing."""
-    for path in folder.glob(f"{_REPLACED}*"):
+    """Remove what killed writers left. The caller holds the lock, so no one is still writing.
+
+    The folder may be anyone's: what could not be a checkpoint is left alone.
+    """
+    (folder / f"{_TEMPORARY}{_BEST}").unlink(missing_ok=True)
+    for path in filter(_is_own, folder.glob(f"{_REPLACED}*")):
         final = path.with_name(path.name.removeprefix(_REPLACED))
         if final.exists():
             shutil.rmtree(path, ignore_errors=True)
         else:
             os.rename(path, final)
-    for path in folder.glob(f"{_TEMPORARY}*"):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+    for path in filter(_is_own, folder.glob(f"{_TEMPORARY}*")):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _prune(folder: Path, others: dict[Path, float], keep: int) -> None:
     """Remove all but the `keep` newest of the other checkpoints; what cannot be read is left to the user."""
     marked = best(folder)
     old = [p for p, order in others.items() if order < math.inf and p != marked and p.name != "best"]
+    old = [p for p in old if _is_own(p)]
     for path in old[: max(len(old) - keep, 0)]:
         # Renamed first: a removal that is cut short must not look like a checkpoint.
         gone = path.with_name(f"{_TEMPORARY}{path.name}-{secrets.token_hex(4)}")
@@ -227,6 +263,8 @@ def load_latest(directory: str | Path, like: Tree = None) -> tuple[Tree, dict[st
 
 def _standing(path: Path) -> Path:
     """The path, or what stands in for it since a writer was killed while replacing it."""
+    if not path.name:  # the root, or where the process is: nothing stands beside them
+        return path
     old = path.with_name(_REPLACED + path.name)
     return old if not path.exists() and old.exists() else path
 

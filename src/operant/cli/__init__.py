@@ -37,7 +37,11 @@ _MODULES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; return its exit status (0, 1 for a failure, 2 for bad input)."""
+    """Run one command line; return its exit status (0, 1 for a failure, 2 for bad input).
+
+    What the system refuses (a folder that cannot be written to, a full disk) is told in one line, as a failure. Other
+    exceptions are faults of operant or of the user's own classes, and are shown with their traceback.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(arguments)
@@ -49,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader of a pipe went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        where = "" if error.filename is None else f": {error.filename!r}"
+        print(f"operant: {error.strerror or error}{where}", file=sys.stderr)
         return 1
 
 

@@ -83,9 +83,29 @@ def parse(
         given, unknown = parser.parse_known_args(list(arguments))
     if unknown:
         bad = unknown[0]
-        what = "flag" if bad.startswith("-") else "argument"
-        raise UsageError(f"Unknown {what} {bad!r} for {command}.{suggest(bad.split('=')[0], known)}")
+        if not bad.startswith("-"):
+            raise _stray(bad, list(arguments), known, command)
+        raise UsageError(f"Unknown flag {bad!r} for {command}.{suggest(bad.split('=')[0], known)}")
     return vars(given)
+
+
+def _stray(bad: str, arguments: list[str], known: Mapping[str, argparse.Action], command: str) -> UsageError:
+    """Return what is wrong with an argument that belongs to no flag: often it is a second value of the flag before."""
+    at = arguments.index(bad)
+    begun = max((i for i in range(at) if arguments[i].startswith("-")), default=None)
+    text = f"Unknown argument {bad!r} for {command}."
+    if begun is not None:
+        before = arguments[begun].partition("=")[0]
+        found = [
+            action for name, action in known.items() if before in action.option_strings or name == before
+        ]
+        found = found or [action for name, action in known.items() if name.startswith(before)]
+        words: dict[Any, str] = {0: "no value", None: "one value"}
+        takes = words.get(found[0].nargs) if found else None
+        if takes is not None:
+            received = " ".join(arguments[begun : at + 1])
+            return UsageError(f"{text} {found[0].option_strings[-1]} takes {takes}. Received: {received}.")
+    return UsageError(text + suggest(bad, known, listed=False))
 
 
 def add_flags(

@@ -7,7 +7,7 @@ from pathlib import Path
 from operant.agents import AGENTS, ALIASES, config_class, entry
 from operant.cli import parse, tables
 from operant.cli.training import HEADER
-from operant.errors import SpecError
+from operant.errors import SpecError, UsageError, suggest
 from operant.export import FORMATS
 from operant.play import PlayConfig
 from operant.spec import Config, options
@@ -19,6 +19,8 @@ def run(arguments: list[str]) -> int:
     """Play, or print help when there is nothing to play."""
     place = _leading_place(arguments[0]) if arguments else None
     agent, flags = parse.leading_agent(arguments) if place is None else (None, arguments[1:])
+    if agent is not None and flags and not flags[0].startswith("-") and _leading_place(flags[0]) is not None:
+        raise UsageError(f"{flags[0]!r} brings its agent. Leave {agent} out: operant play {flags[0]}")
     if parse.asks_for_help(flags) and (flags or place is None):
         print(help_text(agent))
         return 0
@@ -48,7 +50,7 @@ def _leading_place(first: str) -> str | None:
     """Return the option that a first argument stands for, `run_dir` or `policy`; None where it is an agent or a flag.
 
     Raises:
-        SpecError: it is a path at which there is nothing to play.
+        SpecError: it is neither an agent nor a path at which there is something to play.
     """
     path = Path(first)
     if first.startswith("-") or first in AGENTS or first in ALIASES:
@@ -61,7 +63,10 @@ def _leading_place(first: str) -> str | None:
         raise SpecError(
             f"There is no folder {first!r}. Give a run's folder, an exported policy, or an agent."
         )
-    return None
+    close = suggest(first, [*AGENTS, *ALIASES], listed=False)
+    raise SpecError(
+        f"There is neither an agent nor a folder {first!r}.{close} `operant list agents` shows what there is."
+    )
 
 
 def _is_exported(folder: Path) -> bool:

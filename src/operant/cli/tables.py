@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -35,13 +36,26 @@ def base_help(commands: Mapping[str, str]) -> str:
 
 def name_lines(names: Mapping[str, str]) -> list[str]:
     """Return a line for each name with its text, wrapped so that it fits the terminal."""
-    width = shutil.get_terminal_size((80, 24)).columns
+    width = max(40, shutil.get_terminal_size((80, 24)).columns)
+    longest = max(map(len, names), default=0)
     lines = []
     for name, text in names.items():
-        lines += textwrap.wrap(
-            f"{name:<10} {text}", max(40, width), initial_indent=" " * 4, subsequent_indent=" " * 15
-        )
+        start = f"    {name:<{longest}} "
+        lines += textwrap.wrap(text, width, initial_indent=start, subsequent_indent=" " * len(start))
     return lines
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Return a text in lines of so many characters; a word that is too long is broken behind a slash, if it has one."""
+    words: list[str] = []
+    for word in text.split():
+        parts = [""]
+        for piece in re.findall("[^/]*/|[^/]+", word) if len(word) > width else [word]:
+            if parts[-1] and len(parts[-1] + piece) > width:
+                parts.append("")
+            parts[-1] += piece
+        words += parts
+    return textwrap.wrap(" ".join(words), width) or [""]
 
 
 def option_rows(
@@ -49,6 +63,7 @@ def option_rows(
     fixed: Mapping[str, Any] | None = None,
     short: Mapping[str, str] | None = None,
     without: Collection[str] = (),
+    texts: Mapping[str, str] | None = None,
 ) -> list[list[str]]:
     """Return a row of flag, help, default and search kind for every option, sorted by flag.
 
@@ -57,6 +72,7 @@ def option_rows(
         fixed: defaults that differ under the agent's name.
         short: letters of options that have one.
         without: options to leave out.
+        texts: help that differs in this command.
     """
     rows = []
     for config in configs:
@@ -66,7 +82,7 @@ def option_rows(
             value = (fixed or {}).get(name, default(config, name))
             shown = "-" if value is None or value is False or value == () or value == "" else str(value)
             letter = f"-{short[name]}, " if short and name in short else ""
-            rows.append([letter + flag(name), meta.help, shown, meta.search or "-"])
+            rows.append([letter + flag(name), (texts or {}).get(name, meta.help), shown, meta.search or "-"])
     return sorted(rows, key=lambda row: row[0][row[0].index("--") :])
 
 
@@ -84,7 +100,7 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], widt
     widths = {i: max(len(header[i]), *(len(row[i]) for row in rows)) for i in others}
     frame = 3 * len(header) + 1
     room = max(10, width - frame - sum(widths.values()))
-    wrapped = [[textwrap.wrap(" ".join(row[1].split()), room) or [""], row] for row in rows]
+    wrapped = [[wrap(row[1], room), row] for row in rows]
     widths[1] = max(len(header[1]), *(len(line) for lines, _ in wrapped for line in lines))
 
     def line(cells: Sequence[str]) -> str:

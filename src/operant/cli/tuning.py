@@ -11,6 +11,11 @@ from operant.execution.config import RunConfig
 from operant.spec import Config, options
 from operant.tuning.plan import NOT_TUNED, TuneConfig, plan
 
+TEXTS = {
+    "history_checkpoint": "Path to .parquet files to save training histories, with the trial's number added (default: none)"
+}
+"""Help of options that mean something else to trials, which have no folder."""
+
 
 def run(arguments: list[str]) -> int:
     """Tune, or print help when there is nothing to tune."""
@@ -47,7 +52,9 @@ def help_text(agent: str | None) -> str:
     configs: list[type[Config]] = [TuneConfig, RunConfig]
     if agent is None:
         lines += ["Agents:", *tables.name_lines({name: e.help for name, e in AGENTS.items()}), ""]
-        rows = tables.option_rows([*configs, AgentConfig], without=NOT_TUNED)
+        rows = tables.option_rows([*configs, AgentConfig], without=NOT_TUNED, texts=TEXTS)
         return "\n".join([*lines, tables.table("tune", HEADER, rows)])
-    rows = tables.option_rows([*configs, config_class(agent)], entry(agent).options, without=NOT_TUNED)
+    rows = tables.option_rows(
+        [*configs, config_class(agent)], entry(agent).options, without=NOT_TUNED, texts=TEXTS
+    )
     return "\n".join([*lines, entry(agent).help, "", tables.table(f"tune {agent}", HEADER, rows)])

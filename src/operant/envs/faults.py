@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sysconfig
+import traceback
 from collections.abc import Iterator, Mapping
 from math import isfinite
 from typing import Any
@@ -19,11 +22,17 @@ __all__ = [
     "look",
     "mask_fault",
     "nonfinite",
+    "raised_at",
     "state_label",
     "stored_fault",
     "value_faults",
     "vdot",
 ]
+
+_OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_LIBRARIES = tuple(
+    os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
 
 _KINDS = {"f": "a number", "i": "a whole number", "u": "a whole number", "b": "True or False"}
 _ACCEPTED = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
@@ -177,3 +186,16 @@ def first(array: np.ndarray, bad: np.ndarray) -> str:
 def _brief(value: Any) -> str:
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+
+
+def raised_at(error: BaseException) -> str:
+    """Return where in the user's code an exception was raised, as `` (FILE, line N: SOURCE)``.
+
+    It is the innermost place outside of operant and of installed packages, if there is one; else outside of operant.
+    """
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OWN)]
+    own = [f for f in frames if not f.filename.startswith(_LIBRARIES)]
+    if not frames:
+        return ""
+    frame = (own or frames)[-1]
+    return f" ({frame.filename}, line {frame.lineno}{f': {frame.line}' if frame.line else ''})"

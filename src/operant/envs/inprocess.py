@@ -11,7 +11,7 @@ import numpy as np
 
 from operant.envs import gymnasium as adapter
 from operant.envs.checked import Checked, smaller_limit
-from operant.envs.faults import isfinite, look, nonfinite, state_label, value_faults, vdot
+from operant.envs.faults import isfinite, look, nonfinite, raised_at, state_label, value_faults, vdot
 from operant.envs.vector import Check, Flat, Step, VectorEnv, seed_of
 from operant.errors import EnvironmentError, SpaceError, UsageError
 from operant.spaces import Spaces, from_gymnasium
@@ -226,8 +226,9 @@ class InProcess(VectorEnv):
         reward, terminated, truncated = np.zeros(n, np.float32), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
         chosen = self.cells[0].native_actions(actions, n)
         for i, cell in enumerate(self.cells):
+            begins = ended[i]
             try:
-                if ended[i]:
+                if begins:
                     flat = cell.reset(None, False)
                     steps[i], ended[i] = 0, False
                 else:
@@ -238,7 +239,7 @@ class InProcess(VectorEnv):
                 for key, into in observation.items():
                     into[i] = flat[key]
             except Exception as error:
-                raise self._fault(i, error, "step") from error
+                raise self._fault(i, error, "reset" if begins else "step") from error
         self._unchecked.discard("step")
         fault = None if isfinite(vdot(reward, reward)) else nonfinite("reward", reward)
         if fault is not None:
@@ -265,9 +266,10 @@ class InProcess(VectorEnv):
     def _fault(self, i: int, error: Exception, call: str) -> EnvironmentError:
         who = f"Environment {self._offset + i} of {self.name!r}"
         if isinstance(error, SpaceError | EnvironmentError):
-            when = f" (step {self._steps[i]} of its episode)" if self._steps[i] else ""
+            step = self._steps[i] if call == "step" else 0
+            when = f" (step {step} of its episode)" if step else ""
             return EnvironmentError(f"{who}{when}: {error}")
-        return EnvironmentError(f"{who} raised {type(error).__name__} in {call}: {error}")
+        return EnvironmentError(f"{who} raised {type(error).__name__} in {call}: {error}{raised_at(error)}")
 
 
 def _form(answer: Any) -> str:

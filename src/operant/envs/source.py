@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -204,6 +204,27 @@ def _is_plain(value: Any) -> bool:
         return bool(ast.literal_eval(repr(value)) == value)
     except (ValueError, SyntaxError):
         return False
+
+
+def refuse_same(sources: Sequence[Source]) -> None:
+    """Refuse one object in several places, also within different wrappers: what one episode does would be done to the other.
+
+    Raises:
+        UsageError: naming the first two places.
+    """
+    places: dict[int, int] = {}
+    inner = [
+        getattr(source.target, "unwrapped", source.target) for source in sources
+    ]  # kept: ids are those of living objects
+    for i, source in enumerate(sources):
+        if not source.is_object or source.is_native:  # a JAX-native one has no state of its own
+            continue
+        first = places.setdefault(id(inner[i]), i)
+        if first != i:
+            raise UsageError(
+                f"Each environment must be an object of its own. Received: environments {first} and {i} are the same "
+                f"{source.name!r}. Make each by itself: create_envs(name, n), [make() for _ in range(n)]; or give an id."
+            )
 
 
 def is_environment(value: Any) -> bool:

@@ -160,6 +160,7 @@ def create(
 
     Raises:
         SpecError: the specification is not understood, or cannot be had in this mode; says why.
+        UsageError: the same object stands several times in the list, or the spaces differ.
         EnvironmentError: an environment breaks its contract as soon as it is tried.
     """
     _one_of("mode", mode, ("auto", "native-vector", "in-process", "processes"))
@@ -168,6 +169,7 @@ def create(
     max_restarts = whole("max_restarts", max_restarts, 0)
     if not timeout_seconds > 0:
         raise value_error("timeout_seconds", "above 0", timeout_seconds)
+    from operant.envs.source import refuse_same
     from operant.envs.table import resolve
 
     options = {
@@ -180,6 +182,7 @@ def create(
             raise value_error("environment", "a list of at least one environment", environment)
         sources = [resolve(one, **options) for one in environment]
         _count(num_envs, len(sources), "the list")
+        refuse_same(sources)
         own: VectorEnv | str = "environments were given one by one"
     else:
         source = resolve(environment, **options)
@@ -319,7 +322,7 @@ def processors() -> int:
 
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
     if value not in known:
-        hint = suggest(value, known) if isinstance(value, str) else ""
+        hint = suggest(value, known, listed=False) if isinstance(value, str) else ""
         raise value_error(name, f"one of {', '.join(map(repr, known))}", value, hint.strip())
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
+from operant.errors import SpecError, as_folder, value_error
 from operant.spec import Config, option
 
 PROCESSES = ("coordinator", "n_processes", "process_id")
@@ -120,7 +122,10 @@ class RunConfig(Config):
         if not self.env:
             yield "env must be given: an environment id such as CartPole-v1. See `operant list` for ids."
         if self.max_steps is None and self.target_reward is None:
-            yield "train requires --target-reward or --max-steps (max_steps or target_reward)."
+            yield "train requires --target-reward or --max-steps: without them it would not end."
+        if self.history_checkpoint is not None and Path(self.history_checkpoint).suffix != ".parquet":
+            must = "a path that ends with .parquet"
+            yield str(value_error("history_checkpoint", must, self.history_checkpoint))
         if self.coordinator is None:
             for name in ("n_processes", "process_id"):
                 if getattr(self, name) is not None:
@@ -197,6 +202,7 @@ class RunnerConfig(Config):
 
     def check(self) -> Iterator[str]:
         """Ask for what a run needs."""
+        yield from self._folder_faults()
         if self.remote == "socket-client":
             if self.environment is not None or self.level is not None:
                 yield "With --remote socket-client the servers have the environments. Leave --environment and --level out."
@@ -212,6 +218,25 @@ class RunnerConfig(Config):
             yield "run needs a limit: --episodes, --timesteps or --updates."
         if self.path is not None and self.episodes is None:
             yield "--path writes a row for each episode. Give --episodes."
+
+    def _folder_faults(self) -> Iterator[str]:
+        """Yield what stands in the way of folders, before a run that would write to them at its end."""
+        for name in (
+            "visualize_directory",
+            "save_best_agent",
+            "checkpoints",
+            "summaries",
+            "recordings",
+            "path",
+        ):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            place: str | Path = value.partition(",")[0] if name == "checkpoints" else value
+            try:
+                as_folder(name, Path(value).parent if name == "path" else place, value)
+            except SpecError as fault:
+                yield str(fault)
 
 
 SHORT = {

@@ -11,6 +11,7 @@ from operant.envs.connection import Answer, Connection, Local
 from operant.envs.environment import Environment
 from operant.envs.remote import check
 from operant.envs.remote import connect as elsewhere
+from operant.envs.source import refuse_same
 from operant.envs.table import resolve
 from operant.errors import UsageError, value_error, whole
 
@@ -44,7 +45,8 @@ def connect(
     """Make the environments; the arguments are those of `Runner`.
 
     Raises:
-        UsageError: arguments that exclude one another, one that is missing, or environments whose spaces differ.
+        UsageError: arguments that exclude one another, one that is missing, one object twice, or environments whose
+            spaces differ.
         SpecError: a value, or a specification, that is not understood.
     """
     if environments is not None:
@@ -67,6 +69,7 @@ def connect(
             max_episode_timesteps=max_episode_timesteps, environments=environments,
         )  # fmt: skip
     elif environments is not None:
+        refuse_same([resolve(environment) for environment in environments])
         made = _local(environments, max_episode_timesteps)
     else:
         made = _copies(environment, num_parallel, max_episode_timesteps, evaluation)

@@ -15,7 +15,7 @@ import numpy as np
 from jax import export
 
 from operant.agents.learner import Acting, Learner
-from operant.errors import SpecError
+from operant.errors import SpecError, as_folder
 from operant.export import FORMATS, require
 from operant.export.function import PolicyFunction
 from operant.types import Array
@@ -39,12 +39,12 @@ def write(
         agent: its name, for the description.
 
     Raises:
-        SpecError: a layer cannot be converted.
+        SpecError: a layer cannot be converted, or the directory is a file.
         UsageError: the agent's actions are drawn by chance, or what the format needs is not installed.
     """
     function = PolicyFunction(learner, acting)
     data = _WRITERS[format](function)
-    folder = Path(directory)
+    folder = as_folder("directory", directory)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{name}{FORMATS[format]}"
     description = {"format": format, "agent": agent, **function.interface.to_json()}

@@ -13,6 +13,8 @@ from operant.nn.backend import keras, numpy_promotion
 from operant.nn.weights import named_variables
 
 _keras = keras()
+FILES = (".weights.h5", ".weights.json", ".keras", ".h5", ".hdf5")
+"""How the names of files of weights end that Keras reads."""
 
 
 class Loaded:
@@ -31,9 +33,10 @@ class WeightsModel(_keras.Model):  # type: ignore[name-defined]
         """Load weights: of a run's `checkpoints`, or a file of Keras's own (`.weights.h5`).
 
         Raises:
-            CheckpointError: the file is damaged, or its network is another.
+            CheckpointError: there is no such file, it is of another kind or damaged, or its network is another.
         """
         if not checkpoint.is_checkpoint(filepath):
+            _expect_file(filepath)
             super().load_weights(filepath, **kwargs)
             return Loaded()
         found, _ = checkpoint.load(filepath)
@@ -59,6 +62,17 @@ class WeightsModel(_keras.Model):  # type: ignore[name-defined]
             for name, variable in own.items():
                 variable.assign(values[name])
         return Loaded()
+
+
+def _expect_file(path: str | Path) -> None:
+    """Refuse what is no file of Keras's weights."""
+    if not Path(path).exists():
+        raise CheckpointError(f"The weights {str(path)!r} do not exist.")
+    if not str(path).endswith(FILES):
+        raise CheckpointError(
+            f"The weights must be what a run's checkpoints are (a folder with manifest.json), or a file that ends with "
+            f"{', '.join(FILES)}. Received: {str(path)!r}."
+        )
 
 
 def _listed(shapes: dict[str, tuple[int, ...]]) -> str:

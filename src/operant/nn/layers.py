@@ -54,7 +54,8 @@ def choice(name: str, value: Any, known: tuple[str, ...]) -> None:
     """Check one of fixed strings."""
     if value not in known:
         raise SpecError(
-            f"{name} must be one of {', '.join(map(repr, known))}. Received: {name}={value!r}.{suggest(value, known)}"
+            f"{name} must be one of {', '.join(map(repr, known))}. Received: {name}={value!r}."
+            f"{suggest(value, known, listed=False)}"
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from operant.errors import SpaceError
+from operant.errors import SpaceError, SpecError
 from operant.spaces.fields import STORAGE, NDArray
 from operant.spaces.leaf import Leaf
 from operant.spaces.space import RESERVED, Flat, Kind, Space, Spaces
@@ -193,6 +193,7 @@ def from_gymnasium(
 
     Raises:
         SpaceError: a space is of a kind that cannot be served (Text, Graph, Sequence), or no Box holds `frames`.
+        SpecError: a space has no entries, or too many values.
     """
     action_reader = _Reader("action")
     action_tree, action_node = action_reader.read(action_space, "")
@@ -226,7 +227,12 @@ class _Reader:
         self.stacks = 0
 
     def read(self, space: Any, name: str) -> tuple[Any, Node]:
-        """Return the leaves (None for a mask) and the parts of a space."""
+        """Return the leaves (None for a mask) and the parts of a space.
+
+        Raises:
+            SpaceError: it cannot be served.
+            SpecError: it has no entries, or too many values.
+        """
         from gymnasium import spaces
 
         readers: list[tuple[type, Callable[[Any, str], tuple[Any, Node]]]] = [
@@ -237,10 +243,18 @@ class _Reader:
             (spaces.MultiBinary, self._bool),
             (spaces.Box, self._box),
         ]
-        for cls, reader in readers:
-            if isinstance(space, cls):
-                return reader(space, name)
         where = f" {name!r}" if name else ""
+        for cls, reader in readers:
+            if not isinstance(space, cls):
+                continue
+            if cls in (spaces.Dict, spaces.Tuple):
+                return reader(space, name)
+            try:
+                return reader(space, name)
+            except SpecError as error:
+                raise SpecError(
+                    f"The {self.kind} space{where} {' '.join(repr(space).split())}: {error}"
+                ) from None
         raise SpaceError(
             f"The {self.kind} space{where} must be a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple. "
             f"Received: {space!r}. Convert it with a wrapper."

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from operant.errors import value_error
 from operant.execution.records import Record
 from operant.tracking.tensorboard import TensorBoard
 
@@ -23,11 +25,15 @@ class Following:
         checkpoints: ``DIRECTORY[,NAME]`` where the agent is saved, every five minutes and at the end; None: not.
         summaries: directory of the event files; None: none.
         horizon: episodes over which returns and lengths are averaged.
+
+    Raises:
+        SpecError: the agent cannot be saved under that name.
     """
 
     def __init__(self, checkpoints: str | None, summaries: str | None, horizon: int) -> None:
         self._directory, _, name = (checkpoints or "").partition(",")
         self._name = name or "agent"
+        _expect_place(self._directory, self._name)
         self._sink = None if summaries is None else TensorBoard(summaries)
         self._horizon = horizon
         self._began = self._saved = self._recorded = time.monotonic()
@@ -68,3 +74,19 @@ class Following:
         if runner.agent.engine is not None:
             values |= runner.agent.engine.metrics()
         self._sink.record(Record(runner.timesteps, self._recorded - self._began, values))
+
+
+def _expect_place(directory: str, name: str) -> None:
+    """Refuse before the run what an agent cannot be saved to at its end."""
+    from operant import checkpoint
+
+    if not directory:
+        return
+    given = f"{directory},{name}"
+    if not checkpoint.named_well(name):
+        raise value_error("checkpoints", f"a folder and a name that is {checkpoint.NAMED}", given)
+    if not checkpoint.replaceable(Path(directory) / name):
+        remedy = "Something else is there, which would be lost. Give another name."
+        raise value_error(
+            "checkpoints", "a folder and the name of a new agent or of a saved one", given, remedy
+        )

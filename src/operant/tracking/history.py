@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from operant.errors import SpecError, value_error
+from operant.errors import SpecError, as_folder, value_error
 from operant.execution.records import Episode, Origin, Record
 
 if TYPE_CHECKING:
@@ -65,14 +65,7 @@ class History:
         flush_rows: int = 50_000,
         part_rows: int = 50_000,
     ) -> None:
-        self.path = Path(path)
-        if self.path.suffix != ".parquet":
-            raise value_error("history", "a path that ends with .parquet", str(path))
-        if self.path.is_file():
-            raise SpecError(
-                f"The history {self.path} is a single file, which cannot be continued. Give another path: "
-                "operant makes a folder of that name."
-            )
+        self.path = check_place(path)
         self._flush_seconds = flush_seconds
         self._flush_rows = flush_rows
         self._part_rows = part_rows
@@ -141,6 +134,26 @@ class History:
             self._part += 1
         else:
             self._written = rows
+
+
+def check_place(path: str | Path, argument: str = "history") -> Path:
+    """Return the path of a history that can be written or continued; what is in it is not looked at.
+
+    Args:
+        path: of the folder.
+        argument: its name, for messages.
+
+    Raises:
+        SpecError: for another ending, a path that is a single file, or one inside a file.
+    """
+    if Path(path).suffix != ".parquet":
+        raise value_error(argument, "a path that ends with .parquet", str(path))
+    if Path(path).is_file():
+        raise SpecError(
+            f"The history {path} is a single file, which cannot be continued. Received: {argument}={str(path)!r}. "
+            "Give another path: operant makes a folder of that name."
+        )
+    return as_folder(argument, path, str(path))
 
 
 def read_history(path: str | Path) -> dict[str, np.ndarray]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from operant.errors import value_error
+from operant.errors import as_folder, value_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,11 +85,12 @@ def check_format(out: str | Path) -> Path:
     """Refuse a file that no picture can be written to.
 
     Raises:
-        SpecError: the suffix is none of a picture, or the path is a folder.
+        SpecError: the suffix is none of a picture, or the path is a folder, or inside a file.
     """
     path = Path(out)
     if path.suffix.lower() not in FORMATS or path.is_dir():
         raise value_error("out", f"a file that ends with {', '.join(FORMATS)}", str(out))
+    as_folder("out", path.parent, str(out))
     return path
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from operant.agents import ALIASES, config_class, entry
-from operant.errors import SpecError, value_error
+from operant.errors import SpecError, as_folder
 from operant.execution.config import PROCESSES, RunConfig
 from operant.spec import Config, option, options, plain
 from operant.tuning import study as studies
@@ -108,8 +107,8 @@ def plan(agent: str, config: TuneConfig | None = None, **settings: Any) -> Plan:
     _allowed(made)
     if config.study is not None:
         studies.place(config.study, config.storage)
-    if config.plots is not None and Path(config.plots).exists() and not Path(config.plots).is_dir():
-        raise value_error("plots", "a folder", config.plots)
+    if config.plots is not None:
+        as_folder("plots", config.plots)
     return made
 
 

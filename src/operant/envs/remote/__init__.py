@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from operant.envs.connection import Connection, Local
 from operant.envs.remote.processes import ProcessConnection
 from operant.envs.remote.replaceable import Limits, Replaceable
-from operant.envs.source import Source
+from operant.envs.source import Source, refuse_same
 from operant.envs.table import resolve
 from operant.errors import UsageError, suggest, value_error, whole
 from operant.spec import build
@@ -92,6 +92,7 @@ def connect(
                 f"The environment {sources[0].name!r} exists already, and there is only one of it. "
                 f"Received: num_parallel={num_parallel}. Give its id or its class."
             )
+        refuse_same(sources)
         return _met(Local(source.create(), own=not source.is_object) for source in sources)
     return start(sources, remote, limits, blocking, host, port)
 
