@@ -216,7 +216,7 @@ def test_a_state_with_the_name_of_an_action_keeps_it():
         "z_mask": {"type": "float", "shape": (), "min_value": -1.0, "max_value": 1.0},
     }
     made = make(states=states, actions=actions)
-    assert set(made.critics["critic"].inputs) == {"x", "y", "x/action", "z_mask/action"}
+    assert set(made.critics["critic"].inputs) == {"x", "y", "x/action", "z_mask"}
     critic = made.init(jax.random.key(0)).critic
     observation = {"x": jnp.ones((4, 1)), "y": jnp.ones((4, 2))}
     action = {"x": jnp.ones((4, 1)), "z_mask": jnp.ones(4)}
