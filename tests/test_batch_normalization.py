@@ -171,7 +171,7 @@ def test_a_target_network_keeps_averages_of_its_own():
 
 
 @pytest.mark.parametrize(
-    "name", ["ppo", pytest.param("a2c", marks=pytest.mark.slow), pytest.param("trpo", marks=pytest.mark.slow)]
+    "name", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("a2c", "acer", "pqn", "trpo"))]
 )
 def test_padding_is_no_part_of_a_batch(name):
     """An actor that left fills its column with padding, whatever that shows; without batch normalisation it never mattered."""

@@ -415,6 +415,8 @@ class ACER:
             state, total = carry
             own = fold(jax.random.wrap_key_data(words, impl=impl), i)
             sample = self.memory.sample_sequences(memory, own, c.buffer_batch_size * self.actors, c.n_steps)
+            if self.model.averages:  # the newest block comes without padding, stored ones do not
+                sample = stability.filled(sample, self.spaces)
             reward = stability.scale_replayed(c, state.reward_scale, sample.reward)
             state, metrics = self._step(state, sample._replace(reward=reward), own)
             return state, {name: total[name] + x for name, x in metrics.items()}

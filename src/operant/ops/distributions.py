@@ -341,7 +341,7 @@ class Beta:
         """Return the log-density of `x`. At a bound, and beyond, that of the nearest float inside."""
         centre, half = self._scale()
         eps = float(np.finfo(self.alpha.dtype).eps)
-        y = jnp.clip(0.5 + 0.5 * (x - centre) / _width(half), eps, 1.0 - eps)
+        y = jnp.clip(jnp.where(half > 0, 0.5 + 0.5 * (x - centre) / _width(half), 0.5), eps, 1.0 - eps)
         log_prob = (self.alpha - 1.0) * jnp.log(y) + (self.beta - 1.0) * jnp.log1p(-y)
         return _event_sum(log_prob - betaln(self.alpha, self.beta) - self._log_width(), self.event_ndim)
 
