@@ -483,3 +483,42 @@ def test_reward_normalisation_follows_actors_not_columns(name, options):
         assert float(scale.total[1:].sum()) == 0.0
     # The discounted returns of 11 rewards of 1 deviate by 1.85; mixed up, they grew on through one another's ends.
     assert found == pytest.approx([1.85, 1.85], abs=0.03)
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn", "acer"])
+def test_an_update_with_nothing_new_counts_nothing_again(name):
+    """Moments of observations and the scale of rewards, which acting uses too, stay as they were; the weights do not."""
+    options = {
+        "dqn": {"buffer_max_size": 400, "buffer_initial_size": 4, "train_every": 8},
+        "ppo": {"mini_batches": 1},
+    }
+    agent = Agent.create(
+        agent=name,
+        states={"type": "float", "shape": (2,)},
+        actions={"type": "int", "num_values": 2},
+        normalize_observations=True,
+        normalize_rewards=True,
+        model=[{"type": "dense", "size": 4}],
+        **({"n_steps": 8} if name != "dqn" else {}),
+        **options.get(name, {}),
+    )
+    draw = np.random.default_rng(0)
+    for _ in range(16):
+        agent.act(states=draw.normal(5.0, 2.0, 2).astype(np.float32))
+        agent.observe(reward=float(draw.normal()))
+
+    def seen():
+        state = agent.engine.train.state
+        leaves = {jax.tree_util.keystr(path): np.array(x) for path, x in jax.tree.leaves_with_path(state)}
+        counted = {
+            k: x for k, x in leaves.items() if k.endswith(("/mean']", "/var']", "/count']")) or "scale" in k
+        }
+        acted = agent.act(states=np.full(2, 4.0, np.float32), independent=True)
+        return counted, {k: x for k, x in leaves.items() if k not in counted}, acted
+
+    before, learnt, _ = seen()
+    assert any("mean" in k for k in before) and any("scale" in k for k in before)
+    assert agent.update() == 1
+    after, changed, _ = seen()
+    jax.tree.map(np.testing.assert_array_equal, after, before)
+    assert any(not np.array_equal(changed[k], learnt[k]) for k in learnt if "kernel" in k)

@@ -101,6 +101,11 @@ class Model:
         """Whether learning applies it in another way than use does (see `learning`)."""
         self._draw = jax.jit(self._drawn)
 
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """Names of those running moments among the variables."""
+        return tuple(name for layer in self._normalized.values() for name in _moments(layer).values())
+
     @functools.cached_property
     def spec(self) -> Any:
         """The network's specification as JSON data, which `build` reads.
@@ -304,7 +309,7 @@ class Model:
         """
         state = dict(variables["state"])
         for name, layer in self._normalized.items():
-            fields = {field: f"{layer}/{field}" for field in statistics.Moments._fields}
+            fields = _moments(layer)
             moments = statistics.Moments(**{field: state[inner] for field, inner in fields.items()})
             rows = observation[name][: valid.shape[0]].astype(jnp.float32)
             moments = statistics.update(moments, rows, valid)
@@ -363,3 +368,8 @@ class Model:
             raise SpecError(f"The Keras model {model.name!r} does not fit. Weights that differ: {listed}.")
         values = {name: jnp.array(v.value, copy=True) for name, v in found.items()}
         return self._variables(values)
+
+
+def _moments(layer: str) -> dict[str, str]:
+    """Return the names of a normalising layer's moments among the variables, by field of `statistics.Moments`."""
+    return {field: f"{layer}/{field}" for field in statistics.Moments._fields}
