@@ -83,7 +83,7 @@ def test_the_page_on_adding_an_algorithm_followed_literally_works(monkeypatch):
 
     from operant.agents.learner import Learner
     from operant.agents.making import define
-    from operant.envs import table
+    from operant.envs import native_ids
     from operant.execution.device import DeviceDriver
     from operant.execution.episodes import Score
 
@@ -96,7 +96,7 @@ def test_the_page_on_adding_an_algorithm_followed_literally_works(monkeypatch):
     monkeypatch.setitem(AGENTS, "reinforce", entry["reinforce"])
     definition = define("reinforce", lr=5e-3, n_steps=64)
     assert define(definition.to_dict()) == definition
-    env = table.native("jax:CartPole-v1")
+    env = native_ids.make("jax:CartPole-v1")
     learner = Learner(definition.cls.create(definition.config, env.spaces, 16))
     driver = DeviceDriver(learner, env, 16, jax.random.key(0))
     score = Score(100)

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from operant.envs import Environment, check_env, table
+from operant.envs import Environment, check_env, native_ids, table
 from operant.errors import EnvironmentError, SpecError, UsageError
 
 
@@ -395,11 +395,15 @@ def test_known_ids():
 
 
 def test_native_ids():
-    assert table.is_native("jax:CartPole-v1") and table.is_native("gymnax:x") and table.is_native("brax:ant")
-    assert not table.is_native("CartPole-v1") and not table.is_native(Corridor)
-    assert table.native("jax:CartPole-v1", max_episode_timesteps=3).max_episode_timesteps == 3
+    assert (
+        native_ids.is_native("jax:CartPole-v1")
+        and native_ids.is_native("gymnax:x")
+        and native_ids.is_native("brax:ant")
+    )
+    assert not native_ids.is_native("CartPole-v1") and not native_ids.is_native(Corridor)
+    assert native_ids.make("jax:CartPole-v1", max_episode_timesteps=3).max_episode_timesteps == 3
     with pytest.raises(SpecError, match=r"takes no argument 'gravity'"):
-        table.native("jax:CartPole-v1", gravity=1.0)
+        native_ids.make("jax:CartPole-v1", gravity=1.0)
 
 
 @pytest.mark.parametrize(

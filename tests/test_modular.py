@@ -12,7 +12,7 @@ from operant import Agent
 from operant.agents import steps
 from operant.agents.batches import block_rows, recent_rows
 from operant.agents.making import define
-from operant.envs import table
+from operant.envs import native_ids
 from operant.errors import SpaceError, SpecError
 from operant.execution.device import DeviceDriver
 from operant.execution.episodes import Score
@@ -568,7 +568,7 @@ def test_preprocessing_that_is_elsewhere_is_answered():
 
 
 def score(name: str, steps_: int, env: str = "jax:CartPole-v1", last: int = 100, **options) -> float:
-    env = table.native(env)
+    env = native_ids.make(env)
     definition = define(name, **options).limited(env.max_episode_timesteps)
     made = DeviceDriver(definition_learner(definition, env), env, 8, jax.random.key(0))
     found = Score(last)

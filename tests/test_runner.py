@@ -577,7 +577,7 @@ def test_a_run_of_updates_on_a_native_environment_is_one_program_and_exact():
 
 
 def test_it_is_the_run_of_the_device_driver():
-    from operant.envs.table import native
+    from operant.envs.native_ids import make as native
     from operant.execution.device import DeviceDriver
 
     with quick(seed=5) as runner:

@@ -13,7 +13,7 @@ from operant import runtime
 from operant.agents.learner import Learner
 from operant.agents.making import define
 from operant.engine import Engine
-from operant.envs import table, vector
+from operant.envs import native_ids, vector
 from operant.execution.device import DeviceDriver
 from operant.execution.host import HostDriver
 
@@ -57,7 +57,7 @@ def made(workload: Workload) -> DeviceDriver | HostDriver:
     key = jax.random.key(0)
     driver: DeviceDriver | HostDriver
     if workload.native:
-        env = table.native(f"jax:{workload.env}")
+        env = native_ids.make(f"jax:{workload.env}")
         algorithm = definition.cls.create(definition.config, env.spaces, workload.num_envs)
         driver = DeviceDriver(Learner(algorithm), env, workload.num_envs, key)
     else:

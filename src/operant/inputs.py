@@ -140,7 +140,7 @@ def optimizer_options(
 
 def made_again(env: Any) -> Any:
     """Make an environment once more, one that gives pictures."""
-    from operant.envs.atari import Preprocessed
+    from operant.envs.preprocessing import Preprocessed
 
     if isinstance(env, Preprocessed):
         return Preprocessed(made_again(env.env), env.settings)

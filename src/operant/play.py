@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from operant.agents.learner import Learner, Train
-    from operant.envs.vector import VectorEnv
+    from operant.envs.vector_env import VectorEnv
     from operant.execution.episodes import Finished
     from operant.watch import Output
 
@@ -269,7 +269,7 @@ def _train(learner: Learner, config: PlayConfig, path: Path | None) -> Train:
 
 def environment(config: PlayConfig) -> VectorEnv:
     """Make the one environment, one that gives pictures where they are asked for."""
-    from operant.envs import table, vector
+    from operant.envs import native_ids, vector
 
     name, told = config.env, {"preprocess": config.preprocess, "max_frame": config.max_frame}
     limit = config.max_episode_timesteps
@@ -284,7 +284,7 @@ def environment(config: PlayConfig) -> VectorEnv:
             limit = saved.get("max_episode_timesteps") if limit is None else limit
     if not name:
         raise SpecError("env must be given: an environment id such as CartPole-v1.")
-    if config.watched and table.is_native(name):
+    if config.watched and native_ids.is_native(name):
         name = _counterpart(name)
     arguments: dict[str, Any] = {key: True for key, value in told.items() if value}
     if config.watched:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from operant import interruption
 from operant.agents.making import define
-from operant.envs import table
+from operant.envs import native_ids
 from operant.errors import UsageError
 from operant.execution.config import TOGETHER, RunConfig
 from operant.execution.episodes import Finished
@@ -63,7 +63,7 @@ def replicate(plan: Plan, n_seeds: int, command: str | None = None) -> Replicate
     directory = new_directory(run, define(plan.agent, **plan.options).name)
     seeds = [(first + i) % 2**32 for i in range(n_seeds)]
     runs = [run.replace(seed=seed, run_dir=str(directory / f"seed-{seed}")) for seed in seeds]
-    if table.is_native(run.env):
+    if native_ids.is_native(run.env):
         results = _together(plan, runs, command)
     else:
         results = [train(plan._replace(run=own), command) for own in runs]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from operant import checkpoint, provenance, runtime
 from operant.agents.making import define
 from operant.envs.source import is_native
-from operant.envs.vector import VectorEnv
+from operant.envs.vector_env import VectorEnv
 from operant.errors import CheckpointError, SpecError, UsageError, as_folder
 from operant.execution.config import PROCESSES, TOGETHER, RunConfig
 from operant.execution.records import Origin
@@ -195,12 +195,16 @@ def make_environments(run: RunConfig, given: Any = None, count: int | None = Non
     Raises:
         OperantError: they cannot be made, or not so.
     """
-    from operant.envs import atari, table, vector
+    from operant.envs import native_ids, preprocessing, vector
 
-    native = given if is_native(given) else table.native(run.env) if table.is_native(run.env) else None
+    native = (
+        given if is_native(given) else native_ids.make(run.env) if native_ids.is_native(run.env) else None
+    )
     if native is not None:
         if run.preprocess:
-            raise atari.refusal(run.env, [leaf.shape for leaf in native.spaces.states.components.values()])
+            raise preprocessing.refusal(
+                run.env, [leaf.shape for leaf in native.spaces.states.components.values()]
+            )
         if run.max_episode_timesteps is not None:
             from operant.envs.native import TimeLimit
 
@@ -213,7 +217,9 @@ def make_environments(run: RunConfig, given: Any = None, count: int | None = Non
             raise SpecError(
                 "preprocess is for an id. Preprocess objects where they are made: create_envs(name, n)."
             )
-        games = isinstance(given, list | tuple) and all(isinstance(env, atari.Preprocessed) for env in given)
+        games = isinstance(given, list | tuple) and all(
+            isinstance(env, preprocessing.Preprocessed) for env in given
+        )
     made = vector.create(
         run.env if given is None else given,
         run.n_envs if given is None else count,

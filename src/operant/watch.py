@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 
 from operant.envs.checked import Checked
-from operant.envs.vector import Flat, Step, VectorEnv
+from operant.envs.vector_env import Flat, Step, VectorEnv
 from operant.errors import SpecError, UsageError, as_folder
 
 

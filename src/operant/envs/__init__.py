@@ -6,6 +6,6 @@ Importing this package, and every module of it that workers use, loads neither J
 
 from operant.envs.check import check_env
 from operant.envs.environment import Environment
-from operant.envs.vector import Step, VectorEnv
+from operant.envs.vector_env import Step, VectorEnv
 
 __all__ = ["Environment", "Step", "VectorEnv", "check_env"]

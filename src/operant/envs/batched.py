@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from gymnasium.envs.registration import EnvSpec
 
-from operant.envs import gymnasium as adapter
 from operant.envs.checked import smaller_limit
 from operant.envs.environment import Environment, nest
 from operant.envs.faults import isfinite, look, nonfinite, state_label, vdot
-from operant.envs.vector import Check, Flat, Step, VectorEnv, seed_of
-from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError
+from operant.envs.vector_env import Check, Flat, Step, VectorEnv, seed_of
+from operant.errors import EnvironmentError, SpaceError
 from operant.spaces import from_gymnasium
-
-if TYPE_CHECKING:
-    from operant.envs.source import Source
 
 
 class GymnasiumVector(VectorEnv):
@@ -107,59 +102,6 @@ class GymnasiumVector(VectorEnv):
     def _refuse(self, fault: tuple[int, str] | None) -> None:
         if fault is not None:
             raise EnvironmentError(f"Environment {fault[0]} of {self.name!r}: {fault[1]}")
-
-
-def own_vector(source: Source, num_envs: int, check: Check = "always") -> GymnasiumVector | str:
-    """Make Gymnasium's own vectorised form of an id, or say in a sentence why there is none."""
-    from operant.envs import atari
-
-    spec = source.target
-    if not isinstance(spec, EnvSpec):
-        return "only ids of Gymnasium have vectorised forms"
-    if source.reward_shaping is not None:
-        return "rewards are shaped for one environment at a time"
-    if atari.is_asked(source.arguments):
-        return atari.own_vector(source, num_envs, check)
-    smaller_limit(source.max_episode_timesteps, spec.max_episode_steps, source.name)
-    made = adapter.make_vector(spec, num_envs, source.arguments, source.max_episode_timesteps)
-    if isinstance(made, str):
-        return made
-    vector, limit = made
-    wrapped = GymnasiumVector(vector, source.name, limit, check)
-    wrapped.why = "Gymnasium has a vectorised form of it"
-    return wrapped
-
-
-def has_small_vector(source: Source) -> bool:
-    """Tell whether Gymnasium has a vectorised form of a source, other than that of preprocessed games."""
-    from operant.envs import atari
-
-    spec = source.target
-    own = isinstance(spec, EnvSpec) and spec.vector_entry_point is not None
-    return own and not atari.is_asked(source.arguments)
-
-
-def from_gymnasium_vector(source: Source, check: Check = "always") -> GymnasiumVector:
-    """Take a vector of Gymnasium's that the user made.
-
-    Raises:
-        SpecError: it does not reset with the next step.
-        UsageError: a time limit or reward shaping is asked for.
-    """
-    vector = source.target
-    fault = adapter.autoreset_fault(vector)
-    if fault is not None:
-        raise SpecError(
-            f"The vector {source.name!r} {fault}. Make it with autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP."
-        )
-    if source.max_episode_timesteps is not None or source.reward_shaping is not None:
-        raise UsageError(
-            "max_episode_timesteps and reward_shaping cannot be added to a vector. Wrap its environments."
-        )
-    spec = vector.spec
-    wrapped = GymnasiumVector(vector, source.name, spec.max_episode_steps if spec else None, check, copy=True)
-    wrapped.why = "it was given as a vector"
-    return wrapped
 
 
 class NativeVector(VectorEnv):

@@ -16,7 +16,7 @@ from operant.envs.environment import Environment
 from operant.envs.faults import mask_fault, value_faults
 from operant.envs.source import Source
 from operant.envs.table import resolve
-from operant.envs.vector import Flat
+from operant.envs.vector_env import Flat
 from operant.errors import EnvironmentError, OperantError, SpaceError, UsageError, whole
 from operant.spaces import Spaces, from_gymnasium
 

@@ -11,8 +11,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from operant.envs.atari import AtariVector, Preprocessed
-from operant.envs.vector import Flat, Game, Step, VectorEnv
+from operant.envs.atari import AtariVector
+from operant.envs.preprocessing import Preprocessed
+from operant.envs.vector_env import Flat, Game, Step, VectorEnv
 
 
 class Games(VectorEnv):

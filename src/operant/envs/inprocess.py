@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
@@ -12,12 +12,10 @@ import numpy as np
 from operant.envs import gymnasium as adapter
 from operant.envs.checked import Checked, smaller_limit
 from operant.envs.faults import isfinite, look, nonfinite, raised_at, state_label, value_faults, vdot
-from operant.envs.vector import Check, Flat, Step, VectorEnv, seed_of
+from operant.envs.source import Source
+from operant.envs.vector_env import Check, Flat, Step, VectorEnv, seed_of
 from operant.errors import EnvironmentError, SpaceError, UsageError
 from operant.spaces import Spaces, from_gymnasium
-
-if TYPE_CHECKING:
-    from operant.envs.source import Source
 
 
 class Cell(Protocol):

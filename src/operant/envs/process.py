@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ import numpy as np
 
 from operant.envs.source import Source
 from operant.envs.spawn import START_SECONDS, LostError, Worker, end, main_file, memory_file, times
-from operant.envs.vector import Check, Flat, Step, VectorEnv, processors, seed_of
+from operant.envs.vector_env import Check, Flat, Step, VectorEnv, seed_of
 from operant.envs.worker import RESET, RESTART, STEP, VECTOR_FIELDS, Memory
 from operant.errors import EnvironmentError, OperantError, UsageError
 from operant.spaces import Spaces
@@ -76,7 +77,7 @@ class Processes(VectorEnv):
         self._workers: list[_Share] = []
         for i, (low, high) in enumerate(itertools.pairwise(edges)):
             begin = {
-                "task": "vector",
+                "task": "operant.envs.worker:VectorTask",
                 "sources": literals[low:high],
                 "name": self.name,
                 "check": check,
@@ -228,3 +229,8 @@ class Processes(VectorEnv):
         """Close the environments and end the workers."""
         self._is_open = False
         self._finalizer()
+
+
+def processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -11,7 +11,8 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 
 from operant.envs import gymnasium as adapter
-from operant.envs import pettingzoo
+from operant.envs import native_ids, pettingzoo, preprocessing
+from operant.envs.batched import Single, from_native
 from operant.envs.checked import Checked
 from operant.envs.environment import Environment, Shaping
 from operant.errors import SpecError, UsageError
@@ -42,15 +43,11 @@ class Source:
         if self.is_object:
             return self.target
         if isinstance(self.target, EnvSpec):
-            from operant.envs import atari
-
-            if atari.is_asked(self.arguments):
-                return atari.make(self.target, self.arguments)
+            if preprocessing.is_asked(self.arguments):
+                return preprocessing.make(self.target, self.arguments)
             return adapter.make(self.target, self.arguments)
         if isinstance(self.target, str):
-            from operant.envs.table import native
-
-            return native(self.target, **self.arguments)
+            return native_ids.make(self.target, **self.arguments)
         made = build(self.target, dict(self.arguments), f"environment {self.name!r}")
         if not is_environment(made):
             raise SpecError(
@@ -63,9 +60,7 @@ class Source:
         limit = getattr(self.target, "max_episode_steps", None)
         if limit is None or not isinstance(self.target, EnvSpec):
             return limit
-        from operant.envs import atari
-
-        return atari.steps_for(limit, self.arguments)
+        return preprocessing.steps_for(limit, self.arguments)
 
     @property
     def is_native(self) -> bool:
@@ -90,9 +85,6 @@ class Source:
         return Checked(self._environment(made), self.max_episode_timesteps, self.reward_shaping, self.name)
 
     def _environment(self, made: Any) -> Environment:
-        from operant.envs import gymnasium as adapter
-        from operant.envs.batched import Single, from_native
-
         if isinstance(made, Environment):
             return made
         if isinstance(made, gymnasium.Env):

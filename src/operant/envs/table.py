@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from operant.envs import gymnasium as adapter
-from operant.envs import pettingzoo
+from operant.envs import native_ids, pettingzoo
 from operant.envs.checked import Checked
 from operant.envs.environment import Environment
 from operant.envs.source import Source, is_environment
-from operant.errors import SpecError, UsageError, suggest, value_error
-from operant.spec import build, import_object, read_json
-
-if TYPE_CHECKING:
-    from operant.envs.native import NativeEnv
+from operant.errors import SpecError, UsageError, value_error
+from operant.spec import import_object, read_json
 
 Kind = Literal["gymnasium", "atari", "jax", "probe", "adapter"]
-_NATIVE_PREFIXES = ("jax:", "gymnax:", "brax:")
 _OPTIONS = ("max_episode_timesteps", "reward_shaping")
 _REMOTE = ("remote", "blocking", "host", "port")
 
@@ -49,44 +45,10 @@ def known(kind: Kind | None = None) -> list[Known]:
             family: Kind = "atari" if spec.entry_point == adapter.ATARI else "gymnasium"
             rows.append(Known(spec.id, family, adapter.extra(spec)))
     if kind not in ("gymnasium", "atari"):
-        for name in _native_ids():
+        for name in native_ids.known():
             rows.append(Known(name, "probe" if name.startswith("jax:probe/") else "jax", None))
         rows += [Known("gymnax:*", "adapter", None), Known("brax:*", "adapter", None)]
     return [row for row in rows if kind in (None, row.kind)]
-
-
-def is_native(name: object) -> bool:
-    """Tell whether a specification is the id of a JAX-native environment."""
-    return isinstance(name, str) and name.startswith(_NATIVE_PREFIXES)
-
-
-def native(name: str, **arguments: Any) -> NativeEnv:
-    """Make the JAX-native environment of an id (``jax:CartPole-v1``); loads JAX.
-
-    Raises:
-        SpecError: the id or an argument is unknown.
-    """
-    prefix, _, label = name.partition(":")
-    if prefix != "jax":
-        from operant.envs import functional
-
-        adapt: Callable[..., Any] = functional.from_gymnax if prefix == "gymnax" else functional.from_brax
-        return build(adapt, {"env": label, **arguments}, f"environment {name!r}")
-    entries = _native_entries()
-    if label not in entries:
-        raise SpecError(f"Unknown environment {name!r}.{suggest(name, _native_ids())}")
-    return build(entries[label], arguments, f"environment {name!r}")
-
-
-def _native_entries() -> dict[str, Callable[..., Any]]:
-    from operant.envs.classic import NATIVE
-    from operant.envs.probe import PROBES
-
-    return {**NATIVE, **PROBES}
-
-
-def _native_ids() -> list[str]:
-    return [f"jax:{name}" for name in _native_entries()]
 
 
 def resolve(
@@ -179,7 +141,7 @@ def _unfold(
 
 def _named(name: str, given: dict[str, Any]) -> tuple[Any, str, str]:
     """Return what a string names: a native id, an id of Gymnasium, or an importable class."""
-    if is_native(name):
+    if native_ids.is_native(name):
         return name, name, ""
     if name.startswith("pettingzoo:"):
         given["id"] = name.removeprefix("pettingzoo:")

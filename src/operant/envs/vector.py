@@ -1,29 +1,30 @@
-"""Vectors of environments: several side by side, stepped in one call, with next-step autoreset.
-
-The row after the last one of an episode ignores that environment's action, resets it and answers with the first
-observation, reward 0 and neither flag. That is the stream of `operant.types`.
-"""
+"""`create`: several environments side by side, in the way that is fastest for them."""
 
 from __future__ import annotations
 
-import abc
-import os
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 
+from operant.envs import atari, batched, preprocessing
+from operant.envs import gymnasium as adapter
+from operant.envs.batched import GymnasiumVector
+from operant.envs.check import random_actions
+from operant.envs.checked import smaller_limit
+from operant.envs.games import Games
+from operant.envs.inprocess import InProcess, make_cell
+from operant.envs.process import Processes, processors
+from operant.envs.source import Source, refuse_same
+from operant.envs.table import resolve
+from operant.envs.vector_env import Check, Step, VectorEnv, seed_of
 from operant.errors import SpecError, UsageError, suggest, value_error, whole
-from operant.spaces import Spaces
 
-if TYPE_CHECKING:
-    from operant.envs.inprocess import InProcess
-    from operant.envs.source import Source
+__all__ = ["Check", "Mode", "Step", "VectorEnv", "create", "seed_of", "step_seconds"]
 
 Mode: TypeAlias = Literal["auto", "native-vector", "in-process", "processes"]
-Check: TypeAlias = Literal["first", "always", "never"]
-Flat: TypeAlias = dict[str, np.ndarray]
 PROCESSES_PAY_SECONDS = 3e-4
 """Step time of one environment above which worker processes are faster than a loop: a round trip to a worker takes
 tens of microseconds, and the slowest of several decides."""
@@ -32,95 +33,6 @@ OWN_VECTOR_PAYS_FROM = 6
 many: CartPole's takes 45 µs a step, a loop 7 µs for each. A number, not a measurement: the two draw different random numbers,
 and a seed must give the same run every time."""
 _MEASURE_SECONDS, _MEASURE_STEPS = 0.02, 50
-
-
-class Step(NamedTuple):
-    """What followed one action of each of `N` environments."""
-
-    observation: Flat
-    """Flat components, masks included, leaves `[N, ...]`."""
-    reward: np.ndarray
-    """float32 `[N]`."""
-    terminated: np.ndarray
-    """bool `[N]`: the environment ended. Where both flags are True, this one counts."""
-    truncated: np.ndarray
-    """bool `[N]`: the episode was cut."""
-
-
-class Game(NamedTuple):
-    """What reports count of one step, where training is told something else: clipped rewards, lives as episodes."""
-
-    score: np.ndarray
-    """float32 `[N]`: rewards as the game gave them."""
-    over: np.ndarray
-    """bool `[N]`: the game ended, or was cut."""
-
-
-class VectorEnv(abc.ABC):
-    """`num_envs` environments side by side. Arrays that it returned are never written to again."""
-
-    num_envs: int
-    spaces: Spaces
-    """Of one environment."""
-    name: str
-    mode: str
-    """How it runs: `native-vector` (Gymnasium's own vectorised form), `in-process`, `processes` or `jax`."""
-    why: str = ""
-    """Why it runs so."""
-    max_episode_timesteps: int | None = None
-    restarts: int = 0
-    """Workers that died and were replaced."""
-    game: Game | None = None
-    """Of the last step, for reports; None: reward and flags say it."""
-    _is_open: bool = True
-    _is_reset: bool = False
-
-    @abc.abstractmethod
-    def reset(self, seed: int | None = None) -> Flat:
-        """Begin an episode everywhere and return the first observations, leaves `[N, ...]`.
-
-        Args:
-            seed: root of the environments' seeds, all different; None: they go on with the random numbers they have.
-        """
-
-    @abc.abstractmethod
-    def step(self, actions: Mapping[str, np.ndarray]) -> Step:
-        """Take one action everywhere; environments whose last row ended an episode are reset instead.
-
-        Args:
-            actions: flat components as stored, leaves `[N, ...]`.
-
-        Raises:
-            EnvironmentError: an environment raised, or broke its contract; names which one.
-            UsageError: before the first `reset`, or after `close`.
-        """
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Close the environments; a second call does nothing."""
-
-    def __enter__(self) -> VectorEnv:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _check_reset(self, seed: int | None) -> None:
-        if not self._is_open:
-            raise self._unusable()
-        whole("seed", seed, 0, optional=True)
-
-    def _unusable(self) -> UsageError:
-        if not self._is_open:
-            return UsageError(f"The vector of {self.name!r} is closed. Create another one.")
-        return UsageError(
-            f"step was called on a vector of {self.name!r} that was not reset. Call reset first."
-        )
-
-
-def seed_of(seed: int, index: int) -> int:
-    """Return the seed of one environment: a function of (seed, index) alone, below 2^31."""
-    return int(np.random.SeedSequence((int(seed), index)).generate_state(1)[0] >> 1)
 
 
 def create(
@@ -169,9 +81,6 @@ def create(
     max_restarts = whole("max_restarts", max_restarts, 0)
     if not timeout_seconds > 0:
         raise value_error("timeout_seconds", "above 0", timeout_seconds)
-    from operant.envs.source import refuse_same
-    from operant.envs.table import resolve
-
     options = {
         "max_episode_timesteps": max_episode_timesteps,
         "reward_shaping": reward_shaping,
@@ -192,10 +101,7 @@ def create(
     vector = _made(sources, own, mode, check, reward_shaping is not None, workers)
     if not (clip_rewards or episodic_life):
         return vector
-    from operant.envs.atari import has_lives
-    from operant.envs.games import Games
-
-    if episodic_life and vector.mode == "processes" and any(map(has_lives, sources)):
+    if episodic_life and vector.mode == "processes" and any(map(atari.has_lives, sources)):
         raise SpecError(
             "The lives of games in worker processes are not known. Leave mode at 'auto', or give episodic_life=False."
         )
@@ -226,10 +132,8 @@ def _made(
 
 def _own_vector(source: Source, num_envs: int, mode: Mode, check: Check) -> VectorEnv | str:
     """Make the environment's own vectorised form; or return in words why there is none."""
-    from operant.envs import batched
-
     if source.is_vector:
-        return batched.from_gymnasium_vector(source, check)
+        return _of_gymnasium(source, check)
     if source.is_native:
         if mode != "auto":
             raise SpecError(
@@ -237,11 +141,60 @@ def _own_vector(source: Source, num_envs: int, mode: Mode, check: Check) -> Vect
             )
         if source.reward_shaping is None:
             return batched.from_native(source.make(), num_envs, source.name, source.max_episode_timesteps)
-    if mode == "auto" and num_envs < OWN_VECTOR_PAYS_FROM and batched.has_small_vector(source):
+    if mode == "auto" and num_envs < OWN_VECTOR_PAYS_FROM and _has_small_vector(source):
         return f"below {OWN_VECTOR_PAYS_FROM} environments a loop is as fast as a vectorised form"
     if mode in ("auto", "native-vector"):
-        return batched.own_vector(source, num_envs, check)
+        return _gymnasiums_own(source, num_envs, check)
     return ""
+
+
+def _gymnasiums_own(source: Source, num_envs: int, check: Check = "always") -> GymnasiumVector | str:
+    """Make Gymnasium's own vectorised form of an id, or say in a sentence why there is none."""
+    spec = source.target
+    if not isinstance(spec, EnvSpec):
+        return "only ids of Gymnasium have vectorised forms"
+    if source.reward_shaping is not None:
+        return "rewards are shaped for one environment at a time"
+    if preprocessing.is_asked(source.arguments):
+        return atari.own_vector(source, num_envs, check)
+    smaller_limit(source.max_episode_timesteps, spec.max_episode_steps, source.name)
+    made = adapter.make_vector(spec, num_envs, source.arguments, source.max_episode_timesteps)
+    if isinstance(made, str):
+        return made
+    vector, limit = made
+    wrapped = GymnasiumVector(vector, source.name, limit, check)
+    wrapped.why = "Gymnasium has a vectorised form of it"
+    return wrapped
+
+
+def _has_small_vector(source: Source) -> bool:
+    """Tell whether Gymnasium has a vectorised form of a source, other than that of preprocessed games."""
+    spec = source.target
+    own = isinstance(spec, EnvSpec) and spec.vector_entry_point is not None
+    return own and not preprocessing.is_asked(source.arguments)
+
+
+def _of_gymnasium(source: Source, check: Check = "always") -> GymnasiumVector:
+    """Take a vector of Gymnasium's that the user made.
+
+    Raises:
+        SpecError: it does not reset with the next step.
+        UsageError: a time limit or reward shaping is asked for.
+    """
+    vector = source.target
+    fault = adapter.autoreset_fault(vector)
+    if fault is not None:
+        raise SpecError(
+            f"The vector {source.name!r} {fault}. Make it with autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP."
+        )
+    if source.max_episode_timesteps is not None or source.reward_shaping is not None:
+        raise UsageError(
+            "max_episode_timesteps and reward_shaping cannot be added to a vector. Wrap its environments."
+        )
+    spec = vector.spec
+    wrapped = GymnasiumVector(vector, source.name, spec.max_episode_steps if spec else None, check, copy=True)
+    wrapped.why = "it was given as a vector"
+    return wrapped
 
 
 def _fixed_count(source: Source) -> tuple[int | None, str]:
@@ -252,16 +205,12 @@ def _fixed_count(source: Source) -> tuple[int | None, str]:
 
 
 def _in_process(sources: Sequence[Source], check: Check, count: int | None = None) -> InProcess:
-    from operant.envs.inprocess import InProcess, make_cell
-
     return InProcess([make_cell(source) for source in sources[:count]], sources[0].name, check)
 
 
 def _processes(
     sources: Sequence[Source], check: Check, why: str, settings: tuple[int | None, float, int]
 ) -> VectorEnv:
-    from operant.envs.process import Processes
-
     vector = Processes(sources, check, *settings)
     vector.why = why
     return vector
@@ -271,8 +220,6 @@ def _measured(
     sources: Sequence[Source], check: Check, why: str, settings: tuple[int | None, float, int]
 ) -> VectorEnv:
     """Time one environment; a loop serves fast ones best, processes slow ones."""
-    from operant.envs.inprocess import InProcess, make_cell
-
     probe = _in_process(sources, check, 1)
     if len(sources) == 1 or processors() == 1:
         reason = "there is one environment" if len(sources) == 1 else "there is one processor"
@@ -301,8 +248,6 @@ def _measured(
 
 def step_seconds(vector: VectorEnv) -> float:
     """Return the median seconds of one `step` under random actions, measured for about 20 ms (at least two steps)."""
-    from operant.envs.check import random_actions
-
     generator = np.random.default_rng(0)
     observation = vector.reset(0)
     times: list[float] = []
@@ -313,11 +258,6 @@ def step_seconds(vector: VectorEnv) -> float:
         observation = vector.step(actions).observation
         times.append(time.perf_counter() - begun)
     return float(np.median(times[1:]))
-
-
-def processors() -> int:
-    """Return how many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:

@@ -27,6 +27,7 @@ from operant.envs.inprocess import InProcess, make_cell
 from operant.envs.source import Source
 from operant.errors import OperantError
 from operant.spaces import Spaces
+from operant.spec import import_object
 
 RESET, STEP, RESTART, CLOSE = b"r", b"s", b"n", b"c"
 """First byte of what a worker is told."""
@@ -166,11 +167,8 @@ def _make(begin: Mapping[str, Any]) -> Task:
         module = types.ModuleType("__mp_main__")
         module.__dict__.update(runpy.run_path(begin["main"], run_name="__mp_main__"))
         sys.modules["__main__"] = sys.modules["__mp_main__"] = module
-    if begin["task"] == "vector":
-        return VectorTask(begin)
-    from operant.envs.remote.host import HostTask
-
-    return HostTask(begin)
+    task: Task = import_object(begin["task"], "task")(begin)
+    return task
 
 
 def _described(error: Exception) -> bytes:

@@ -10,7 +10,7 @@ import numpy as np
 
 from operant.agents.learner import Learner, Train
 from operant.engine import Ahead
-from operant.envs.vector import VectorEnv
+from operant.envs.vector_env import VectorEnv
 from operant.errors import whole
 from operant.execution.episodes import Accounts, Finished
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from operant.agents.learner import Train, reset_carry
 from operant.engine import Engine
-from operant.envs.vector import VectorEnv
+from operant.envs.vector_env import VectorEnv
 from operant.execution.episodes import Accounts, Finished
 from operant.types import Action, Block, Tree
 
@@ -172,7 +172,7 @@ class _Restarted:
         """Answer the first call with the fresh episodes' first observations, others as the environments do."""
         if self._start is None:
             return self._env.step(actions)
-        from operant.envs.vector import Step
+        from operant.envs.vector_env import Step
 
         start, self._start = self._start, None
         no = np.zeros(self._env.num_envs, bool)

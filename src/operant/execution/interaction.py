@@ -18,7 +18,7 @@ import numpy as np
 
 from operant.agent import Agent
 from operant.envs.environment import take
-from operant.envs.vector import seed_of
+from operant.envs.vector_env import seed_of
 from operant.execution.ledger import Ledger
 from operant.execution.seats import Outcome, Seat, join
 

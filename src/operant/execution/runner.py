@@ -10,7 +10,7 @@ from typing import Any
 from operant.agent import Agent
 from operant.envs.connection import Connection
 from operant.envs.environment import nest
-from operant.envs.vector import seed_of
+from operant.envs.vector_env import seed_of
 from operant.errors import SpaceError, SpecError, UsageError, value_error, whole
 from operant.execution import connections
 from operant.execution.interaction import Interaction, Plan

@@ -16,7 +16,7 @@ from operant.envs.remote.replaceable import Description, Limits, Replaceable
 from operant.envs.remote.service import lost_by
 from operant.envs.remote.wire import Schema, WireError
 from operant.envs.spawn import LostError
-from operant.envs.vector import Flat
+from operant.envs.vector_env import Flat
 from operant.errors import EnvironmentError, SpecError
 
 _TRY_SECONDS = 5.0

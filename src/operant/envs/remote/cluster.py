@@ -23,7 +23,7 @@ from operant.envs.remote.service import Service, describe, fault, lost_by
 from operant.envs.remote.wire import Schema, WireError
 from operant.envs.source import Source
 from operant.envs.spawn import SECRET, LostError, error_named
-from operant.envs.vector import Flat
+from operant.envs.vector_env import Flat
 from operant.errors import EnvironmentError, SpecError, UsageError
 
 PORT = 6379

@@ -15,7 +15,7 @@ from operant.envs.remote.host import FIELDS
 from operant.envs.remote.replaceable import Limits, Replaceable
 from operant.envs.source import Source
 from operant.envs.spawn import LostError, Worker, end, main_file, memory_file
-from operant.envs.vector import Flat
+from operant.envs.vector_env import Flat
 from operant.envs.worker import RESET, STEP, Memory
 from operant.errors import EnvironmentError, OperantError
 from operant.spaces import Spaces
@@ -42,7 +42,7 @@ class ProcessConnection(Replaceable):
         super().__init__(index, limits, blocking)
         self.name = source.name
         self._descriptor = memory_file()
-        begin = {"task": "host", "sources": [literal], "main": main}
+        begin = {"task": "operant.envs.remote.host:HostTask", "sources": [literal], "main": main}
         self._worker = Worker(index, begin, self._descriptor)
         self._finalizer = weakref.finalize(self, end, [self._worker], self._descriptor)
         self._met = False

@@ -12,7 +12,7 @@ import numpy as np
 from operant.envs.connection import Answer
 from operant.envs.environment import take
 from operant.envs.spawn import LostError, times
-from operant.envs.vector import Flat, seed_of
+from operant.envs.vector_env import Flat, seed_of
 from operant.errors import EnvironmentError, UsageError, value_error
 from operant.spaces import Spaces
 

@@ -21,7 +21,7 @@ from operant.envs.connection import Answer
 from operant.envs.environment import nest
 from operant.envs.environment import rows as count_rows
 from operant.envs.remote.replaceable import Description
-from operant.envs.vector import Flat
+from operant.envs.vector_env import Flat
 from operant.errors import OperantError, SpaceError, SpecError
 from operant.spaces import Leaf, Spaces
 
