@@ -11,9 +11,10 @@ from tests.test_conformance import random_observation
 from tests.test_distributional import projected_slowly
 
 from operant.agents import dqn, imitation, noisy, sequences
-from operant.agents.protocol import fold, split_masks
+from operant.agents.protocol import fold
 from operant.agents.rollouts import evaluate
 from operant.errors import SpecError
+from operant.spaces import masks_of
 from operant.types import Block
 
 BURN, LENGTH, GAMMA = 2, 6, 0.9
@@ -215,7 +216,7 @@ def test_imitation_unrolls_from_the_state_of_a_block():
     algorithm, state = made()
     block = block_of(algorithm, jax.random.key(3))
     q = step_by_step(algorithm, state.variables, block)[0][:-1]
-    masks = split_masks({name: x[:-1] for name, x in block.observation.items()})[1]
+    masks = masks_of({name: x[:-1] for name, x in block.observation.items()})
     expected = imitation.margin({"action": jnp.asarray(q)}, block.action, masks, block.valid)
     imitate = jax.jit(algorithm.imitation)
     np.testing.assert_allclose(imitate({"model": state.variables}, block), expected, rtol=1e-5)

@@ -29,7 +29,7 @@ from operant.agents.action_units import with_actions
 from operant.agents.learner import ENV, Learner, Train
 from operant.agents.making import define
 from operant.agents.objectives import View
-from operant.agents.protocol import fold, split_masks
+from operant.agents.protocol import fold
 from operant.engine import Engine
 from operant.envs import native
 from operant.envs.native import NativeEnv
@@ -38,6 +38,7 @@ from operant.execution.device import DeviceDriver, DeviceRun
 from operant.execution.host import HostDriver
 from operant.interactive import Settings
 from operant.ops import losses
+from operant.spaces import masks_of
 from operant.types import Array, Arrays, Tree
 
 GAMMA, ACTORS = 0.9, 8
@@ -73,7 +74,7 @@ def critic_value(made: Learner, policy: Tree, observation: Arrays, carry: Tree) 
 def greedy_value(made: Learner, policy: Tree, observation: Arrays, carry: Tree) -> Array:
     """Return the largest value of an allowed action."""
     q = made.algorithm.q_values(policy[0], observation, carry)["action"]
-    return losses.max_target(q, split_masks(observation)[1].get("action"))
+    return losses.max_target(q, masks_of(observation).get("action"))
 
 
 def policy_value(made: Learner, policy: Tree, observation: Arrays, carry: Tree) -> Array:

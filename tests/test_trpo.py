@@ -11,12 +11,11 @@ from tests.small_agents import MODEL, RECURRENT, Countdown, compile_agent, compi
 
 from operant.agents.learner import Learner
 from operant.agents.making import define
-from operant.agents.protocol import split_masks
 from operant.agents.rollouts import evaluate
 from operant.agents.trpo import SLACK, Fit, value_loss
 from operant.errors import SpecError
 from operant.ops import trust_region
-from operant.spaces import Spaces
+from operant.spaces import Spaces, masks_of
 from operant.types import Block
 
 LINEAR = [{"type": "dense", "size": 2, "activation": "linear"}]
@@ -216,7 +215,7 @@ def test_equal_advantages_move_nothing():
 def divergence(made, before, after, block):
     """Mean divergence of the policy after an update from the one before, on the block's rows."""
     observation = {k: x[:-1] for k, x in block.observation.items()}
-    masks = split_masks(observation)[1]
+    masks = masks_of(observation)
     carry = block.carry["actor"] if made.model.recurrent else ()
     outputs = [
         evaluate(made.model, train.state.actor, observation, carry, block.valid) for train in (before, after)

@@ -15,7 +15,7 @@ import numpy as np
 
 from operant import traces
 from operant.errors import SpaceError, SpecError, UsageError
-from operant.spaces import Space, Spaces, from_gymnasium, to_gymnasium
+from operant.spaces import Space, Spaces, from_gymnasium, mask_name, put, to_gymnasium
 from operant.traces import Flat, Trace
 
 PREFIX = "minari:"
@@ -94,21 +94,15 @@ class Episodes(Sequence[Trace]):
 
     def _states(self, observation: Flat) -> Any:
         """Return an observation in the structure that a program gives it in, with the masks that are declared."""
-        masks = {f"{action}_mask" for action in self._given.masks}
+        masks = set(map(mask_name, self._given.masks))
         states = self._given.states.unflatten({k: x for k, x in observation.items() if k not in masks})
         for action in self._spaces.masks:
-            mask = f"{action}_mask"
+            mask = mask_name(action)
             if mask in observation:
-                states = _put(
+                states = put(
                     states if isinstance(states, dict) else {"state": states}, mask, observation[mask]
                 )
         return states
-
-
-def _put(tree: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
-    """Return a nested dict with one entry more, at the path `name`."""
-    head, _, tail = name.partition("/")
-    return {**tree, head: _put(tree.get(head, {}), tail, value) if tail else value}
 
 
 def write(name: str, spaces: Spaces, recorded: Iterable[Trace], **about: Any) -> Path:
@@ -168,8 +162,8 @@ def write(name: str, spaces: Spaces, recorded: Iterable[Trace], **about: Any) ->
 def _with_masks(spaces: Spaces) -> Space:
     tree: Any = spaces.states.tree
     for action in spaces.masks:
-        tree = _put(
-            tree if isinstance(tree, dict) else {"state": tree}, f"{action}_mask", spaces.mask_leaf(action)
+        tree = put(
+            tree if isinstance(tree, dict) else {"state": tree}, mask_name(action), spaces.mask_leaf(action)
         )
     return Space(tree, "state")
 

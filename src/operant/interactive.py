@@ -18,7 +18,7 @@ from operant.engine import Engine
 from operant.envs.environment import take
 from operant.errors import NumericalError, SpaceError, UsageError, value_error
 from operant.interruption import held
-from operant.spaces import Spaces
+from operant.spaces import Spaces, mask_name, masks_of
 from operant.spec import Config, option
 from operant.types import Block, Tree
 from operant.writers import Writers
@@ -107,14 +107,14 @@ class Interactive:
         if not isinstance(states, Mapping):
             return
         known = self.spaces.actions.components
-        brought = [key[: -len("_mask")] for key in states if isinstance(key, str) and key.endswith("_mask")]
+        brought = masks_of({key: None for key in states if isinstance(key, str)})
         new = [name for name in brought if name in known and name not in self.spaces.masks]
         if not new:
             return
         if any(actor.rows or actor.row for actor in self.actors):
             raise UsageError(
                 f"A mask for {new[0]!r} came after the agent had begun. Declare it in the states' specification: "
-                f"{{'{new[0]}_mask': dict(type='bool', shape=...)}}, or give it from the first act on."
+                f"{{{mask_name(new[0])!r}: dict(type='bool', shape=...)}}, or give it from the first act on."
             )
         self.spaces = Spaces.read(self.spaces.states, self.spaces.actions, masks=(*self.spaces.masks, *new))
         before, limit = self._engine.train, self._limit

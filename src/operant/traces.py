@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from operant.errors import SpaceError, SpecError, value_error
-from operant.spaces import Space, Spaces
+from operant.spaces import Space, Spaces, mask_name
 from operant.spec import Config, build, option
 
 Flat = dict[str, np.ndarray]
@@ -75,7 +75,7 @@ class Trace(NamedTuple):
         action = _batch(spaces.actions.check, actions, n)
         for name in spaces.masks:
             allowed = np.take_along_axis(
-                observation[f"{name}_mask"], np.asarray(action[name], np.int64)[..., None], -1
+                observation[mask_name(name)], np.asarray(action[name], np.int64)[..., None], -1
             )
             if not allowed.all():
                 step = int(np.argwhere(~allowed)[0][0])
@@ -128,7 +128,7 @@ def write(path: Path, spaces: Spaces, trace: Trace) -> None:
     arrays: Flat = {"reward": trace.reward, "terminal": trace.terminal}
     arrays |= _named(spaces.states, "states", trace.observation)
     arrays |= _named(spaces.actions, "actions", trace.action)
-    arrays |= {f"auxiliaries/{name}/mask": trace.observation[f"{name}_mask"] for name in spaces.masks}
+    arrays |= {f"auxiliaries/{name}/mask": trace.observation[mask_name(name)] for name in spaces.masks}
     if trace.last is not None:
         arrays |= _named(spaces.states, "last_states", trace.last)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ def read(path: Path, spaces: Spaces) -> Trace:
         raise SpecError(f"The trace {str(path)!r} cannot be read: {error}") from None
     try:
         states = _nested(spaces.states, "states", arrays)
-        masks = {f"{name}_mask": arrays.get(f"auxiliaries/{name}/mask") for name in spaces.masks}
+        masks = {mask_name(name): arrays.get(f"auxiliaries/{name}/mask") for name in spaces.masks}
         masks = {name: mask for name, mask in masks.items() if mask is not None}
         if masks:
             states = {**(states if isinstance(states, dict) else {"state": states}), **masks}

@@ -23,10 +23,10 @@ import jax.numpy as jnp
 
 from operant.agents import stability
 from operant.agents.config import ModelConfig, RolloutConfig
-from operant.agents.protocol import Counters, split_masks
+from operant.agents.protocol import Counters
 from operant.agents.rollouts import ActorCritic
 from operant.ops import losses, optimise
-from operant.spaces import Spaces
+from operant.spaces import Spaces, masks_of
 from operant.spec import Scalar, option
 from operant.types import Array, Block, Key, Metrics, Tree
 
@@ -72,7 +72,7 @@ def loss(params: Tree, state: Tree, algorithm: A2C, block: Block) -> tuple[Array
     estimate = algorithm.advantages(algorithm.steady(variables, outputs, block), block)
     # The row after the block is there for its value only.
     outputs, observation = jax.tree.map(lambda x: x[:-1], (outputs, block.observation))
-    policy = algorithm.policy.distribution(outputs, split_masks(observation)[1])
+    policy = algorithm.policy.distribution(outputs, masks_of(observation))
     weight = block.valid.astype(jnp.float32)
     advantage = losses.normalise(estimate.advantage, weight) if c.normalize_advantage else estimate.advantage
     policy_loss = -losses.weighted_mean(advantage * policy.log_prob(block.action), weight)

@@ -31,14 +31,14 @@ from jaxtyping import Bool, Float
 
 from operant.agents import imitation, serving, stability
 from operant.agents.config import ModelConfig, ReplayConfig
-from operant.agents.protocol import Counters, fold, split_masks
+from operant.agents.protocol import Counters, fold
 from operant.agents.rollouts import evaluate
 from operant.errors import value_error
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, build
 from operant.ops import losses, optimise, random, returns
 from operant.ops.distributions import Categorical, Kind, Product
-from operant.spaces import Spaces, require
+from operant.spaces import Spaces, masks_of, require
 from operant.spec import Scalar, option
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
 
@@ -308,7 +308,7 @@ class ACER:
 
     def policy(self, outputs: Arrays, observation: Arrays) -> dict[str, Categorical]:
         """Return the policy of each action; a bool is a choice of two."""
-        masks = split_masks(observation)[1]
+        masks = masks_of(observation)
         names = self.spaces.actions.components
         return {name: Categorical(outputs[f"{name}/logits"], masks.get(name)) for name in names}
 

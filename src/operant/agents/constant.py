@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant.agents.config import UntrainedConfig
-from operant.agents.protocol import Counters, split_masks
+from operant.agents.protocol import Counters
 from operant.agents.untrained import Untrained
 from operant.errors import SpecError, suggest
-from operant.spaces import Leaf, Spaces
+from operant.spaces import Leaf, Spaces, masks_of
 from operant.spec import option
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
 
@@ -108,7 +108,7 @@ class Constant(Untrained):
             name: jnp.broadcast_to(jnp.asarray(value), (n, *value.shape))
             for name, value in self.values.items()
         }
-        masks = split_masks(observation)[1]
+        masks = masks_of(observation)
         for name in self.spaces.masks:
             action[name] = allowed(action[name], masks[name])
         return Action(action, (), carry)

@@ -53,14 +53,14 @@ import jax.numpy as jnp
 from operant.agents import sequences, stability
 from operant.agents.config import EpsilonConfig, ModelConfig, SequenceConfig
 from operant.agents.noisy import Noise, deviations, perturbed
-from operant.agents.protocol import Counters, fold, split_masks
+from operant.agents.protocol import Counters, fold
 from operant.agents.qvalues import Acting, QLearner
 from operant.agents.rollouts import evaluate
 from operant.agents.value_heads import Categorical, Expected, Quantiles, Values
 from operant.errors import SpecError
 from operant.memory.replay import Replay
 from operant.ops import losses, optimise
-from operant.spaces import Spaces
+from operant.spaces import Spaces, masks_of
 from operant.spec import Scalar, Schedule, option
 from operant.types import Array, Arrays, Block, Key, Metrics, Transition, Tree
 
@@ -209,7 +209,7 @@ def sequence_loss(
 
 def compared(values: Values, outputs: Outputs, batch: Transition) -> tuple[Array, tuple[Array, Metrics]]:
     """Return the mean loss of outputs; beside it the priorities `[B]` and what to watch."""
-    masks = split_masks(batch.next_observation)[1]
+    masks = masks_of(batch.next_observation)
     taken, discount, following = [], [], []
     for name, output in outputs.online.items():
         mask = masks.get(name)

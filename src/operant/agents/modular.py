@@ -38,13 +38,13 @@ from operant.agents.estimation import estimate
 from operant.agents.modules import DETERMINISTIC, ModularConfig
 from operant.agents.objectives import SHARED, VALUE, Objective, Rows
 from operant.agents.preparation import Preparation, as_rows, as_view
-from operant.agents.protocol import Counters, fold, split_masks
+from operant.agents.protocol import Counters, fold
 from operant.agents.sequences import refuse_averages
 from operant.memory.recent import Recent
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, build
 from operant.ops import optimise
-from operant.spaces import Spaces, require
+from operant.spaces import Spaces, masks_of, require
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
 
 
@@ -267,7 +267,7 @@ class Modular:
         outputs, own = self._forward(acting, observation, carry, explore)
         action = self.objective.act(outputs, observation, noise[0], explore)
         if explore and amount is not None:
-            action = exploration.deviate(action, noise[1], amount, split_masks(observation)[1])
+            action = exploration.deviate(action, noise[1], amount, masks_of(observation))
         return self._with_carries(acting, observation, carry, own, action)
 
     def recall(self, acting: Acting, observation: Arrays, carry: Tree, action: Arrays) -> Action:

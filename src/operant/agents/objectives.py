@@ -16,14 +16,13 @@ from jaxtyping import Bool, Float
 from operant.agents import imitation
 from operant.agents.action_units import critic_inputs, from_units, to_units, unit_heads, with_actions
 from operant.agents.modules import ModularConfig
-from operant.agents.protocol import split_masks
 from operant.agents.qvalues import joined, q_heads
 from operant.agents.rollouts import evaluate
 from operant.agents.sequences import begins
 from operant.agents.value_heads import Expected
 from operant.nn import Head, Model, Policy
 from operant.ops import losses
-from operant.spaces import Leaf, Spaces
+from operant.spaces import Leaf, Spaces, masks_of
 from operant.types import Array, Arrays, Key, Metrics, Tree
 
 VALUE = "value"
@@ -181,7 +180,7 @@ class PolicyGradient(Networks):
 
     def act(self, outputs: Arrays, observation: Arrays, noise: Tree, explore: bool) -> Arrays:
         """Draw from the policy with its noise scaled by the temperature, or take its mode."""
-        policy = self.policy.distribution(outputs, split_masks(observation)[1])
+        policy = self.policy.distribution(outputs, masks_of(observation))
         if not explore:
             return policy.mode()
         temperature = jnp.asarray(self.config.temperature, jnp.float32)
@@ -193,7 +192,7 @@ class PolicyGradient(Networks):
 
     def log_prob(self, outputs: Arrays, observation: Arrays, action: Arrays) -> Array:
         """Return the log-probability under the policy at temperature 1."""
-        return self.policy.distribution(outputs, split_masks(observation)[1]).log_prob(action)
+        return self.policy.distribution(outputs, masks_of(observation)).log_prob(action)
 
     def outputs(self, params: Tree, frozen: Tree, view: View) -> Arrays:
         """Return what the policy is made of."""
@@ -201,7 +200,7 @@ class PolicyGradient(Networks):
 
     def divergence(self, observation: Arrays, old: Arrays, new: Arrays) -> Array:
         """Return the divergence `[R]` of the policies that two outputs make."""
-        masks = split_masks(observation)[1]
+        masks = masks_of(observation)
         kl: Array = self.policy.distribution(old, masks).kl(self.policy.distribution(new, masks))
         return kl
 
@@ -224,7 +223,7 @@ class PolicyGradient(Networks):
         """Return the policy's loss less its entropy, and the baseline's if both have one optimizer."""
         c = self.config
         outputs = self.outputs(params, frozen, rows.view)
-        policy = self.policy.distribution(outputs, split_masks(rows.view.observation)[1])
+        policy = self.policy.distribution(outputs, masks_of(rows.view.observation))
         log_prob, entropy = policy.log_prob(rows.action), policy.entropy()
         metrics: Metrics = {"policy/entropy": entropy}
         if c.weighs:
@@ -374,7 +373,7 @@ class ActionValue(Networks):
 
     def act(self, outputs: Arrays, observation: Arrays, noise: Tree, explore: bool) -> Arrays:
         """Take the best allowed values."""
-        masks, action = split_masks(observation)[1], {}
+        masks, action = masks_of(observation), {}
         for name, q in joined(outputs, self.spaces).items():
             allowed = jnp.where(masks[name], q, -jnp.inf) if name in masks else q
             leaf = self.spaces.actions.components[name]
@@ -393,7 +392,7 @@ class ActionValue(Networks):
         """Return the target network's values of the best actions, those of its own choice or (`double`) of the network's."""
         slow = self.q_values(target, frozen, view)
         choosing = self.q_values(params["model"], frozen, view) if self.config.double else slow
-        masks, found = split_masks(view.observation)[1], []
+        masks, found = masks_of(view.observation), []
         for name, q in slow.items():
             best = losses.double_target(q, choosing[name], masks.get(name))
             found.append(best.reshape(len(best), -1))
@@ -410,7 +409,7 @@ class ActionValue(Networks):
     def imitation(self, params: Tree, frozen: Tree, rows: Rows, counts: Array) -> Array:
         """Return by how much other actions' values come too near to those of what was done."""
         q_values = self.q_values(params["model"], frozen, rows.view)
-        return imitation.margin(q_values, rows.action, split_masks(rows.view.observation)[1], counts)
+        return imitation.margin(q_values, rows.action, masks_of(rows.view.observation), counts)
 
 
 OBJECTIVES: dict[str, type[PolicyGradient] | type[DeterministicGradient] | type[ActionValue]] = {

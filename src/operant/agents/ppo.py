@@ -26,10 +26,10 @@ import jax.numpy as jnp
 from operant.agents import stability
 from operant.agents.config import ModelConfig, RolloutConfig
 from operant.agents.minibatches import Part, divisible, passes
-from operant.agents.protocol import Counters, split_masks
+from operant.agents.protocol import Counters
 from operant.agents.rollouts import ActorCritic
 from operant.ops import losses, optimise
-from operant.spaces import Spaces
+from operant.spaces import Spaces, masks_of
 from operant.spec import Scalar, option
 from operant.types import Array, Arrays, Block, Key, Metrics, Tree
 
@@ -88,7 +88,7 @@ def loss(params: Tree, state: Tree, algorithm: PPO, batch: Batch, carry: Tree) -
     """Return eq. 9 of the paper on one minibatch, and what to watch."""
     c = algorithm.config
     outputs = algorithm.evaluate({"params": params, "state": state}, batch.observation, carry, batch.valid)
-    policy = algorithm.policy.distribution(outputs, split_masks(batch.observation)[1])
+    policy = algorithm.policy.distribution(outputs, masks_of(batch.observation))
     log_ratio = policy.log_prob(batch.action) - batch.log_prob
     weight = batch.valid.astype(jnp.float32)
     advantage = batch.advantage

@@ -31,12 +31,12 @@ import jax.numpy as jnp
 from operant.agents import stability
 from operant.agents.config import EpsilonConfig, ModelConfig
 from operant.agents.minibatches import Part, divisible, passes
-from operant.agents.protocol import Counters, split_masks
+from operant.agents.protocol import Counters
 from operant.agents.qvalues import QLearner
 from operant.agents.sequences import flat
 from operant.memory.replay import Replay
 from operant.ops import losses, optimise, returns
-from operant.spaces import Spaces
+from operant.spaces import Spaces, masks_of
 from operant.spec import Scalar, option
 from operant.types import Array, Arrays, Block, Key, Metrics, Tree
 
@@ -174,7 +174,7 @@ class PQN(QLearner):
 
     def targets(self, variables: Tree, block: Block) -> Array:
         """Return the λ-returns G `[T, N, E]` of a block."""
-        masks, rows = split_masks(block.observation)[1], block.valid.shape
+        masks, rows = masks_of(block.observation), block.valid.shape
         q_values = self.evaluate(variables, block.observation, block.carry, block.valid)
         best = [
             losses.max_target(q_values[name], masks.get(name)).reshape(rows[0] + 1, rows[1], -1)

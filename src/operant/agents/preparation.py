@@ -18,6 +18,7 @@ from operant.agents.objectives import Objective, Rows, View
 from operant.memory.recent import Recent
 from operant.memory.replay import Replay
 from operant.ops import losses
+from operant.spaces import mask_name
 from operant.types import Array, Arrays, Block, Key, Metrics, Tree
 
 
@@ -160,7 +161,7 @@ class Preparation:
             lambda x: x[: len(counts)], (block._replace(carry=()), target, advantage)
         )
         rows, counts = as_rows(block, target, advantage, carry, self.recurrent), counts.reshape(-1)
-        masks = {f"{action}_mask" for action in self.objective.spaces.masks}
+        masks = set(map(mask_name, self.objective.spaces.masks))
         return (_harmless(rows, counts, masks) if self.recurrent else rows), counts
 
     def _replayed(self, memory: Tree, key: Key) -> tuple[Rows, Array]:

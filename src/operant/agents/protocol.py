@@ -132,17 +132,6 @@ def config_type(algorithm: type[Algorithm]) -> type[Config]:
     return cls
 
 
-def split_masks(observation: Arrays) -> tuple[Arrays, Arrays]:
-    """Split an observation into what is named like no mask, and the action masks by action name.
-
-    A state may be named like a mask, too (`goal_mask`, where no action is called `goal`): look masks up by the names of actions.
-    """
-    suffix = "_mask"
-    states = {k: v for k, v in observation.items() if not k.endswith(suffix)}
-    masks = {k[: -len(suffix)]: v for k, v in observation.items() if k.endswith(suffix)}
-    return states, masks
-
-
 def count_valid(block: Block) -> tuple[Array, Array]:
     """Return environment steps and finished episodes of a block."""
     ended = block.valid & (block.terminated | block.truncated)

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from operant.agents import imitation, serving
-from operant.agents.protocol import Counters, split_masks
+from operant.agents.protocol import Counters
 from operant.agents.rollouts import evaluate
 from operant.agents.value_heads import Expected, Values
 from operant.nn import Head, Model, build
-from operant.spaces import Spaces, require
+from operant.spaces import Spaces, masks_of, require
 from operant.types import Action, Array, Arrays, Block, Key, Tree
 
 
@@ -161,7 +161,7 @@ class QLearner:
         """Return by how much other actions' values come too near to those of a block; see `operant.agents.imitation.margin`."""
         observation = {name: x[:-1] for name, x in block.observation.items()}
         q_values = self.evaluate(weights["model"], observation, block.carry, block.valid)
-        return imitation.margin(q_values, block.action, split_masks(observation)[1], block.valid)
+        return imitation.margin(q_values, block.action, masks_of(observation), block.valid)
 
     def act(self, acting: Acting, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
         """Act greedily, or with probability ε at random; each actor tosses its own coin.
@@ -169,7 +169,7 @@ class QLearner:
         A recurrent network sees every row, also where the action is random. Extras are the state before it, where replay wants it.
         """
         coin, draws = noise
-        masks = split_masks(observation)[1]
+        masks = masks_of(observation)
         variables = acting.variables
         if explore and acting.exploring != ():
             variables = {**variables, "params": acting.exploring}

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant.agents.config import UntrainedConfig
-from operant.agents.protocol import Counters, fold, split_masks
+from operant.agents.protocol import Counters, fold
 from operant.agents.untrained import Untrained
-from operant.spaces import Leaf, Spaces
+from operant.spaces import Leaf, Spaces, masks_of
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
 
 
@@ -74,7 +74,7 @@ class Random(Untrained):
 
     def act(self, acting: Tree, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
         """Make actions of the noise, whether exploring or not."""
-        masks = split_masks(observation)[1]
+        masks = masks_of(observation)
         action: Arrays = {}
         for name, leaf in self.spaces.actions.components.items():
             drawn, mask = noise[name], masks.get(name)

@@ -9,13 +9,13 @@ from typing import Any, ClassVar, NamedTuple, Self
 import jax
 
 from operant.agents import imitation
-from operant.agents.protocol import Counters, split_masks
+from operant.agents.protocol import Counters
 from operant.agents.sequences import begins
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, Policy, build
 from operant.ops import returns
 from operant.ops.distributions import Product
-from operant.spaces import Spaces
+from operant.spaces import Spaces, masks_of
 from operant.types import Action, Array, Arrays, Block, Key, Tree
 
 
@@ -124,7 +124,7 @@ class ActorCritic:
     ) -> Action:
         """Take the action that is chosen of the policy, and store with it what the update wants."""
         outputs, carry = self.model.apply(acting, observation, carry)
-        policy = self.policy.distribution(outputs, split_masks(observation)[1])
+        policy = self.policy.distribution(outputs, masks_of(observation))
         action = choose(policy)
         extras = {"log_prob": policy.log_prob(action)} if self.keeps_log_prob else {}
         return Action(action, extras, carry)
@@ -146,7 +146,7 @@ class ActorCritic:
         """Return the loss of `imitation` for outputs and steady values of all rows `[T + 1, N]`."""
         value, target = outputs["value"], self.advantages(steady, block).target
         outputs, observation = jax.tree.map(lambda x: x[:-1], (outputs, block.observation))
-        policy = self.policy.distribution(outputs, split_masks(observation)[1])
+        policy = self.policy.distribution(outputs, masks_of(observation))
         cloned = imitation.policy(policy.log_prob(block.action), block.valid)
         return cloned + imitation.value(value[:-1], target, block.valid)
 

@@ -31,12 +31,12 @@ from jax.flatten_util import ravel_pytree
 from operant.agents import stability
 from operant.agents.config import ActorCriticConfig, RolloutConfig
 from operant.agents.minibatches import Part, divisible, passes
-from operant.agents.protocol import Counters, split_masks
+from operant.agents.protocol import Counters
 from operant.agents.rollouts import ActorCritic, evaluate
 from operant.nn import Head, Model, Policy, build
 from operant.ops import losses, optimise, trust_region
 from operant.ops.distributions import Product
-from operant.spaces import Spaces
+from operant.spaces import Spaces, masks_of
 from operant.spec import Scalar, option
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
 
@@ -320,7 +320,7 @@ class TRPO(ActorCritic):
             return evaluate(self.model, variables, observation, carry, block.valid)
 
         def objective(params: Array) -> tuple[Array, Product]:
-            masks = split_masks(block.observation)[1]
+            masks = masks_of(block.observation)
             policy = self.policy.distribution(outputs(params, block.observation), masks)
             return surrogate(policy, block, advantage, c.entropy_coef), policy
 
@@ -364,7 +364,7 @@ class TRPO(ActorCritic):
             weight = jnp.where(rows % every == 0, weight, 0.0)
         else:
             observation, weight = jax.tree.map(lambda x: x[::every], (observation, weight))
-        masks = split_masks(observation)[1]
+        masks = masks_of(observation)
 
         def divergence(old: Arrays, new: Arrays) -> Array:
             kl = self.policy.distribution(old, masks).kl(self.policy.distribution(new, masks))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from operant.envs.checked import smaller_limit
-from operant.envs.environment import Environment, nest
+from operant.envs.environment import Environment
 from operant.envs.faults import isfinite, look, nonfinite, state_label, vdot
 from operant.envs.vector_env import Check, Flat, Step, VectorEnv, seed_of
 from operant.errors import EnvironmentError, SpaceError
@@ -166,9 +166,7 @@ class Single(Environment):
 
     def states(self) -> Any:
         """Return the specification of the states, masks included."""
-        return nest(
-            self.spaces, self.spaces.states.to_spec(), lambda name: self.spaces.mask_leaf(name).to_spec()
-        )
+        return self.spaces.declaration()
 
     def actions(self) -> Any:
         """Return the specification of the actions."""
@@ -185,7 +183,7 @@ class Single(Environment):
         else:
             observation = self.vector.reset(seed)
         self._ended = False
-        return self._states(observation)
+        return self._first(observation)
 
     def execute(self, actions: Any) -> tuple[Any, int, float]:
         """Take actions; a truncation is terminal 2."""
@@ -193,13 +191,11 @@ class Single(Environment):
         observation, reward, terminated, truncated = self.vector.step({k: v[None] for k, v in flat.items()})
         terminal = 1 if terminated[0] else 2 if truncated[0] else 0
         self._ended = terminal != 0
-        return self._states(observation), terminal, float(reward[0])
+        return self._first(observation), terminal, float(reward[0])
 
     def close(self) -> None:
         """Close the vector."""
         self.vector.close()
 
-    def _states(self, observation: Flat) -> Any:
-        flat = {name: value[0] for name, value in observation.items()}
-        masks = {name: flat.pop(f"{name}_mask") for name in self.spaces.masks}
-        return nest(self.spaces, self.spaces.states.unflatten(flat), lambda name: masks[name])
+    def _first(self, observation: Flat) -> Any:
+        return self.spaces.unflatten({name: value[0] for name, value in observation.items()})

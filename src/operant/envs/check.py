@@ -18,7 +18,7 @@ from operant.envs.source import Source
 from operant.envs.table import resolve
 from operant.envs.vector_env import Flat
 from operant.errors import EnvironmentError, OperantError, SpaceError, UsageError, whole
-from operant.spaces import Spaces, from_gymnasium
+from operant.spaces import Spaces, from_gymnasium, mask_name
 
 
 def random_actions(
@@ -44,7 +44,7 @@ def random_actions(
         elif leaf.num_values is not None:
             scores = generator.random((*shape, leaf.num_values))
             if name in spaces.masks:
-                scores = np.where(observation[f"{name}_mask"], scores, -1.0)
+                scores = np.where(observation[mask_name(name)], scores, -1.0)
             drawn = scores.argmax(-1)
         elif leaf.bounded:
             drawn = generator.uniform(leaf.low, leaf.high, shape)
@@ -330,7 +330,7 @@ def _stream(
 
 def _look(spaces: Spaces, flat: Flat, report: _Report) -> None:
     for action in spaces.masks:
-        fault = mask_fault(f"{action}_mask", flat[f"{action}_mask"])
+        fault = mask_fault(mask_name(action), flat[mask_name(action)])
         if fault is not None:
             report.stop(fault[1], "End the episode when no action is left.")
 

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from operant.envs.environment import Environment, Shaping, nest, rows, take
+from operant.envs.environment import Environment, Shaping, rows, take
 from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError, value_error, whole
-from operant.spaces import Spaces
+from operant.spaces import Spaces, mask_name
 
 
 class Checked(Environment):
@@ -76,9 +76,7 @@ class Checked(Environment):
 
     def states(self) -> Any:
         """Return the specification of the states, masks included."""
-        return nest(
-            self.spaces, self.spaces.states.to_spec(), lambda name: self.spaces.mask_leaf(name).to_spec()
-        )
+        return self.spaces.declaration()
 
     def actions(self) -> Any:
         """Return the specification of the actions."""
@@ -256,7 +254,7 @@ class Checked(Environment):
         if not names or spaces.masks or environment.is_vectorizable() or environment.num_actors() > 1:
             return spaces
         self._peeked = (environment.reset(),)
-        masks = [name for name in names if _has(self._peeked[0], f"{name}_mask")]
+        masks = [name for name in names if _has(self._peeked[0], mask_name(name))]
         return Spaces.read(states, actions, masks)
 
     def _check_states(self, states: Any, call: str, spaces: Spaces, over: bool | np.ndarray = False) -> None:

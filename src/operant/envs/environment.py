@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, overload
 import numpy as np
 
 from operant.errors import value_error
-from operant.spaces import Spaces
 
 if TYPE_CHECKING:
     from operant.envs.checked import Checked
@@ -209,24 +208,3 @@ def take(values: Any, index: Any) -> Any:
         return np.asarray(values)[index]
     value = values[index]
     return value.item() if isinstance(value, np.generic) else value
-
-
-def nest(spaces: Spaces, states: Any, mask: Callable[[str], Any]) -> Any:
-    """Put masks beside states in the user's structure.
-
-    Args:
-        spaces: which masks there are.
-        states: values or specifications, nested as `spaces.states` is.
-        mask: the value or specification of an action's mask, by the action's name.
-    """
-    if not spaces.masks:
-        return states
-    tree: dict[str, Any] = {"state": states} if spaces.states.single else dict(states)
-    for action in spaces.masks:
-        *path, last = f"{action}_mask".split("/")
-        branch = tree
-        for key in path:
-            branch[key] = dict(branch.get(key, {}))
-            branch = branch[key]
-        branch[last] = mask(action)
-    return tree

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, find_highest_version, load_env_creator, parse_env_id
 
-from operant.envs.environment import Environment, nest
+from operant.envs.environment import Environment
 from operant.errors import EnvironmentError, OperantError, SpecError, suggest
 from operant.spaces import from_gymnasium
 from operant.spaces.space import Flat
@@ -222,9 +222,7 @@ class Gymnasium(Environment):
 
     def states(self) -> Any:
         """Return the specification of the states, masks included."""
-        return nest(
-            self.spaces, self.spaces.states.to_spec(), lambda name: self.spaces.mask_leaf(name).to_spec()
-        )
+        return self.spaces.declaration()
 
     def actions(self) -> Any:
         """Return the specification of the actions."""
@@ -237,12 +235,12 @@ class Gymnasium(Environment):
     def reset(self, seed: int | None = None) -> Any:
         """Begin an episode."""
         observation, _ = self.gymnasium.reset(seed=seed)
-        return self._nested(self.codec.encode(observation, False))
+        return self.spaces.unflatten(self.codec.encode(observation, False))
 
     def execute(self, actions: Any) -> tuple[Any, int, float]:
         """Take actions; a truncation is terminal 2."""
         flat, terminal, reward = self.execute_flat(self.spaces.actions.flatten(actions))
-        return self._nested(flat), terminal, reward
+        return self.spaces.unflatten(flat), terminal, reward
 
     def execute_flat(self, actions: Flat) -> tuple[Flat, int, float]:
         """As `execute`, of stored components and with them, masks among them: for processes, which pass them on."""
@@ -259,10 +257,6 @@ class Gymnasium(Environment):
     def close(self) -> None:
         """Close the environment."""
         self.gymnasium.close()
-
-    def _nested(self, flat: Flat) -> Any:
-        masks = {name: flat.pop(f"{name}_mask") for name in self.spaces.masks}
-        return nest(self.spaces, self.spaces.states.unflatten(flat), lambda name: masks[name])
 
 
 def own_limit(env: gymnasium.Env) -> int | None:

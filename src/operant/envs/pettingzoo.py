@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from operant.envs.environment import Environment, nest
+from operant.envs.environment import Environment
 from operant.errors import EnvironmentError, SpaceError, SpecError, suggest
 from operant.spaces import from_gymnasium
 
@@ -85,9 +85,7 @@ class PettingZoo(Environment):
 
     def states(self) -> Any:
         """Return the specification of an agent's states, masks included."""
-        return nest(
-            self.spaces, self.spaces.states.to_spec(), lambda name: self.spaces.mask_leaf(name).to_spec()
-        )
+        return self.spaces.declaration()
 
     def actions(self) -> Any:
         """Return the specification of an agent's actions."""
@@ -138,8 +136,7 @@ class PettingZoo(Environment):
     def _states(self, observations: Any, agents: list[Any]) -> Any:
         each = [self.codec.encode(observations[agent], False) for agent in agents]
         flat = {name: np.stack([own[name] for own in each]) for name in each[0]}
-        masks = {name: flat.pop(f"{name}_mask") for name in self.spaces.masks}
-        return nest(self.spaces, self.spaces.states.unflatten(flat), lambda name: masks[name])
+        return self.spaces.unflatten(flat)
 
 
 def _only(states: Any) -> Any:

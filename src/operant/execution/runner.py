@@ -9,7 +9,6 @@ from typing import Any
 
 from operant.agent import Agent
 from operant.envs.connection import Connection
-from operant.envs.environment import nest
 from operant.envs.vector_env import seed_of
 from operant.errors import SpaceError, SpecError, UsageError, value_error, whole
 from operant.execution import connections
@@ -329,8 +328,7 @@ class _Described:
         self._connection = connection
 
     def states(self) -> Any:
-        spaces = self._connection.spaces
-        return nest(spaces, spaces.states.to_spec(), lambda name: spaces.mask_leaf(name).to_spec())
+        return self._connection.spaces.declaration()
 
     def actions(self) -> Any:
         return self._connection.spaces.actions.to_spec()

@@ -12,7 +12,7 @@ from jax import export
 from operant.agents.learner import Acting, Learner
 from operant.errors import UsageError
 from operant.export.interface import Interface, Port
-from operant.spaces import Leaf
+from operant.spaces import Leaf, mask_name
 from operant.types import Action, Array, Arrays, Tree
 
 
@@ -61,7 +61,7 @@ class PolicyFunction:
             if port.kind == "internals":
                 carry.append(x)
             elif port.kind == "mask":
-                observation[f"{port.component}_mask"] = x
+                observation[mask_name(port.component)] = x
             else:
                 observation[port.component] = self._stored(port, x)
         algorithm = self._learner.at(self._acting.hyper)

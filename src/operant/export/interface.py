@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from operant.errors import SpaceError
-from operant.spaces import Leaf, Space, Spaces
+from operant.spaces import Leaf, Space, Spaces, mask_name
 
 Flat = dict[str, np.ndarray]
 
@@ -84,7 +84,7 @@ class Interface:
                 "mask",
                 action,
                 self.spaces.mask_leaf(action),
-                (*action.split("/")[:-1], f"{action.split('/')[-1]}_mask"),
+                tuple(mask_name(action).split("/")),
             )
             for action in self.spaces.masks
         ]
@@ -126,7 +126,7 @@ class Interface:
             if port.kind == "internals":
                 flat[port.name] = np.asarray(internals[port.component], port.leaf.storage)
                 continue
-            x = observation[f"{port.component}_mask" if port.kind == "mask" else port.component]
+            x = observation[mask_name(port.component) if port.kind == "mask" else port.component]
             flat[port.name] = (x + port.leaf.offset).astype(np.int32) if port.leaf.has_offset else x
         return flat
 

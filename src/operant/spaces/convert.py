@@ -14,6 +14,7 @@ import numpy as np
 from operant.errors import SpaceError, SpecError
 from operant.spaces.fields import STORAGE, NDArray
 from operant.spaces.leaf import Leaf
+from operant.spaces.masks import SUFFIX, mask_name
 from operant.spaces.space import RESERVED, Flat, Kind, Space, Spaces
 
 INFINITE = 1e6
@@ -200,7 +201,7 @@ def from_gymnasium(
     actions = Space(action_tree, "action")
     reader = _Reader("state", frames, channels_first)
     reader.masks = {
-        f"{name}_mask": (*leaf.shape, leaf.num_values)
+        mask_name(name): (*leaf.shape, leaf.num_values)
         for name, leaf in actions.components.items()
         if leaf.num_values is not None
     }
@@ -211,7 +212,7 @@ def from_gymnasium(
         raise SpaceError(
             f"No Box of the observation space holds {frames} frames. Received: {observation_space}."
         )
-    masks = tuple(name.removesuffix("_mask") for name in reader.found)
+    masks = tuple(name.removesuffix(SUFFIX) for name in reader.found)
     return Spaces(Space(tree, "state"), actions, masks), Codec(SpaceCodec(node), SpaceCodec(action_node))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from operant.errors import SpaceError, SpecError, suggest
 from operant.spaces.fields import NDArray
 from operant.spaces.leaf import Leaf
+from operant.spaces.masks import SUFFIX, mask_name, pop, put
 
 Kind: TypeAlias = Literal["state", "action"]
 Tree: TypeAlias = "Leaf | dict[str, Tree]"
@@ -178,7 +179,7 @@ class Space:
             if key not in known:
                 mask = (
                     " Masks must be declared: Spaces.read(states, actions, masks=...)."
-                    if str(key).endswith("_mask")
+                    if str(key).endswith(SUFFIX)
                     else ""
                 )
                 raise SpaceError(
@@ -221,9 +222,9 @@ class Spaces:
                 raise SpecError(
                     f"Only 'int' actions can be masked. Received: action {action!r} of type {leaf.type!r}."
                 )
-            if f"{action}_mask" in self.states.components:
+            if mask_name(action) in self.states.components:
                 raise SpecError(
-                    f"The state {f'{action}_mask'!r} has the name of a mask. Rename that component."
+                    f"The state {mask_name(action)!r} has the name of a mask. Rename that component."
                 )
 
     @classmethod
@@ -244,18 +245,18 @@ class Spaces:
         for name, leaf in action_space.components.items():
             mask = None
             if isinstance(spec, Mapping):
-                spec, mask = _pop(spec, f"{name}_mask")
+                spec, mask = pop(spec, mask_name(name))
             if mask is None:
                 continue
-            received = Leaf.read(mask, f"state '{name}_mask'")
+            received = Leaf.read(mask, f"state {mask_name(name)!r}")
             if leaf.num_values is None:
                 raise SpecError(
-                    f"Only 'int' actions can be masked. Received: {name}_mask for a {leaf.type!r} action."
+                    f"Only 'int' actions can be masked. Received: {mask_name(name)} for a {leaf.type!r} action."
                 )
             wanted = (*leaf.shape, leaf.num_values)
             if received.type != "bool" or received.shape != wanted:
                 raise SpecError(
-                    f"The mask {f'{name}_mask'!r} must be of type 'bool' and shape {wanted}. "
+                    f"The mask {mask_name(name)!r} must be of type 'bool' and shape {wanted}. "
                     f"Received: type {received.type!r} and shape {received.shape}."
                 )
             found[name] = None
@@ -275,7 +276,7 @@ class Spaces:
     @functools.cached_property
     def observation_components(self) -> dict[str, Leaf]:
         """What an observation holds by flat name: states, then masks."""
-        return self.states.components | {f"{action}_mask": self.mask_leaf(action) for action in self.masks}
+        return self.states.components | {mask_name(action): self.mask_leaf(action) for action in self.masks}
 
     def observe(
         self,
@@ -300,12 +301,12 @@ class Spaces:
         given: dict[str, Any] = {}
         if self.masks and type(value) is not np.ndarray and isinstance(value, Mapping):
             for action in self.masks:
-                value, given[action] = _pop(value, f"{action}_mask")
+                value, given[action] = pop(value, mask_name(action))
         flat = self.states.check(value, batch_shape, values=values)
         if self.masks:
             batch_shape = self.states.batch_shape(flat)
             for action in self.masks:
-                flat[f"{action}_mask"] = self._mask(action, given.get(action), batch_shape, values, over)
+                flat[mask_name(action)] = self._mask(action, given.get(action), batch_shape, values, over)
         return flat
 
     def _mask(
@@ -316,10 +317,10 @@ class Spaces:
         values: bool,
         over: bool | NDArray,
     ) -> NDArray:
-        leaf = self.observation_components[f"{action}_mask"]
+        leaf = self.observation_components[mask_name(action)]
         if value is None:
             return np.ones(batch_shape + leaf.shape, np.bool_)
-        label = f"mask {f'{action}_mask'!r}"
+        label = f"mask {mask_name(action)!r}"
         array = np.asarray(value)
         if array.dtype.kind in "iu" and np.all((array == 0) | (array == 1)):
             array = array.astype(np.bool_)
@@ -332,6 +333,23 @@ class Spaces:
             place = f" at index {index}" if index else ""
             raise SpaceError(f"The {label} must allow at least one value. Received: all False{place}.")
         return mask
+
+    def unflatten(self, observation: Mapping[str, Any]) -> Any:
+        """Return a flat observation in the user's structure and range, masks beside the states: the inverse of `observe`."""
+        states = self.states.unflatten({name: observation[name] for name in self.states.components})
+        return self._with_masks(states, lambda action: observation[mask_name(action)])
+
+    def declaration(self) -> Any:
+        """Return the specification of the states as an environment gives it: JSON data, masks declared beside the states."""
+        return self._with_masks(self.states.to_spec(), lambda action: self.mask_leaf(action).to_spec())
+
+    def _with_masks(self, states: Any, mask: Callable[[str], Any]) -> Any:
+        """Put masks, by the names of their actions, beside states in the user's structure."""
+        if self.masks and self.states.single:
+            states = {"state": states}
+        for action in self.masks:
+            states = put(states, mask_name(action), mask(action))
+        return states
 
     def to_spec(self) -> dict[str, Any]:
         """Return them as JSON data, for `from_spec`."""
@@ -391,17 +409,3 @@ def _nest(tree: Tree, name: str, flat: Mapping[str, Any]) -> Any:
     if tree.has_offset:
         array = np.asarray(array.astype(np.int64) + tree.offset)
     return array.item() if array.ndim == 0 else array
-
-
-def _pop(tree: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], Any]:
-    """Return a nested dict without one entry, and that entry or None; the argument stays as it is."""
-    if name in tree:
-        return {key: value for key, value in tree.items() if key != name}, tree[name]
-    head, _, tail = name.partition("/")
-    branch = tree.get(head)
-    if not tail or not isinstance(branch, Mapping):
-        return tree, None
-    rest, found = _pop(branch, tail)
-    if rest is branch:
-        return tree, None
-    return {key: rest if key == head else value for key, value in tree.items() if key != head or rest}, found

@@ -9,7 +9,7 @@ from typing import Any
 
 from operant.envs.checked import Checked
 from operant.envs.connection import Answer, Connection
-from operant.envs.environment import Environment, Shaping, nest
+from operant.envs.environment import Environment, Shaping
 from operant.envs.remote import REMOTE, Limits, check, connect, read_ports, start
 from operant.envs.source import Source
 from operant.errors import UsageError
@@ -27,9 +27,7 @@ class Elsewhere(Environment):
 
     def states(self) -> Any:
         """Return the specification of the states, masks included."""
-        return nest(
-            self.spaces, self.spaces.states.to_spec(), lambda name: self.spaces.mask_leaf(name).to_spec()
-        )
+        return self.spaces.declaration()
 
     def actions(self) -> Any:
         """Return the specification of the actions."""

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from operant.envs.connection import Answer
-from operant.envs.environment import nest
 from operant.envs.remote.host import FIELDS
 from operant.envs.remote.replaceable import Limits, Replaceable
 from operant.envs.source import Source
@@ -134,14 +133,8 @@ class ProcessConnection(Replaceable):
             name: (array[0] if parallel is None else array[:told]).copy()
             for name, array in self._memory.observation.items()
         }
-        states = nested(self.spaces, flat) if told else None
+        states = self.spaces.unflatten(flat) if told else None
         return Answer(states, terminal, reward, parallel, seconds), None if math.isnan(own) else own
 
     def _finish(self) -> None:
         self._finalizer()
-
-
-def nested(spaces: Spaces, flat: dict[str, Any]) -> Any:
-    """Return stored components of an observation in the user's structure, masks among them."""
-    states = spaces.states.unflatten({name: flat[name] for name in spaces.states.components})
-    return nest(spaces, states, lambda action: flat[f"{action}_mask"])

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from operant.envs.connection import Answer
-from operant.envs.environment import nest
 from operant.envs.environment import rows as count_rows
 from operant.envs.remote.replaceable import Description
 from operant.envs.vector_env import Flat
@@ -368,6 +367,4 @@ def _unpack(components: Mapping[str, Leaf], content: memoryview, rows: int) -> F
 
 
 def _nested(spaces: Spaces, flat: Flat, single: bool) -> Any:
-    rows: dict[str, Any] = {name: array[0] for name, array in flat.items()} if single else flat
-    states = spaces.states.unflatten({name: rows[name] for name in spaces.states.components})
-    return nest(spaces, states, lambda action: rows[f"{action}_mask"])
+    return spaces.unflatten({name: array[0] for name, array in flat.items()} if single else flat)
