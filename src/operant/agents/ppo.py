@@ -12,7 +12,8 @@ and `ppo_epochs` passes over the block in `mini_batches` shuffled parts.
 
 Deviations: the value is clipped with the policy's ε and advantages are standardised per minibatch, as in the authors' code,
 not in the paper (`clip_value`, `normalize_advantage` turn them off). A time limit bootstraps from the value of the last
-observation. If the block does not divide into minibatches, each epoch leaves out another random remainder.
+observation. If the block does not divide into minibatches, each epoch leaves out another random remainder. With
+`normalize_observations` a block enters the running moments before it is learnt from, so the first r is not exactly 1.
 """
 
 from __future__ import annotations

@@ -15,8 +15,9 @@ mean.
 A recurrent network goes through the rows of a block in order, from the state that it had before the first; minibatches are
 then whole columns, the rows of some environments.
 
-Deviations: the square is not halved. A time limit bootstraps from the value of the last observation. The return of a
-terminal step is its reward alone. If a block does not divide into minibatches, each pass leaves out another random remainder.
+Deviations: the square is not halved. A time limit bootstraps from the value of the last observation, 0 where its mask
+allows nothing. The return of a terminal step is its reward alone. If a block does not divide into minibatches, each
+pass leaves out another random remainder.
 """
 
 from __future__ import annotations

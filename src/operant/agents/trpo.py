@@ -15,7 +15,8 @@ Deviations: F is damped; the line search allows 1.5 times the divergence, becaus
 often as not; advantages are standardised over the block (these as in OpenAI Baselines, the authors' later code). The objective
 may have an entropy bonus. The critic takes steps of first order, where Schulman et al. 2016 fit it within a trust region;
 the value's change can be clipped (`clip_value`). A time limit bootstraps from the value of the last observation. For a
-recurrent actor F takes every `fvp_n_steps`-th row into account but all are computed.
+recurrent actor F takes every `fvp_n_steps`-th row into account but all are computed. With `normalize_observations` a block
+enters the running moments before it is learnt from, so π_θ / π_old is not exactly 1 at θ_old.
 """
 
 from __future__ import annotations
