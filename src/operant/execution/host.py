@@ -9,7 +9,7 @@ import numpy as np
 
 from operant.agents.learner import Train, reset_carry
 from operant.engine import Engine
-from operant.envs.vector_env import VectorEnv
+from operant.envs.vector_env import Step, VectorEnv
 from operant.execution.episodes import Accounts, Finished
 from operant.types import Action, Block, Tree
 
@@ -27,7 +27,7 @@ class HostDriver:
 
     def __init__(self, engine: Engine, env: VectorEnv, seed: int) -> None:
         self.engine = engine
-        self.env: Any = env
+        self.env = env
         self.accounts = Accounts(engine.n)
         self.step = engine.counter("timesteps")
         self.block_steps = engine.learner.rows * engine.n
@@ -39,6 +39,8 @@ class HostDriver:
         self._first = np.ones(n, bool)
         self._ended = np.zeros(n, bool)
         self._observation: dict[str, np.ndarray] | None = None
+        self._begun: dict[str, np.ndarray] | None = None
+        """First observations of episodes that begin with the next row, in place of a step (`restore`)."""
         shape = engine.learner.block_shape(n)
         self._next: Action | None = None
         """Action for the next row, which came with the last update."""
@@ -64,6 +66,14 @@ class HostDriver:
             self._observation = self.env.reset(self._seed)
         return self._observation
 
+    def _follow(self, actions: dict[str, np.ndarray]) -> Step:
+        """Return what follows the actions: a step, or the episodes that `restore` has begun."""
+        if self._begun is None:
+            return self.env.step(actions)
+        observation, self._begun = self._begun, None
+        no = np.zeros(self.engine.n, bool)
+        return Step(observation, np.zeros(self.engine.n, np.float32), no, no)
+
     def _collect(self, finished: list[Finished]) -> Block:
         """Fill the buffer with the rows of one block."""
         engine, env, buffer = self.engine, self.env, self._buffer
@@ -82,7 +92,7 @@ class HostDriver:
                 buffer.action[name][t] = value
             for into, value in zip(self._extras, jax.tree.leaves(action.extras), strict=True):
                 into[t] = value
-            after = env.step(chosen)
+            after = self._follow(chosen)
             valid = ~ended
             buffer.reward[t], buffer.valid[t] = after.reward, valid
             buffer.terminated[t], buffer.truncated[t] = after.terminated, after.truncated
@@ -146,34 +156,8 @@ class HostDriver:
         self._next = None
         self._row = self.engine.counter("rows")
         self.step = self.engine.counter("timesteps")
-        self.env = _Restarted(self.env, snapshot["observation"])
-        self._observation = self.env.reset(self._seed + self.engine.counter("updates"))
+        begun = self.env.reset(self._seed + self.engine.counter("updates"))
+        self._begun = {name: np.array(value) for name, value in begun.items()}
+        self._observation = snapshot["observation"]
         self._ended = np.ones(self.engine.n, bool)
         self._first = np.zeros(self.engine.n, bool)
-
-
-class _Restarted:
-    """A vector whose first row is the end of the episodes of an earlier process."""
-
-    def __init__(self, env: VectorEnv, last: dict[str, np.ndarray]) -> None:
-        self._env = env
-        self._last = last
-        self._start: dict[str, np.ndarray] | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)
-
-    def reset(self, seed: int | None) -> dict[str, np.ndarray]:
-        """Reset the environments, but answer with the observation that the earlier process had last."""
-        self._start = {k: np.array(v) for k, v in self._env.reset(seed).items()}
-        return self._last
-
-    def step(self, actions: dict[str, np.ndarray]) -> Any:
-        """Answer the first call with the fresh episodes' first observations, others as the environments do."""
-        if self._start is None:
-            return self._env.step(actions)
-        from operant.envs.vector_env import Step
-
-        start, self._start = self._start, None
-        no = np.zeros(self._env.num_envs, bool)
-        return Step(start, np.zeros(self._env.num_envs, np.float32), no, no)
