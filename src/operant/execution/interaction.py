@@ -20,7 +20,7 @@ from operant.agent import Agent
 from operant.envs.environment import take
 from operant.envs.vector_env import seed_of
 from operant.execution.ledger import Ledger
-from operant.execution.seats import Outcome, Seat, join
+from operant.execution.seats import Feedback, Seat, join
 
 
 class Plan(NamedTuple):
@@ -120,10 +120,10 @@ class Interaction:
 
     def _serve(self, seats: Sequence[Seat]) -> None:
         """Take the answers of these environments, and send the next requests."""
-        outcomes = [(seat, outcome) for seat in seats for outcome in seat.receive()]
-        self._tell([each for each in outcomes if each[0].trains])
-        for seat, outcome in outcomes:
-            self._count(seat, outcome)
+        told = [(seat, feedback) for seat in seats for feedback in seat.receive()]
+        self._tell([each for each in told if each[0].trains])
+        for seat, feedback in told:
+            self._count(seat, feedback)
         self._look_at_limits()
         acting = self._go_on(seats)
         self._look_at_limits()
@@ -137,32 +137,32 @@ class Interaction:
             self._act(learning)
             self._look_at_limits()
 
-    def _tell(self, outcomes: list[tuple[Seat, Outcome]]) -> None:
-        if not outcomes:
+    def _tell(self, told: list[tuple[Seat, Feedback]]) -> None:
+        if not told:
             return
         began = time.perf_counter()
-        if len(outcomes) == 1 and outcomes[0][0].single:
-            (seat, (_, reward, terminal, states)) = outcomes[0]
+        if len(told) == 1 and told[0][0].single:
+            (seat, (_, reward, terminal, states)) = told[0]
             self.agent.observe(reward, terminal, seat.first, states if terminal else None)
         else:
             self.agent.observe(
-                reward=[outcome.reward for _, outcome in outcomes],
-                terminal=[outcome.terminal for _, outcome in outcomes],
-                parallel=[seat.first + outcome.actor for seat, outcome in outcomes],
-                next_states=[outcome.states for _, outcome in outcomes],
+                reward=[feedback.reward for _, feedback in told],
+                terminal=[feedback.terminal for _, feedback in told],
+                parallel=[seat.first + feedback.actor for seat, feedback in told],
+                next_states=[feedback.states for _, feedback in told],
             )
         self.tally.agent_clock += time.perf_counter() - began
 
-    def _count(self, seat: Seat, outcome: Outcome) -> None:
-        actor, plan, ledger = seat.first + outcome.actor, self.plan, self.ledger
-        self.tally.add(actor, outcome.reward)
+    def _count(self, seat: Seat, feedback: Feedback) -> None:
+        actor, plan, ledger = seat.first + feedback.actor, self.plan, self.ledger
+        self.tally.add(actor, feedback.reward)
         ledger.updates = self.agent.updates - self._updates_before
         go_on = True
         if seat.counts:
             ledger.timesteps += 1
             go_on = self._called_off or ledger.timestep(actor)
-        wanted = outcome.actor in seat.counted and not self._called_off
-        if outcome.terminal and wanted:
+        wanted = feedback.actor in seat.counted and not self._called_off
+        if feedback.terminal and wanted:
             if seat.counts:
                 ledger.episodes += 1
             go_on = ledger.episode(actor, seat) and go_on

@@ -13,7 +13,7 @@ from operant.envs.environment import rows, take
 from operant.execution.connections import Vectorized
 
 
-class Outcome(NamedTuple):
+class Feedback(NamedTuple):
     """What the last step brought one actor."""
 
     actor: int
@@ -72,7 +72,7 @@ class Seat:
         self.connection.send_execute(actions)
         self.request = "execute"
 
-    def receive(self) -> list[Outcome]:
+    def receive(self) -> list[Feedback]:
         """Take the answer; return what the step brought the actors that the agent acted for."""
         request, self.request = self.request, ""
         answer = self.connection.receive()
@@ -85,14 +85,14 @@ class Seat:
                 self.running = [0] if self.single else [int(i) for i in answer.parallel]
                 self.states = answer.states
             return []
-        return self._outcomes_of_one(answer) if self.single else self._outcomes(answer)
+        return self._feedback_of_one(answer) if self.single else self._feedback(answer)
 
-    def _outcomes_of_one(self, answer: Answer) -> list[Outcome]:
+    def _feedback_of_one(self, answer: Answer) -> list[Feedback]:
         terminal = int(answer.terminal)
         self.running, self.states = [] if terminal else [0], answer.states
-        return [Outcome(0, float(answer.reward), terminal, answer.states)]
+        return [Feedback(0, float(answer.reward), terminal, answer.states)]
 
-    def _outcomes(self, answer: Answer) -> list[Outcome]:
+    def _feedback(self, answer: Answer) -> list[Feedback]:
         before = self.running
         terminals = np.broadcast_to(answer.terminal, len(before)).tolist()
         rewards = np.broadcast_to(answer.reward, len(before)).tolist()
@@ -107,7 +107,7 @@ class Seat:
             self.states = take(answer.states, list(range(len(after))))
         acting = set(self.acting)
         return [
-            Outcome(actor, reward, terminal, take(answer.states, place[actor]) if actor in place else None)
+            Feedback(actor, reward, terminal, take(answer.states, place[actor]) if actor in place else None)
             for actor, reward, terminal in zip(before, rewards, terminals, strict=True)
             if actor in acting
         ]
