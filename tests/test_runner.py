@@ -14,7 +14,7 @@ from operant.envs import vector
 from operant.envs.check import check_env
 from operant.envs.connection import Local
 from operant.errors import SpaceError, SpecError, UsageError
-from operant.execution.progress import Bar
+from operant.execution.bar import Bar
 
 NET = [{"type": "dense", "size": 8}]
 PPO = {"agent": "ppo", "n_steps": 8, "mini_batches": 2, "ppo_epochs": 1, "model": NET, "lr": 0.01}
@@ -526,13 +526,13 @@ def test_the_bar_on_a_terminal(monkeypatch):
 
 
 def test_the_bar_elsewhere_is_a_line_now_and_then(monkeypatch):
-    from operant.execution import progress
+    from operant.execution import bar as module
 
     stream = io.StringIO()
     bar = Bar("timesteps", None, stream)
     bar.show(1)
     assert stream.getvalue() == ""
-    monkeypatch.setattr(progress, "EVERY", 0.0)
+    monkeypatch.setattr(module, "EVERY", 0.0)
     bar.show(2, {"return": "-"})
     bar.close()
     assert stream.getvalue() == "timesteps 2  0 s  return=-\n" * 2

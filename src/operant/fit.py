@@ -19,9 +19,7 @@ from operant.agents.making import define
 from operant.envs import vector
 from operant.errors import SpecError, UsageError, suggest, value_error
 from operant.execution.config import PROCESSES, RunConfig
-from operant.execution.episodes import Score
-from operant.execution.monitor import Monitor
-from operant.execution.records import Origin
+from operant.execution.progress import Progress
 from operant.execution.training import Outcome, Training
 from operant.inputs import buffer_options, made_again, optimizer_options
 from operant.ops.optimise import Given
@@ -126,12 +124,13 @@ class Trainer:
         except BaseException:
             environments.close()
             raise
-        self._skipped = 0
-        self._score = Score(self.run.reward_buffer_size)
-        self._monitor = Monitor(self.run)
-        self._origin: Origin | None = None  # where the history ends that the first `fit` continues
-        self.elapsed = 0.0
+        self._progress = Progress(self.run)
+        self._begun = False
+
+    @property
+    def elapsed(self) -> float:
         """Seconds of training so far."""
+        return self._progress.elapsed
 
     def _named(self, parts: Sequence[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
         """Give positional arguments their names."""
@@ -190,13 +189,10 @@ class Trainer:
         run = RunConfig.from_dict({**self.run.to_dict(), **changes})
         directory = Path(run.run_dir) if run.run_dir else None
         checkpoints = None if directory is None else directory / "checkpoints"
-        training = self.session.training(run, Tracker(), checkpoints)
-        training.score, training.monitor, training.elapsed = self._score, self._monitor, self.elapsed
-        training.skipped = self._skipped
-        if self._origin is None:
-            self._origin = history_origin(run)
-            training.begin_at(self._origin)
-        training.origin = self._origin
+        training = self.session.training(run, Tracker(), checkpoints, self._progress)
+        if not self._begun:
+            self._progress.begin_at(history_origin(run))
+            self._begun = True
         if directory is not None:
             session = self.session
             describe(directory, session.definition.to_dict(), run, session.environments, None)
@@ -206,7 +202,6 @@ class Trainer:
             training.sinks.message(outcome.message)
         finally:
             training.sinks.close()
-            self.elapsed, self._skipped = training.elapsed, training.skipped
             self._put_back()
         return outcome
 
@@ -282,7 +277,7 @@ class Trainer:
             outcome = training.loop()
             if outcome.reason != "max_steps":
                 break
-            if not training.score.rewards:
+            if not training.progress.score.rewards:
                 continue
             self.trial.report(outcome.mean_reward, step)
             if step < run.max_steps and self.trial.should_prune():
@@ -304,27 +299,27 @@ class Trainer:
     @property
     def steps(self) -> int:
         """Environment steps so far, of all environments, those of a history that is continued included."""
-        return int(self.session.driver.step) + (self._origin.step if self._origin else 0)
+        return int(self.session.driver.step) + self._progress.origin.step
 
     @property
     def games(self) -> int:
         """Episodes finished so far."""
-        return self._score.episodes
+        return self._progress.score.episodes
 
     @property
     def total_rewards(self) -> list[float]:
         """Returns of the last `reward_buffer_size` episodes."""
-        return list(self._score.rewards)
+        return list(self._progress.score.rewards)
 
     @property
     def mean_reward(self) -> float:
         """Mean of `total_rewards`; NaN before the first episode."""
-        return self._score.mean
+        return self._progress.score.mean
 
     @property
     def best_reward(self) -> float:
         """Best that the mean has been."""
-        return self._score.best
+        return self._progress.score.best
 
     def close(self) -> None:
         """Close the environments."""

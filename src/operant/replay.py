@@ -185,11 +185,11 @@ def _repeat(record: Record, place: Path, config: ReplayConfig) -> int:
         save_seconds=SELDOM,
         save_memory=record.training.get("memory", True),
     )
-    environment = make_environments(run)
+    environments = make_environments(run)
     try:
-        session = Session(define(record.data["agent"]), environment, run)
+        session = Session(define(record.data["agent"]), environments, run)
         training = session.training(run, Tracker(), place / "checkpoints")
-        training.begin_at(record.origin)
+        training.progress.begin_at(record.origin)
         training.most_blocks = _blocks(record, session, config.max_steps)
         if run.weights:
             session.weights.load(session.driver)
@@ -204,7 +204,7 @@ def _repeat(record: Record, place: Path, config: ReplayConfig) -> int:
         finally:
             sinks.close()
     finally:
-        environment.close()
+        environments.close()
     return training.step
 
 

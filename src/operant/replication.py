@@ -82,8 +82,8 @@ def replicate(plan: Plan, n_seeds: int, command: str | None = None) -> Replicate
 def _together(plan: Plan, runs: Sequence[RunConfig], command: str | None) -> list[Result]:
     """Train all at once, on a JAX-native environment."""
     definition = define(plan.agent, **plan.options)
-    environment = make_environments(runs[0])
-    learner = build(definition, environment, runs[0])
+    environments = make_environments(runs[0])
+    learner = build(definition, environments, runs[0])
 
     import jax
     import jax.numpy as jnp
@@ -91,24 +91,24 @@ def _together(plan: Plan, runs: Sequence[RunConfig], command: str | None) -> lis
     from operant.execution.population import Member, Population
 
     keys = jnp.stack([jax.random.key(run.seed or 0) for run in runs])
-    population = Population(learner, environment.native, runs[0].n_envs, keys)
+    population = Population(learner, environments.native, runs[0].n_envs, keys)
     sinks: list[Tracker] = []
     trainings: list[Training] = []
     try:
         for i, run in enumerate(runs):
-            session = Session(definition, environment, run, learner, Member(population, i))
+            session = Session(definition, environments, run, learner, Member(population, i))
             directory = Path(run.run_dir or "")
             training = session.training(run, Tracker(), directory / "checkpoints")
             if run.weights:
                 session.weights.load(session.driver)
-            describe(directory, definition.to_dict(), run, environment, command, len(runs))
+            describe(directory, definition.to_dict(), run, environments, command, len(runs))
             training.sinks = writers(directory, run.replace(quiet=True), training)
             sinks.append(training.sinks)
             trainings.append(training)
         display = _display(runs[0], len(runs))
         display.message(
             f"Training {definition.name} on {runs[0].env}: {len(runs)} seeds at once, {runs[0].n_envs} environments each, "
-            f"{environment.how}; seeds {runs[0].seed} to {runs[-1].seed}; runs {Path(runs[0].run_dir or '').parent}"
+            f"{environments.how}; seeds {runs[0].seed} to {runs[-1].seed}; runs {Path(runs[0].run_dir or '').parent}"
         )
         outcomes = _loop(population, trainings, display)
     finally:
@@ -171,7 +171,7 @@ def _loop(population: Population, trainings: Sequence[Training], display: Consol
 
 def _summary(trainings: Sequence[Training], seconds: float) -> Record:
     """Sum up how far all runs are."""
-    scores = [training.score for training in trainings if training.score.episodes]
+    scores = [training.progress.score for training in trainings if training.progress.score.episodes]
     values = {"episode/count": float(sum(score.episodes for score in scores))}
     if scores:
         values["episode/reward_mean"] = sum(score.mean for score in scores) / len(scores)

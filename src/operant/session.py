@@ -12,6 +12,7 @@ from operant.agents.making import Definition
 from operant.agents.protocol import Algorithm
 from operant.errors import MismatchError, SpecError, as_folder, value_error
 from operant.execution.config import RunConfig
+from operant.execution.progress import Progress
 from operant.execution.records import Sink
 from operant.execution.training import Driver, Training, alone
 
@@ -86,6 +87,7 @@ class Session:
         run: RunConfig,
         sinks: Sink,
         directory: Path | None = None,
+        progress: Progress | None = None,
     ) -> Training:
         """Return a training run of this session.
 
@@ -93,6 +95,7 @@ class Session:
             run: its options.
             sinks: where records go.
             directory: folder of its checkpoints; None: none are written.
+            progress: what an earlier part of it came to; None: nothing.
 
         Raises:
             SpecError: weights would be written where the run keeps its own.
@@ -108,6 +111,7 @@ class Session:
             directory,
             self.weights.save,
             getattr(self.driver, "agree", alone),
+            progress,
         )
 
 

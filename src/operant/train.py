@@ -111,12 +111,12 @@ def train(plan: Plan, command: str | None = None) -> Result:
     first = run.coordinator is None or runtime.join(run.coordinator, run.n_processes, run.process_id)
     directory = plan.resume or (new_directory(run, definition.name) if first else Path(run.run_dir or "runs"))
     origin = history_origin(run) if plan.resume is None else Origin()
-    environment = make_environments(run)
+    environments = make_environments(run)
     try:
-        session = Session(definition, environment, run)
+        session = Session(definition, environments, run)
         training = session.training(run, Tracker(), directory / "checkpoints" if first else None)
         if plan.resume is None or not _restored(training, directory):
-            training.begin_at(origin)
+            training.progress.begin_at(origin)
             if run.weights:
                 session.weights.load(session.driver)
         if not first:
@@ -125,11 +125,11 @@ def train(plan: Plan, command: str | None = None) -> Result:
         if plan.resume is not None:
             describe_resume(directory, training, run, command)
         else:
-            describe(directory, definition.to_dict(), run, environment, command)
+            describe(directory, definition.to_dict(), run, environments, command)
         sinks = writers(directory, run, training, plan.resume is not None)
         training.sinks = sinks
         try:
-            sinks.message(_greeting(definition.name, run, environment, directory))
+            sinks.message(_greeting(definition.name, run, environments, directory))
             if training.memory_anew:
                 sinks.message(
                     "The replay memory begins anew: the run's checkpoints leave it out (--no-save-memory)"
@@ -143,7 +143,7 @@ def train(plan: Plan, command: str | None = None) -> Result:
         finally:
             sinks.close()
     finally:
-        environment.close()
+        environments.close()
     return Result(outcome, directory)
 
 
@@ -159,13 +159,13 @@ def opened(directory: str | Path) -> tuple[Session, RunConfig]:
     plan = resumed(directory, {})
     # Whoever trained it, it is looked at here; and no weights are written.
     plan = plan._replace(run=plan.run.replace(n_devices=None, checkpoints=()))
-    environment = make_environments(plan.run)
+    environments = make_environments(plan.run)
     try:
-        session = Session(define(plan.agent), environment, plan.run)
+        session = Session(define(plan.agent), environments, plan.run)
         if not _restored(session.training(plan.run, Tracker()), directory):
             raise SpecError(f"There is no checkpoint yet in {str(directory / 'checkpoints')!r}.")
     except BaseException:
-        environment.close()
+        environments.close()
         raise
     return session, plan.run
 
@@ -281,7 +281,7 @@ def describe(
     directory: Path,
     agent: dict[str, Any],
     run: RunConfig,
-    environment: Environments,
+    environments: Environments,
     command: str | None,
     together: int | None = None,
 ) -> None:
@@ -291,7 +291,7 @@ def describe(
         "run": run.to_dict(),
         **_circumstances(command),
         "together": together,
-        "vector": None if environment.vector is None else environment.vector.mode,
+        "vector": None if environments.vector is None else environments.vector.mode,
         "weights": {path: provenance.digest(path) for path in run.weights},
     }
     directory.mkdir(parents=True, exist_ok=True)
@@ -372,9 +372,9 @@ def console(run: RunConfig, training: Training) -> Console:
         log_frequency=run.log_frequency,
         quiet=run.quiet,
         start_step=training.step,
-        start_time=training.elapsed,
-        start_games=training.score.episodes,
-        start_best=training.score.best,
+        start_time=training.progress.elapsed,
+        start_games=training.progress.score.episodes,
+        start_best=training.progress.score.best,
     )
 
 
@@ -389,8 +389,8 @@ def monitored(directory: Path, run: RunConfig, agent: dict[str, Any]) -> WandB:
     return sink
 
 
-def _greeting(agent: str, run: RunConfig, environment: Environments, directory: Path) -> str:
-    return f"Training {agent} on {run.env}: {run.n_envs} environments, {environment.how}; seed {run.seed}; run {directory}"
+def _greeting(agent: str, run: RunConfig, environments: Environments, directory: Path) -> str:
+    return f"Training {agent} on {run.env}: {run.n_envs} environments, {environments.how}; seed {run.seed}; run {directory}"
 
 
 def _farewell(outcome: Any, directory: Path, agent: str) -> str:

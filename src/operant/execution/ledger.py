@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from operant.errors import SpecError, value_error, whole
-from operant.execution.progress import Bar, figure
+from operant.execution.bar import Bar, figure
 from operant.execution.seats import Seat, Tally
 
 if TYPE_CHECKING:

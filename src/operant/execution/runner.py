@@ -12,9 +12,9 @@ from operant.envs.connection import Connection
 from operant.envs.vector_env import seed_of
 from operant.errors import SpaceError, SpecError, UsageError, value_error, whole
 from operant.execution import connections
+from operant.execution.bar import Bar
 from operant.execution.interaction import Interaction, Plan
 from operant.execution.ledger import Ledger, Order, flags
-from operant.execution.progress import Bar
 from operant.execution.seats import Seat
 from operant.execution.shortcut import Shortcut
 from operant.spec import read_json

@@ -15,9 +15,9 @@ from operant.agents.learner import Train, without_replay
 from operant.agents.making import Definition
 from operant.errors import CheckpointError, OperantError
 from operant.execution.config import RunConfig
-from operant.execution.episodes import Finished, Score
-from operant.execution.monitor import Monitor
-from operant.execution.records import Episode, Origin, Record, Sink
+from operant.execution.episodes import Finished
+from operant.execution.progress import Progress
+from operant.execution.records import Episode, Record, Sink
 
 LOG_SECONDS = 1.0
 
@@ -118,6 +118,7 @@ class Training:
         directory: folder of the run's checkpoints; None: none are written.
         on_best: called with the `Train` when the rolling mean is better than ever, at a log point.
         agree: turns seconds and a flag of this process into those that hold for all processes of the run.
+        progress: what an earlier part of the run came to, which this one goes on from and changes; None: nothing.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class Training:
         directory: Path | None = None,
         on_best: Callable[[Train], None] | None = None,
         agree: Agree = alone,
+        progress: Progress | None = None,
     ) -> None:
         self.definition = definition
         self.driver = driver
@@ -139,10 +141,7 @@ class Training:
         self.directory = directory
         self.on_best = on_best
         self._agree = agree
-        self.score = Score(run.reward_buffer_size)
-        self.monitor = Monitor(run)
-        self.elapsed = 0.0
-        self.origin = Origin()
+        self.progress = Progress(run) if progress is None else progress
         self.most_blocks: int | None = None
         """Blocks after which the run ends, whatever its options say: for repeating one up to where it ended."""
         self.ended: str | None = None
@@ -151,8 +150,6 @@ class Training:
         self._ending = False  # everywhere
         self.memory_anew = False
         """Whether the replay memory began anew when the run was resumed, since its checkpoint left it out."""
-        self.skipped = 0
-        """Gradient steps so far that were left out because they were not finite."""
         self._begun = self._saved = 0.0
         self._logged = 0.0, 0, 0
         self._collected = 0  # blocks that `blocks` has asked for
@@ -160,17 +157,7 @@ class Training:
     @property
     def step(self) -> int:
         """Environment steps so far, those of a history that is continued included."""
-        return self.driver.step + self.origin.step
-
-    def begin_at(self, origin: Origin) -> None:
-        """Count on from the end of an earlier history; before the run begins.
-
-        Steps, time, episodes and the best reward go on. The rolling mean begins anew.
-        """
-        self.origin, self.elapsed = origin, origin.time
-        best = -math.inf if origin.best_reward is None else origin.best_reward
-        self.score.go_on(origin.episodes, best)
-        self.monitor.episodes = origin.episodes
+        return self.driver.step + self.progress.origin.step
 
     def restore(self, path: Path) -> None:
         """Continue from a checkpoint of this run.
@@ -189,11 +176,7 @@ class Training:
         self.driver.restore(
             train._replace(memory=fresh.memory) if self.memory_anew else train, tree["driver"]
         )
-        self.elapsed = saved["elapsed"]
-        self.skipped = saved.get("skipped", 0)
-        self.origin = Origin(**saved.get("origin", {}))
-        self.score.restore(saved["score"])
-        self.monitor.restore(saved["monitor"])
+        self.progress.restore(saved)
 
     def save(self) -> Path | None:
         """Write a checkpoint of the whole run.
@@ -212,13 +195,10 @@ class Training:
         header = {
             "specification": self.specification,
             "training": {
-                "memory": train is whole,
-                "elapsed": self.elapsed,
-                "score": self.score.to_dict(),
-                "monitor": self.monitor.to_dict(),
+                **self.progress.to_dict(),
+                "skipped": self.progress.skipped + self.driver.skipped(),
                 "step": self.driver.step,
-                "skipped": self.skipped + self.driver.skipped(),
-                "origin": self.origin._asdict(),
+                "memory": train is whole,
                 "ended": self.ended,
             },
         }
@@ -252,9 +232,9 @@ class Training:
 
     def begin(self) -> str | None:
         """Start the clock; return why there is nothing to do, if so."""
-        self._begun = time.perf_counter() - self.elapsed
-        self._saved = self.elapsed
-        self._logged = self.elapsed, self.driver.step, self.score.episodes
+        self._begun = time.perf_counter() - self.progress.elapsed
+        self._saved = self.progress.elapsed
+        self._logged = self.progress.elapsed, self.driver.step, self.progress.score.episodes
         self.ended = None
         return self._stop()
 
@@ -271,8 +251,10 @@ class Training:
 
     def take(self, finished: list[Finished]) -> str | None:
         """Take the episodes that ended in those blocks in; log and save when it is time; return why the run ends, if it does."""
-        self.elapsed, self._ending = self._agree(time.perf_counter() - self._begun, self._interrupted)
-        now = self.elapsed
+        self.progress.elapsed, self._ending = self._agree(
+            time.perf_counter() - self._begun, self._interrupted
+        )
+        now = self.progress.elapsed
         self._account(finished)
         verdict = self._watch()  # also at the last look: a run that is continued has looked then
         reason = self._stop() or verdict
@@ -281,10 +263,10 @@ class Training:
         logged, step, episodes = self._logged
         due = now - logged >= LOG_SECONDS
         if self.run.log_frequency is not None:
-            due = self.score.episodes - episodes >= self.run.log_frequency
+            due = self.progress.score.episodes - episodes >= self.run.log_frequency
         if due or reason is not None:
             self._log((self.driver.step - step) / max(now - logged, 1e-9))
-            self._logged = now, self.driver.step, self.score.episodes
+            self._logged = now, self.driver.step, self.progress.score.episodes
         if now - self._saved >= self.run.save_seconds and reason is None:
             self.save()
             self._saved, _ = self._agree(time.perf_counter() - self._begun, False)
@@ -303,44 +285,46 @@ class Training:
     def _account(self, finished: list[Finished]) -> None:
         episodes = []
         for ended in finished:
-            mean = self.score.add(ended.reward, ended.length)
-            step, best = ended.step + self.origin.step, self.score.best
-            episodes.append(Episode(step, self.elapsed, ended.reward, ended.length, ended.actor, mean, best))
+            mean = self.progress.score.add(ended.reward, ended.length)
+            step, best = ended.step + self.progress.origin.step, self.progress.score.best
+            episodes.append(
+                Episode(step, self.progress.elapsed, ended.reward, ended.length, ended.actor, mean, best)
+            )
         if episodes:
             self.sinks.episodes(episodes)
 
     def _log(self, speed: float) -> None:
         values = {"time/steps_per_second": speed, **self.driver.metrics()}
         skipped = int(values.get("update/skipped", 0.0))
-        self.skipped += skipped
-        if skipped and self.skipped == skipped:  # the first ones; at the end all are told
+        self.progress.skipped += skipped
+        if skipped and self.progress.skipped == skipped:  # the first ones; at the end all are told
             warnings.warn(
                 f"{skipped} gradient step(s) were left out: they or their gradients were not finite. "
                 "Look for rewards or observations that are very large, or a learning rate that is.",
                 RuntimeWarning,
                 stacklevel=2,
             )
-        if self.score.rewards:
-            values["episode/reward_mean"] = self.score.mean
-            values["episode/reward_min"] = min(self.score.rewards)
-            values["episode/reward_max"] = max(self.score.rewards)
-            values["episode/length_mean"] = self.score.mean_length
-            values["episode/count"] = float(self.score.episodes)
-            values["episode/reward_best"] = self.score.best
-        self.sinks.record(Record(self.step, self.elapsed, values))
-        if self.score.improved() and self.on_best is not None:
+        if self.progress.score.rewards:
+            values["episode/reward_mean"] = self.progress.score.mean
+            values["episode/reward_min"] = min(self.progress.score.rewards)
+            values["episode/reward_max"] = max(self.progress.score.rewards)
+            values["episode/length_mean"] = self.progress.score.mean_length
+            values["episode/count"] = float(self.progress.score.episodes)
+            values["episode/reward_best"] = self.progress.score.best
+        self.sinks.record(Record(self.step, self.progress.elapsed, values))
+        if self.progress.score.improved() and self.on_best is not None:
             self.on_best(self.driver.train)
 
     def _watch(self) -> str | None:
         """Look for a plateau: lower the learning rate, or stop."""
-        verdict = self.monitor.look(self.step, self.score)
+        verdict = self.progress.monitor.look(self.step, self.progress.score)
         if verdict == "reduce":
             old, new = self.driver.scale_lr(self.run.plateau_reduce_factor)
             self.sinks.message(f"Learning rate reduced {old:g} -> {new:g}")
         return "early_stop" if verdict == "stop" else None
 
     def _stop(self) -> str | None:
-        run, score = self.run, self.score
+        run, score = self.run, self.progress.score
         if self._ending:
             return "interrupted"
         if run.target_reward is not None and score.full and score.mean >= run.target_reward:
@@ -360,9 +344,9 @@ class Training:
             reason,
             messages[reason],
             self.step,
-            self.score.episodes,
-            self.score.mean,
-            self.score.best,
-            self.elapsed,
-            self.skipped,
+            self.progress.score.episodes,
+            self.progress.score.mean,
+            self.progress.score.best,
+            self.progress.elapsed,
+            self.progress.skipped,
         )

@@ -142,9 +142,9 @@ def _train(order: Mapping[str, Any], connection: Connection | None) -> dict[str,
 
     run = RunConfig.from_dict(order["run"])
     definition = define(order["agent"], **order["options"])
-    environment = make_environments(run)
+    environments = make_environments(run)
     try:
-        session = Session(definition, environment, run)
+        session = Session(definition, environments, run)
         if run.weights:
             session.weights.load(session.driver)
         if connection is None:
@@ -156,7 +156,7 @@ def _train(order: Mapping[str, Any], connection: Connection | None) -> dict[str,
         finally:
             training.sinks.close()
     finally:
-        environment.close()
+        environments.close()
 
 
 def _sinks(run: RunConfig, training: Training) -> Any:
@@ -203,7 +203,7 @@ def _ended(training: Training, outcome: Outcome, kind: str) -> dict[str, Any]:
         "value": outcome.mean_reward,
         "step": outcome.step,
         "episodes": outcome.episodes,
-        "seconds": training.elapsed,
+        "seconds": training.progress.elapsed,
     }
 
 

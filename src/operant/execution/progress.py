@@ -1,0 +1,56 @@
+"""How far a run is: what a later part of it goes on from, beside what the driver holds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from operant.execution.config import RunConfig
+from operant.execution.episodes import Score
+from operant.execution.monitor import Monitor
+from operant.execution.records import Origin
+
+
+class Progress:
+    """What a run has come to so far, over all its parts.
+
+    Args:
+        run: its options.
+    """
+
+    def __init__(self, run: RunConfig) -> None:
+        self.score = Score(run.reward_buffer_size)
+        self.monitor = Monitor(run)
+        self.elapsed = 0.0
+        """Seconds of training."""
+        self.skipped = 0
+        """Gradient steps that were left out because they were not finite."""
+        self.origin = Origin()
+
+    def begin_at(self, origin: Origin) -> None:
+        """Count on from the end of an earlier history; before the run begins.
+
+        Steps, time, episodes and the best reward go on. The rolling mean begins anew.
+        """
+        self.origin, self.elapsed = origin, origin.time
+        best = -math.inf if origin.best_reward is None else origin.best_reward
+        self.score.go_on(origin.episodes, best)
+        self.monitor.episodes = origin.episodes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON data that `restore` takes."""
+        return {
+            "elapsed": self.elapsed,
+            "score": self.score.to_dict(),
+            "monitor": self.monitor.to_dict(),
+            "skipped": self.skipped,
+            "origin": self.origin._asdict(),
+        }
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Continue from there."""
+        self.elapsed = data["elapsed"]
+        self.skipped = data.get("skipped", 0)
+        self.origin = Origin(**data.get("origin", {}))
+        self.score.restore(data["score"])
+        self.monitor.restore(data["monitor"])
