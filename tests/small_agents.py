@@ -337,12 +337,7 @@ class Stream(NativeVector):
 
 def states_of(spaces: Spaces, observation: dict[str, np.ndarray], index: Any) -> Any:
     """Return some actors' observations as a program would give them: nested, with masks."""
-    flat = {name: x[index] for name, x in observation.items()}
-    masks = {f"{name}_mask": flat.pop(f"{name}_mask") for name in spaces.masks}
-    states = spaces.states.unflatten(flat)
-    if not masks:
-        return states
-    return {**(states if isinstance(states, dict) else {"state": states}), **masks}
+    return spaces.unflatten({name: x[index] for name, x in observation.items()})
 
 
 def interact(made: Agent, env: NativeEnv, seed: int, rows: int, batched: bool = True) -> list[int]:

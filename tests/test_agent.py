@@ -485,40 +485,51 @@ def test_reward_normalisation_follows_actors_not_columns(name, options):
     assert found == pytest.approx([1.85, 1.85], abs=0.03)
 
 
-@pytest.mark.parametrize("name", ["ppo", "dqn", "acer"])
+NETWORK = [{"type": "dense", "size": 4}]
+MOMENTS = ("/mean']", "/var']", "/count']")
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn", "acer", "trpo", "modular"])
 def test_an_update_with_nothing_new_counts_nothing_again(name):
-    """Moments of observations and the scale of rewards, which acting uses too, stay as they were; the weights do not."""
+    """Moments of observations, with which it acts, and the scale of rewards stay as they were; the weights do not."""
     options = {
+        "ppo": {"n_steps": 8, "mini_batches": 1},
+        "acer": {"n_steps": 8},
+        "trpo": {"n_steps": 8, "actor_model": NETWORK, "critic_model": NETWORK},
         "dqn": {"buffer_max_size": 400, "buffer_initial_size": 4, "train_every": 8},
-        "ppo": {"mini_batches": 1},
-    }
+        "modular": {
+            "update": {"unit": "timesteps", "batch_size": 8},
+            "baseline": NETWORK,
+            "network": NETWORK,
+        },
+    }[name]
     agent = Agent.create(
         agent=name,
         states={"type": "float", "shape": (2,)},
         actions={"type": "int", "num_values": 2},
         normalize_observations=True,
         normalize_rewards=True,
-        model=[{"type": "dense", "size": 4}],
-        **({"n_steps": 8} if name != "dqn" else {}),
-        **options.get(name, {}),
+        **{"model": NETWORK} if name in ("ppo", "acer", "dqn") else {},
+        **options,
     )
     draw = np.random.default_rng(0)
     for _ in range(16):
         agent.act(states=draw.normal(5.0, 2.0, 2).astype(np.float32))
         agent.observe(reward=float(draw.normal()))
 
-    def seen():
-        state = agent.engine.train.state
-        leaves = {jax.tree_util.keystr(path): np.array(x) for path, x in jax.tree.leaves_with_path(state)}
-        counted = {
-            k: x for k, x in leaves.items() if k.endswith(("/mean']", "/var']", "/count']")) or "scale" in k
-        }
-        acted = agent.act(states=np.full(2, 4.0, np.float32), independent=True)
-        return counted, {k: x for k, x in leaves.items() if k not in counted}, acted
+    def leaves(tree):
+        return {jax.tree_util.keystr(path): np.array(x) for path, x in jax.tree.leaves_with_path(tree)}
 
-    before, learnt, _ = seen()
-    assert any("mean" in k for k in before) and any("scale" in k for k in before)
+    def counted(tree):
+        return {k: x for k, x in leaves(tree).items() if k.endswith(MOMENTS) or "reward_scale" in k}
+
+    before, acting = leaves(agent.engine.train.state), counted(agent.engine.acting)
+    kept = counted(agent.engine.train.state)
+    assert any(k.endswith(MOMENTS) for k in acting) and any("reward_scale" in k for k in kept)
     assert agent.update() == 1
-    after, changed, _ = seen()
-    jax.tree.map(np.testing.assert_array_equal, after, before)
-    assert any(not np.array_equal(changed[k], learnt[k]) for k in learnt if "kernel" in k)
+    after = leaves(agent.engine.train.state)
+    for k in kept:
+        np.testing.assert_array_equal(after[k], before[k], err_msg=k)
+    for k, x in counted(agent.engine.acting).items():
+        np.testing.assert_array_equal(x, acting[k], err_msg=k)
+    assert any(not np.array_equal(after[k], before[k]) for k in after if "kernel" in k)

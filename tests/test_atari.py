@@ -9,9 +9,10 @@ from gymnasium import spaces
 
 from operant.envs import check_env, vector
 from operant.envs import gymnasium as adapter
-from operant.envs.atari import Preprocessed, Preprocessing, preprocessed
+from operant.envs.atari import preprocessed
 from operant.envs.games import Games
-from operant.envs.vector import Step, VectorEnv
+from operant.envs.preprocessing import Preprocessed, Preprocessing
+from operant.envs.vector_env import Step, VectorEnv
 from operant.errors import SpecError
 from operant.execution.config import RunConfig
 from operant.execution.episodes import Accounts

@@ -374,6 +374,22 @@ def test_host_driver_may_be_saved_before_its_first_block(name, tmp_path):
     assert other.step == int(other.train.counters.timesteps) > 0
 
 
+def test_the_host_driver_may_be_restored_twice(tmp_path):
+    """The first row is the last one of the saved episodes again, not what the restore before was about to show."""
+    name = ONCE[0]
+    agent = compiled(name, countdown(name))
+    driver = on_host(agent, SEED, 3)
+    path = saved(tmp_path, driver)
+    last = {k: np.array(x) for k, x in driver._observation.items()}
+    stream, other = (Stream(agent.env, agent.n, jax.random.key(5)) for _ in range(2))
+    restored(path, again := HostDriver(agent.engine(SEED + 1), other, SEED))
+    restored(path, again)
+    block = again._collect([])
+    stream.reset()
+    assert equal({k: x[0] for k, x in block.observation.items()}, last)
+    assert equal({k: x[1] for k, x in block.observation.items()}, stream.reset())
+
+
 @pytest.mark.parametrize("name", ONCE)
 def test_nothing_bootstraps_across_a_restart(name):
     """What the block before the restart taught does not depend on what comes after, and the reverse.

@@ -577,11 +577,11 @@ def test_a_run_of_updates_on_a_native_environment_is_one_program_and_exact():
 
 
 def test_it_is_the_run_of_the_device_driver():
-    from operant.envs.native_ids import make as native
+    from operant.envs import native_ids
     from operant.execution.device import DeviceDriver
 
     with quick(seed=5) as runner:
-        driver = DeviceDriver(runner.agent.learner, native("jax:CartPole-v1"), 2, jax.random.key(5))
+        driver = DeviceDriver(runner.agent.learner, native_ids.make("jax:CartPole-v1"), 2, jax.random.key(5))
         driver.restore(jax.tree.map(jnp.copy, runner.agent.lend(2).train), driver.snapshot())
         finished = driver.advance(10)
         runner.run(num_updates=10, use_tqdm=False)

@@ -471,6 +471,49 @@ def test_more_faults_of_spaces():
         Spaces.read({"shape": 1}, {"shape": 1}).mask_leaf("action")
 
 
+def test_no_state_stands_where_a_mask_belongs():
+    actions = {"arm": {"grip": {"type": "int", "num_values": 3}}}
+    message = "The state 'arm' stands where the mask 'arm/grip_mask' belongs. Rename that component"
+    with pytest.raises(SpecError, match=message):
+        Spaces.read({"arm": {"shape": 2}}, actions, masks=["arm/grip"])
+
+
+@pytest.mark.parametrize(
+    ("states", "actions", "masks"),
+    [
+        ({"shape": 2}, {"num_values": 3, "type": "int"}, ()),
+        ({"shape": 2}, {"num_values": 3, "type": "int"}, ["action"]),
+        ({"x": {"shape": 2}}, {"a": {"type": "int", "num_values": 3}}, ["a"]),
+        (
+            {"x": {"shape": 2}, "arm": {"y": {"shape": 1}}},
+            {"arm": {"grip": {"type": "int", "num_values": 2}}},
+            ["arm/grip"],
+        ),
+        (
+            {"x": {"shape": 2}},
+            {"arm": {"a": {"type": "int", "num_values": 2}, "b": {"type": "bool"}}},
+            ["arm/a"],
+        ),
+    ],
+    ids=["none", "single", "flat", "nested", "branch of its own"],
+)
+def test_what_is_observed_goes_back_and_is_declared(states, actions, masks):
+    """`unflatten` undoes `observe`, and `declaration` is what `read` takes."""
+    spaces = Spaces.read(states, actions, masks)
+    assert Spaces.read(spaces.declaration(), actions) == spaces
+    json.dumps(spaces.declaration())
+    flat = {name: np.ones(leaf.shape, leaf.dtype) for name, leaf in spaces.observation_components.items()}
+    again = spaces.observe(spaces.unflatten(flat))
+    assert list(again) == list(flat)
+    for name in flat:
+        np.testing.assert_array_equal(again[name], flat[name])
+    for name in flat:
+        with pytest.raises(SpaceError, match="is missing"):
+            spaces.unflatten({k: x for k, x in flat.items() if k != name})
+    with pytest.raises(SpaceError, match="There is no state 'other_mask'"):
+        spaces.unflatten({**flat, "other_mask": 1})
+
+
 @pytest.mark.parametrize(
     ("mask", "message"),
     [

@@ -23,7 +23,8 @@ from operant.envs.check import random_actions
 from operant.envs.faults import raised_at
 from operant.envs.inprocess import InProcess
 from operant.envs.remote import connect
-from operant.envs.vector import create, seed_of
+from operant.envs.vector import create
+from operant.envs.vector_env import seed_of
 from operant.errors import EnvironmentError, SpecError, UsageError
 
 # Environments of a module that workers can import.

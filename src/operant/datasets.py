@@ -15,7 +15,7 @@ import numpy as np
 
 from operant import traces
 from operant.errors import SpaceError, SpecError, UsageError
-from operant.spaces import Space, Spaces, from_gymnasium, mask_name, put, to_gymnasium
+from operant.spaces import Space, Spaces, beside, from_gymnasium, mask_name, to_gymnasium
 from operant.traces import Flat, Trace
 
 PREFIX = "minari:"
@@ -96,13 +96,8 @@ class Episodes(Sequence[Trace]):
         """Return an observation in the structure that a program gives it in, with the masks that are declared."""
         masks = set(map(mask_name, self._given.masks))
         states = self._given.states.unflatten({k: x for k, x in observation.items() if k not in masks})
-        for action in self._spaces.masks:
-            mask = mask_name(action)
-            if mask in observation:
-                states = put(
-                    states if isinstance(states, dict) else {"state": states}, mask, observation[mask]
-                )
-        return states
+        given = {action: observation.get(mask_name(action)) for action in self._spaces.masks}
+        return beside(states, {action: mask for action, mask in given.items() if mask is not None})
 
 
 def write(name: str, spaces: Spaces, recorded: Iterable[Trace], **about: Any) -> Path:
@@ -160,12 +155,8 @@ def write(name: str, spaces: Spaces, recorded: Iterable[Trace], **about: Any) ->
 
 
 def _with_masks(spaces: Spaces) -> Space:
-    tree: Any = spaces.states.tree
-    for action in spaces.masks:
-        tree = put(
-            tree if isinstance(tree, dict) else {"state": tree}, mask_name(action), spaces.mask_leaf(action)
-        )
-    return Space(tree, "state")
+    masks = {action: spaces.mask_leaf(action) for action in spaces.masks}
+    return Space(beside(spaces.states.tree, masks), "state")
 
 
 def _episodes(recorded: Iterable[Trace]) -> Iterator[tuple[Flat, Flat, np.ndarray, np.ndarray]]:

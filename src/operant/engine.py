@@ -187,9 +187,12 @@ class Engine:
             self._calls += 1
 
     def learn_again(self, block: Block) -> None:
-        """As `learn`, without counting the block's steps, episodes, observations and rewards once more; an update is made, due or not."""
+        """As `learn`, of a block that was learnt before: an update is made, due or not, and counts nothing once more.
+
+        Steps, episodes, moments of observations and the scale of rewards are put back: only the update itself has seen the block twice.
+        """
         before, algorithm = jax.device_get(self.train.counters), self.learner.algorithm
-        counted = self._counted()
+        seen = self._seen()
         if isinstance(algorithm, Counting):
             self.train = self.train._replace(state=algorithm.hasten(self.train.state))
         self.learn(block)
@@ -198,21 +201,21 @@ class Engine:
         )
 
         def as_before(path: Any, now: Array) -> Array:
-            return jax.device_put(counted[path], self.device) if path in counted else now
+            return jax.device_put(seen[path], self.device) if path in seen else now
 
-        state = jax.tree_util.tree_map_with_path(as_before, self.train.state)
+        state = jax.tree.map_with_path(as_before, self.train.state)
         self.train = self.train._replace(state=state, counters=counters)
         self._acting_now = None
 
-    def _counted(self) -> dict[Any, np.ndarray]:
+    def _seen(self) -> dict[Any, np.ndarray]:
         """Return what counts the rows that were seen, by its place in the algorithm's state: moments of observations, the scale of rewards."""
         names = {"reward_scale"}.union(*(model.moments for model in self.learner.algorithm.models.values()))
 
-        def counts(key: Any) -> bool:
+        def counting(key: Any) -> bool:
             return getattr(key, "name", getattr(key, "key", None)) in names
 
         leaves = jax.tree.leaves_with_path(self.train.state)
-        return {path: np.array(leaf) for path, leaf in leaves if any(map(counts, path))}
+        return {path: np.array(leaf) for path, leaf in leaves if any(map(counting, path))}
 
     def absorb(self, block: Block) -> None:
         """Learn from a block of `learner.rows` rows of all actors."""

@@ -17,6 +17,7 @@ import gymnasium
 from operant.agents import AGENTS, config_class
 from operant.agents.making import define
 from operant.envs import vector
+from operant.envs.vector_env import VectorEnv
 from operant.errors import SpecError, UsageError, suggest, value_error
 from operant.execution.config import PROCESSES, RunConfig
 from operant.execution.progress import Progress
@@ -254,7 +255,7 @@ class Trainer:
             print(played)
         return played
 
-    def _another(self, config: PlayConfig) -> vector.VectorEnv:
+    def _another(self, config: PlayConfig) -> VectorEnv:
         """Make one more environment like those that train."""
         first = self._envs[0] if isinstance(self._envs, list | tuple) else self._envs
         if isinstance(first, str):

@@ -18,7 +18,8 @@ from operant.engine import Engine
 from operant.envs.environment import take
 from operant.errors import NumericalError, SpaceError, UsageError, value_error
 from operant.interruption import held
-from operant.spaces import Spaces, mask_name, masks_of
+from operant.spaces import Spaces, mask_name
+from operant.spaces.masks import SUFFIX
 from operant.spec import Config, option
 from operant.types import Block, Tree
 from operant.writers import Writers
@@ -107,7 +108,9 @@ class Interactive:
         if not isinstance(states, Mapping):
             return
         known = self.spaces.actions.components
-        brought = masks_of({key: None for key in states if isinstance(key, str)})
+        brought = [
+            key.removesuffix(SUFFIX) for key in states if isinstance(key, str) and key.endswith(SUFFIX)
+        ]
         new = [name for name in brought if name in known and name not in self.spaces.masks]
         if not new:
             return

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from operant.errors import SpaceError, SpecError, value_error
-from operant.spaces import Space, Spaces, mask_name
+from operant.spaces import Space, Spaces, beside, mask_name
 from operant.spec import Config, build, option
 
 Flat = dict[str, np.ndarray]
@@ -151,10 +151,8 @@ def read(path: Path, spaces: Spaces) -> Trace:
         raise SpecError(f"The trace {str(path)!r} cannot be read: {error}") from None
     try:
         states = _nested(spaces.states, "states", arrays)
-        masks = {mask_name(name): arrays.get(f"auxiliaries/{name}/mask") for name in spaces.masks}
-        masks = {name: mask for name, mask in masks.items() if mask is not None}
-        if masks:
-            states = {**(states if isinstance(states, dict) else {"state": states}), **masks}
+        masks = {name: arrays.get(f"auxiliaries/{name}/mask") for name in spaces.masks}
+        states = beside(states, {name: mask for name, mask in masks.items() if mask is not None})
         has_last = any(name.split("/")[0] == "last_states" for name in arrays)
         last = _nested(spaces.states, "last_states", arrays) if has_last else None
         actions = _nested(spaces.actions, "actions", arrays)

@@ -18,6 +18,7 @@ Deviations: the entropy's gradient, times `entropy_coef`, is part of g, so the t
 authors' code). ε keeps the quotients 1 / φ and 1 / |k|² finite. A time limit bootstraps from V of the last observation. Actions
 of several components, or of components with a shape, have a policy and action values for each element; these learn from the
 same rewards independently, and the loss is their mean. A recurrent network replays from the state stored when it acted.
+With `normalize_observations` a block enters the running moments before it is learnt from, so its ρ are not exactly 1.
 """
 
 from __future__ import annotations

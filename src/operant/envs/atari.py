@@ -22,8 +22,6 @@ from operant.envs.table import resolve
 from operant.envs.vector_env import Check
 from operant.errors import value_error
 
-__all__ = ["AtariVector", "Preprocessed", "Preprocessing", "has_lives", "own_vector", "preprocessed"]
-
 VECTOR = "ale_py.vector_env:AtariVectorEnv"
 VECTOR_ARGUMENTS = (
     "repeat_action_probability",

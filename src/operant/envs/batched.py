@@ -183,7 +183,7 @@ class Single(Environment):
         else:
             observation = self.vector.reset(seed)
         self._ended = False
-        return self._first(observation)
+        return self._row(observation)
 
     def execute(self, actions: Any) -> tuple[Any, int, float]:
         """Take actions; a truncation is terminal 2."""
@@ -191,11 +191,11 @@ class Single(Environment):
         observation, reward, terminated, truncated = self.vector.step({k: v[None] for k, v in flat.items()})
         terminal = 1 if terminated[0] else 2 if truncated[0] else 0
         self._ended = terminal != 0
-        return self._first(observation), terminal, float(reward[0])
+        return self._row(observation), terminal, float(reward[0])
 
     def close(self) -> None:
         """Close the vector."""
         self.vector.close()
 
-    def _first(self, observation: Flat) -> Any:
+    def _row(self, observation: Flat) -> Any:
         return self.spaces.unflatten({name: value[0] for name, value in observation.items()})

@@ -45,5 +45,5 @@ def _entries() -> dict[str, Callable[..., Any]]:
 
 
 def known() -> list[str]:
-    """Return the ids of operant's own."""
+    """Return the ids of operant's own environments."""
     return [f"jax:{name}" for name in _entries()]

@@ -19,10 +19,8 @@ from operant.envs.inprocess import InProcess, make_cell
 from operant.envs.process import Processes, processors
 from operant.envs.source import Source, refuse_same
 from operant.envs.table import resolve
-from operant.envs.vector_env import Check, Step, VectorEnv, seed_of
+from operant.envs.vector_env import Check, VectorEnv
 from operant.errors import SpecError, UsageError, suggest, value_error, whole
-
-__all__ = ["Check", "Mode", "Step", "VectorEnv", "create", "seed_of", "step_seconds"]
 
 Mode: TypeAlias = Literal["auto", "native-vector", "in-process", "processes"]
 PROCESSES_PAY_SECONDS = 3e-4
@@ -133,7 +131,7 @@ def _made(
 def _own_vector(source: Source, num_envs: int, mode: Mode, check: Check) -> VectorEnv | str:
     """Make the environment's own vectorised form; or return in words why there is none."""
     if source.is_vector:
-        return _of_gymnasium(source, check)
+        return _given_vector(source, check)
     if source.is_native:
         if mode != "auto":
             raise SpecError(
@@ -141,14 +139,14 @@ def _own_vector(source: Source, num_envs: int, mode: Mode, check: Check) -> Vect
             )
         if source.reward_shaping is None:
             return batched.from_native(source.make(), num_envs, source.name, source.max_episode_timesteps)
-    if mode == "auto" and num_envs < OWN_VECTOR_PAYS_FROM and _has_small_vector(source):
+    if mode == "auto" and num_envs < OWN_VECTOR_PAYS_FROM and _has_vectorised(source):
         return f"below {OWN_VECTOR_PAYS_FROM} environments a loop is as fast as a vectorised form"
     if mode in ("auto", "native-vector"):
-        return _gymnasiums_own(source, num_envs, check)
+        return _vectorised(source, num_envs, check)
     return ""
 
 
-def _gymnasiums_own(source: Source, num_envs: int, check: Check = "always") -> GymnasiumVector | str:
+def _vectorised(source: Source, num_envs: int, check: Check) -> GymnasiumVector | str:
     """Make Gymnasium's own vectorised form of an id, or say in a sentence why there is none."""
     spec = source.target
     if not isinstance(spec, EnvSpec):
@@ -167,14 +165,14 @@ def _gymnasiums_own(source: Source, num_envs: int, check: Check = "always") -> G
     return wrapped
 
 
-def _has_small_vector(source: Source) -> bool:
+def _has_vectorised(source: Source) -> bool:
     """Tell whether Gymnasium has a vectorised form of a source, other than that of preprocessed games."""
     spec = source.target
     own = isinstance(spec, EnvSpec) and spec.vector_entry_point is not None
     return own and not preprocessing.is_asked(source.arguments)
 
 
-def _of_gymnasium(source: Source, check: Check = "always") -> GymnasiumVector:
+def _given_vector(source: Source, check: Check) -> GymnasiumVector:
     """Take a vector of Gymnasium's that the user made.
 
     Raises:

@@ -39,7 +39,7 @@ class HostDriver:
         self._first = np.ones(n, bool)
         self._ended = np.zeros(n, bool)
         self._observation: dict[str, np.ndarray] | None = None
-        self._begun: dict[str, np.ndarray] | None = None
+        self._fresh: dict[str, np.ndarray] | None = None
         """First observations of episodes that begin with the next row, in place of a step (`restore`)."""
         shape = engine.learner.block_shape(n)
         self._next: Action | None = None
@@ -68,9 +68,9 @@ class HostDriver:
 
     def _follow(self, actions: dict[str, np.ndarray]) -> Step:
         """Return what follows the actions: a step, or the episodes that `restore` has begun."""
-        if self._begun is None:
+        if self._fresh is None:
             return self.env.step(actions)
-        observation, self._begun = self._begun, None
+        observation, self._fresh = self._fresh, None
         no = np.zeros(self.engine.n, bool)
         return Step(observation, np.zeros(self.engine.n, np.float32), no, no)
 
@@ -157,7 +157,7 @@ class HostDriver:
         self._row = self.engine.counter("rows")
         self.step = self.engine.counter("timesteps")
         begun = self.env.reset(self._seed + self.engine.counter("updates"))
-        self._begun = {name: np.array(value) for name, value in begun.items()}
+        self._fresh = {name: np.array(value) for name, value in begun.items()}
         self._observation = snapshot["observation"]
         self._ended = np.ones(self.engine.n, bool)
         self._first = np.zeros(self.engine.n, bool)

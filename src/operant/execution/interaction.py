@@ -1,6 +1,6 @@
 """The loop between an agent and environments that may answer late: who acts when, and when to stop.
 
-An environment's answer is served in four steps: the agent is told, the timestep is counted (callbacks run, limits are
+An environment's answer is served in four steps: the agent is brought, the timestep is counted (callbacks run, limits are
 looked at), the agent acts, the actions are sent. Limits are exact since both kinds of budget are reserved beforehand:
 an episode when it begins, a timestep when the agent is about to act. Whoever gets none rests; an open episode is then cut
 at its true last state.
@@ -120,9 +120,9 @@ class Interaction:
 
     def _serve(self, seats: Sequence[Seat]) -> None:
         """Take the answers of these environments, and send the next requests."""
-        told = [(seat, feedback) for seat in seats for feedback in seat.receive()]
-        self._tell([each for each in told if each[0].trains])
-        for seat, feedback in told:
+        brought = [(seat, feedback) for seat in seats for feedback in seat.receive()]
+        self._tell([each for each in brought if each[0].trains])
+        for seat, feedback in brought:
             self._count(seat, feedback)
         self._look_at_limits()
         acting = self._go_on(seats)
@@ -137,19 +137,19 @@ class Interaction:
             self._act(learning)
             self._look_at_limits()
 
-    def _tell(self, told: list[tuple[Seat, Feedback]]) -> None:
-        if not told:
+    def _tell(self, brought: list[tuple[Seat, Feedback]]) -> None:
+        if not brought:
             return
         began = time.perf_counter()
-        if len(told) == 1 and told[0][0].single:
-            (seat, (_, reward, terminal, states)) = told[0]
+        if len(brought) == 1 and brought[0][0].single:
+            (seat, (_, reward, terminal, states)) = brought[0]
             self.agent.observe(reward, terminal, seat.first, states if terminal else None)
         else:
             self.agent.observe(
-                reward=[feedback.reward for _, feedback in told],
-                terminal=[feedback.terminal for _, feedback in told],
-                parallel=[seat.first + feedback.actor for seat, feedback in told],
-                next_states=[feedback.states for _, feedback in told],
+                reward=[feedback.reward for _, feedback in brought],
+                terminal=[feedback.terminal for _, feedback in brought],
+                parallel=[seat.first + feedback.actor for seat, feedback in brought],
+                next_states=[feedback.states for _, feedback in brought],
             )
         self.tally.agent_clock += time.perf_counter() - began
 

@@ -18,6 +18,7 @@ from operant.agents.learner import Learner
 from operant.envs import vector
 from operant.envs.native import TimeLimit
 from operant.envs.table import resolve
+from operant.envs.vector_env import VectorEnv
 from operant.execution.device import DeviceDriver, World
 from operant.execution.host import HostDriver
 from operant.execution.interaction import Plan
@@ -45,7 +46,7 @@ class Shortcut:
     def __init__(self, environment: Any, max_episode_timesteps: int | None, n: int) -> None:
         self._given, self._limit, self._n = environment, max_episode_timesteps, n
         self._device: DeviceDriver | None = None
-        self._vector: vector.VectorEnv | None = None
+        self._vector: VectorEnv | None = None
         self._source = source = resolve(environment, max_episode_timesteps=max_episode_timesteps)
         self._serves = ""
         if source.reward_shaping is None:

@@ -103,7 +103,7 @@ class Model:
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """Names of those running moments among the variables."""
+        """Names, among the variables, of the running moments of standardised inputs."""
         return tuple(name for layer in self._normalized.values() for name in _moments(layer).values())
 
     @functools.cached_property

@@ -6,7 +6,7 @@ structure and converts at the door. Environment workers use this package: it nev
 
 from operant.spaces.convert import Codec, SpaceCodec, from_gymnasium, to_gymnasium
 from operant.spaces.leaf import Leaf
-from operant.spaces.masks import mask_name, masks_of, put
+from operant.spaces.masks import beside, mask_name, masks_of
 from operant.spaces.space import RESERVED, Space, Spaces, require
 
 __all__ = [
@@ -16,10 +16,10 @@ __all__ = [
     "Space",
     "SpaceCodec",
     "Spaces",
+    "beside",
     "from_gymnasium",
     "mask_name",
     "masks_of",
-    "put",
     "require",
     "to_gymnasium",
 ]

@@ -22,10 +22,22 @@ def masks_of(observation: Mapping[str, T]) -> dict[str, T]:
     return {name.removesuffix(SUFFIX): x for name, x in observation.items() if name.endswith(SUFFIX)}
 
 
-def put(tree: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
+def beside(states: Any, masks: Mapping[str, Any]) -> Any:
+    """Return states in the user's structure with masks, by the names of their actions, in their places among them.
+
+    A single unnamed state gets the name `state` to stand beside them.
+    """
+    if masks and not isinstance(states, Mapping):
+        states = {"state": states}
+    for action, mask in masks.items():
+        states = _put(states, mask_name(action), mask)
+    return states
+
+
+def _put(tree: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
     """Return a nested dict with one entry more, at the path `name` (`arm/grip_mask`)."""
     head, _, tail = name.partition("/")
-    return {**tree, head: put(tree.get(head, {}), tail, value) if tail else value}
+    return {**tree, head: _put(tree.get(head, {}), tail, value) if tail else value}
 
 
 def pop(tree: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from operant.errors import SpaceError, SpecError, suggest
 from operant.spaces.fields import NDArray
 from operant.spaces.leaf import Leaf
-from operant.spaces.masks import SUFFIX, mask_name, pop, put
+from operant.spaces.masks import SUFFIX, beside, mask_name, pop
 
 Kind: TypeAlias = Literal["state", "action"]
 Tree: TypeAlias = "Leaf | dict[str, Tree]"
@@ -226,6 +226,12 @@ class Spaces:
                 raise SpecError(
                     f"The state {mask_name(action)!r} has the name of a mask. Rename that component."
                 )
+            *path, _ = action.split("/")
+            for branch in ("/".join(path[: i + 1]) for i in range(len(path))):
+                if branch in self.states.components:
+                    raise SpecError(
+                        f"The state {branch!r} stands where the mask {mask_name(action)!r} belongs. Rename that component."
+                    )
 
     @classmethod
     def read(cls, states: Any, actions: Any, masks: Collection[str] = ()) -> Spaces:
@@ -335,21 +341,26 @@ class Spaces:
         return mask
 
     def unflatten(self, observation: Mapping[str, Any]) -> Any:
-        """Return a flat observation in the user's structure and range, masks beside the states: the inverse of `observe`."""
-        states = self.states.unflatten({name: observation[name] for name in self.states.components})
-        return self._with_masks(states, lambda action: observation[mask_name(action)])
+        """Return a flat observation in the user's structure and range, masks beside the states: the inverse of `observe`.
+
+        Raises:
+            SpaceError: a component is missing, or there is none of that name.
+        """
+        states, masks = dict(observation), {}
+        for action in self.masks:
+            if mask_name(action) in states:
+                masks[action] = states.pop(mask_name(action))
+        if len(masks) < len(self.masks):
+            missing = next(action for action in self.masks if action not in masks)
+            raise SpaceError(f"The mask {mask_name(missing)!r} is missing.")
+        return beside(self.states.unflatten(states), masks)
 
     def declaration(self) -> Any:
         """Return the specification of the states as an environment gives it: JSON data, masks declared beside the states."""
-        return self._with_masks(self.states.to_spec(), lambda action: self.mask_leaf(action).to_spec())
-
-    def _with_masks(self, states: Any, mask: Callable[[str], Any]) -> Any:
-        """Put masks, by the names of their actions, beside states in the user's structure."""
+        states = self.states.to_spec()
         if self.masks and self.states.single:
             states = {"state": states}
-        for action in self.masks:
-            states = put(states, mask_name(action), mask(action))
-        return states
+        return beside(states, {action: self.mask_leaf(action).to_spec() for action in self.masks})
 
     def to_spec(self) -> dict[str, Any]:
         """Return them as JSON data, for `from_spec`."""
