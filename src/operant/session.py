@@ -14,7 +14,7 @@ from operant.errors import MismatchError, SpecError, as_folder, value_error
 from operant.execution.config import RunConfig
 from operant.execution.progress import Progress
 from operant.execution.records import Sink
-from operant.execution.training import Driver, Training, alone
+from operant.execution.training import Driver, Training
 
 
 class Environments(NamedTuple):
@@ -110,7 +110,7 @@ class Session:
             sinks,
             directory,
             self.weights.save,
-            getattr(self.driver, "agree", alone),
+            getattr(self.driver, "agree", None),
             progress,
         )
 

@@ -16,7 +16,7 @@ from operant.envs import native
 from operant.envs.native import NativeEnv
 from operant.execution.devices import Devices
 from operant.execution.episodes import Finished
-from operant.execution.training import Agree, alone
+from operant.execution.training import Agree
 from operant.types import Array, Block, Key, Tree
 
 CHECK_STEPS = 8192
@@ -163,7 +163,7 @@ class DeviceDriver:
         self.world: World = self.devices.shared(jax.jit(self.loop.begin)(key), n)
         self.step = 0
         self._meter = self.devices.everywhere(learner.meter())
-        self.agree: Agree = self.devices.agree if self.devices.processes > 1 else alone
+        self.agree: Agree | None = self.devices.agree if self.devices.processes > 1 else None
         self._compiled: Any = None
 
     def compile(self) -> Any:

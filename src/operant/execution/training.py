@@ -77,11 +77,6 @@ Agree: TypeAlias = Callable[[float, bool], tuple[float, bool]]
 """Turns seconds and a flag of this process into those that hold for all processes of a run."""
 
 
-def alone(seconds: float, flag: bool) -> tuple[float, bool]:
-    """Agree with nobody."""
-    return seconds, flag
-
-
 class Outcome(NamedTuple):
     """How a training run ended."""
 
@@ -117,7 +112,7 @@ class Training:
         sinks: where records go.
         directory: folder of the run's checkpoints; None: none are written.
         on_best: called with the `Train` when the rolling mean is better than ever, at a log point.
-        agree: turns seconds and a flag of this process into those that hold for all processes of the run.
+        agree: turns seconds and a flag of this process into those that hold for all processes of the run; None: there is one.
         progress: what an earlier part of the run came to, which this one goes on from and changes; None: nothing.
     """
 
@@ -130,7 +125,7 @@ class Training:
         sinks: Sink,
         directory: Path | None = None,
         on_best: Callable[[Train], None] | None = None,
-        agree: Agree = alone,
+        agree: Agree | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.definition = definition
@@ -184,7 +179,7 @@ class Training:
         What the sinks hold goes to the disk first. A process that dies in between leaves records beyond the last
         checkpoint, which the resumed run drops and writes again; the other way round their episodes would be lost.
         """
-        if self.directory is None and self._agree is alone:
+        if self.directory is None and self._agree is None:
             return None
         # For a snapshot all processes are needed, also those that write nothing.
         whole = self.driver.train
@@ -218,7 +213,7 @@ class Training:
             return self._loop()
         except OperantError:
             self.ended = "failed"
-            if self._agree is alone:  # of several processes the others do something else by now
+            if self._agree is None:  # of several processes the others do something else by now
                 with contextlib.suppress(Exception):  # the first error is the one to tell
                     self.save()
             raise
@@ -251,7 +246,7 @@ class Training:
 
     def take(self, finished: list[Finished]) -> str | None:
         """Take the episodes that ended in those blocks in; log and save when it is time; return why the run ends, if it does."""
-        self.progress.elapsed, self._ending = self._agree(
+        self.progress.elapsed, self._ending = self._agreed(
             time.perf_counter() - self._begun, self._interrupted
         )
         now = self.progress.elapsed
@@ -269,7 +264,7 @@ class Training:
             self._logged = now, self.driver.step, self.progress.score.episodes
         if now - self._saved >= self.run.save_seconds and reason is None:
             self.save()
-            self._saved, _ = self._agree(time.perf_counter() - self._begun, False)
+            self._saved, _ = self._agreed(time.perf_counter() - self._begun, False)
         return reason
 
     def end(self, reason: str) -> Outcome:
@@ -278,15 +273,19 @@ class Training:
         self.save()
         return self._outcome(reason)
 
+    def _agreed(self, seconds: float, flag: bool) -> tuple[float, bool]:
+        """Return seconds and a flag as they hold for all processes of the run."""
+        return (seconds, flag) if self._agree is None else self._agree(seconds, flag)
+
     def interrupt(self) -> None:
         """End the run at the next look."""
         self._interrupted = True
 
     def _account(self, finished: list[Finished]) -> None:
-        episodes = []
+        episodes, score = [], self.progress.score
         for ended in finished:
-            mean = self.progress.score.add(ended.reward, ended.length)
-            step, best = ended.step + self.progress.origin.step, self.progress.score.best
+            mean = score.add(ended.reward, ended.length)
+            step, best = ended.step + self.progress.origin.step, score.best
             episodes.append(
                 Episode(step, self.progress.elapsed, ended.reward, ended.length, ended.actor, mean, best)
             )
@@ -304,15 +303,16 @@ class Training:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        if self.progress.score.rewards:
-            values["episode/reward_mean"] = self.progress.score.mean
-            values["episode/reward_min"] = min(self.progress.score.rewards)
-            values["episode/reward_max"] = max(self.progress.score.rewards)
-            values["episode/length_mean"] = self.progress.score.mean_length
-            values["episode/count"] = float(self.progress.score.episodes)
-            values["episode/reward_best"] = self.progress.score.best
+        score = self.progress.score
+        if score.rewards:
+            values["episode/reward_mean"] = score.mean
+            values["episode/reward_min"] = min(score.rewards)
+            values["episode/reward_max"] = max(score.rewards)
+            values["episode/length_mean"] = score.mean_length
+            values["episode/count"] = float(score.episodes)
+            values["episode/reward_best"] = score.best
         self.sinks.record(Record(self.step, self.progress.elapsed, values))
-        if self.progress.score.improved() and self.on_best is not None:
+        if score.improved() and self.on_best is not None:
             self.on_best(self.driver.train)
 
     def _watch(self) -> str | None:
