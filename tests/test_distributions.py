@@ -76,6 +76,26 @@ def test_entropy_and_kl_are_their_integrals(name):
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
+def test_the_deviation_is_its_integral(name):
+    dist, _, bounds = CONTINUOUS[name]
+    x, width = middles(*bounds)
+    p = np.exp(log_density(dist, x)) * width
+    mean = (p * x).sum()
+    np.testing.assert_allclose(dist.std(), np.sqrt((p * (x - mean) ** 2).sum()), rtol=2e-3)
+
+
+def test_the_deviation_of_a_product_is_the_mean_over_continuous_elements():
+    parts = {
+        "arm": distributions.Normal(jnp.zeros((3, 2)), jnp.log(f32([[1.0, 3.0]] * 3)), 1),
+        "grip": distributions.Beta(jnp.ones(3), jnp.ones(3), f32(0.0), f32(6.0)),
+        "gear": distributions.Categorical(jnp.zeros((3, 4))),
+    }
+    uniform = 6.0 / np.sqrt(12.0)
+    np.testing.assert_allclose(distributions.Product(parts).std(), [(4.0 + uniform) / 3.0] * 3, rtol=1e-6)
+    assert distributions.Product({"gear": parts["gear"]}).std() is None
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
 def test_samples_follow_the_density(name, key):
     dist, _, bounds = CONTINUOUS[name]
     x, width = middles(*bounds)

@@ -305,6 +305,7 @@ def describe_resume(directory: Path, training: Training, run: RunConfig, command
         "step": training.driver.step,
         "max_steps": run.max_steps,
         "target_reward": run.target_reward,
+        "n_devices": run.n_devices,
         **_circumstances(command),
     }
     if training.memory_anew:

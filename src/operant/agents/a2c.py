@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from operant.agents import stability
 from operant.agents.config import ModelConfig, RolloutConfig
 from operant.agents.protocol import Counters
-from operant.agents.rollouts import ActorCritic
+from operant.agents.rollouts import ActorCritic, watch
 from operant.ops import losses, optimise
 from operant.spaces import Spaces, masks_of
 from operant.spec import Scalar, option
@@ -77,12 +77,12 @@ def loss(params: Tree, state: Tree, algorithm: A2C, block: Block) -> tuple[Array
     advantage = losses.normalise(estimate.advantage, weight) if c.normalize_advantage else estimate.advantage
     policy_loss = -losses.weighted_mean(advantage * policy.log_prob(block.action), weight)
     value_loss = losses.weighted_mean(losses.squared(outputs["value"] - estimate.target), weight)
-    entropy = losses.weighted_mean(policy.entropy(), weight)
-    total = policy_loss + c.value_loss_coef * value_loss - c.entropy_coef * entropy
+    watched = watch(policy, weight)
+    total = policy_loss + c.value_loss_coef * value_loss - c.entropy_coef * watched["policy/entropy"]
     return total, {
         "loss/policy": policy_loss,
         "loss/value": value_loss,
-        "policy/entropy": entropy,
+        **watched,
         "value/mean": losses.weighted_mean(estimate.value, weight),
         "update/explained_variance": losses.explained_variance(estimate.value, estimate.target, weight),
     }

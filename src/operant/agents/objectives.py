@@ -226,6 +226,8 @@ class PolicyGradient(Networks):
         policy = self.policy.distribution(outputs, masks_of(rows.view.observation))
         log_prob, entropy = policy.log_prob(rows.action), policy.entropy()
         metrics: Metrics = {"policy/entropy": entropy}
+        if (std := policy.std()) is not None:
+            metrics["policy/std"] = std
         if c.weighs:
             log_ratio = log_prob - rows.log_prob
             metrics["update/kl"] = jnp.expm1(log_ratio) - log_ratio

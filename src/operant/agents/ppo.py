@@ -28,7 +28,7 @@ from operant.agents import stability
 from operant.agents.config import ModelConfig, RolloutConfig
 from operant.agents.minibatches import Part, divisible, passes
 from operant.agents.protocol import Counters
-from operant.agents.rollouts import ActorCritic
+from operant.agents.rollouts import ActorCritic, watch
 from operant.ops import losses, optimise
 from operant.spaces import Spaces, masks_of
 from operant.spec import Scalar, option
@@ -39,7 +39,7 @@ class Config(RolloutConfig, ModelConfig):
     """Options of PPO."""
 
     advantage_epsilon: Scalar = option(
-        1e-08, "Value added to estimated advantage", low=0.0, search="log_uniform", traced=True
+        1e-08, "Value added to the deviation by which advantages are divided", low=0.0, search="log_uniform", traced=True
     )
     clip_norm: Scalar = option(
         0.1,
@@ -104,13 +104,13 @@ def loss(params: Tree, state: Tree, algorithm: PPO, batch: Batch, carry: Tree) -
     else:
         value_error = losses.squared(value - batch.target)
     value_loss = 0.5 * losses.weighted_mean(value_error, weight)
-    entropy = losses.weighted_mean(policy.entropy(), weight)
-    total = policy_loss + c.value_loss_coef * value_loss - c.entropy_coef * entropy
+    watched = watch(policy, weight)
+    total = policy_loss + c.value_loss_coef * value_loss - c.entropy_coef * watched["policy/entropy"]
     clipped = (jnp.abs(jnp.exp(log_ratio) - 1.0) > c.clip_norm).astype(jnp.float32)
     return total, {
         "loss/policy": policy_loss,
         "loss/value": value_loss,
-        "policy/entropy": entropy,
+        **watched,
         "update/kl": losses.approx_kl(log_ratio, weight),
         "update/clip_fraction": losses.weighted_mean(clipped, weight),
     }

@@ -13,10 +13,10 @@ from operant.agents.protocol import Counters
 from operant.agents.sequences import begins
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, Policy, build
-from operant.ops import returns
+from operant.ops import losses, returns
 from operant.ops.distributions import Product
 from operant.spaces import Spaces, masks_of
-from operant.types import Action, Array, Arrays, Block, Key, Tree
+from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
 
 
 class Estimate(NamedTuple):
@@ -45,6 +45,13 @@ def evaluate(model: Model, variables: Tree, observation: Arrays, carry: Tree, va
         return model.apply(variables, observation)[0]
     rows = next(iter(observation.values())).shape[0]
     return model.unroll(variables, observation, carry, begins(valid, rows))[0]
+
+
+def watch(policy: Product, weight: Array) -> Metrics:
+    """Return what there is to watch of a policy: entropy, and the deviation of continuous actions, if there are any."""
+    metrics = {"policy/entropy": losses.weighted_mean(policy.entropy(), weight)}
+    std = policy.std()
+    return metrics if std is None else metrics | {"policy/std": losses.weighted_mean(std, weight)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -33,7 +33,7 @@ from operant.agents import stability
 from operant.agents.config import ActorCriticConfig, RolloutConfig
 from operant.agents.minibatches import Part, divisible, passes
 from operant.agents.protocol import Counters
-from operant.agents.rollouts import ActorCritic, evaluate
+from operant.agents.rollouts import ActorCritic, evaluate, watch
 from operant.nn import Head, Model, Policy, build
 from operant.ops import losses, optimise, trust_region
 from operant.ops.distributions import Product
@@ -348,7 +348,7 @@ class TRPO(ActorCritic):
         finite = jnp.isfinite(norm) & jnp.isfinite(jnp.linalg.norm(step))
         return {**actor, "params": tree(found.point)}, {
             "loss/policy": -value,
-            "policy/entropy": losses.weighted_mean(old.entropy(), weight),
+            **watch(old, weight),
             "update/kl": kl,
             "update/accepted": found.accepted.astype(jnp.float32),
             "update/line_search_steps": found.refused.astype(jnp.float32),
