@@ -39,7 +39,11 @@ class Config(RolloutConfig, ModelConfig):
     """Options of PPO."""
 
     advantage_epsilon: Scalar = option(
-        1e-08, "Value added to the deviation by which advantages are divided", low=0.0, search="log_uniform", traced=True
+        1e-08,
+        "Value added to the deviation by which advantages are divided",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
     )
     clip_norm: Scalar = option(
         0.1,
