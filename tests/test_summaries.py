@@ -79,6 +79,31 @@ def test_only_the_labels_asked_for(tmp_path):
     assert not tags["tensors"] and not tags["histograms"]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"agent": "ppo", "n_steps": 4, "mini_batches": 1, "model": NET},
+        {"agent": "a2c", "n_steps": 4, "model": NET},
+        {"agent": "trpo", "n_steps": 4, "actor_model": NET, "critic_model": NET},
+        {"agent": "modular", "update": 4, "network": NET, "horizon": 1},
+    ],
+    ids=lambda options: options["agent"],
+)
+def test_the_distribution_of_continuous_actions_has_a_deviation(tmp_path, options):
+    """At first half of the distance between the bounds, 4: the Gaussian's own is 1 in that unit."""
+    actions = {"type": "float", "shape": 2, "min_value": -4.0, "max_value": 4.0}
+    summarizer = {"directory": str(tmp_path), "labels": ["distribution"]}
+    agent = Agent.create(**options, states=STATE, actions=actions, lr=1e-6, summarizer=summarizer)
+    for i in range(9):
+        agent.act(states=np.full(3, 0.1 * i))
+        agent.observe(reward=float(i), terminal=i % 5 == 4)
+    agent.close()
+    (folder,) = tmp_path.iterdir()
+    events = read(folder)
+    assert events.Tags()["scalars"] == ["policy/std"]
+    assert events.Scalars("policy/std")[0].value == pytest.approx(4.0, rel=0.1)
+
+
 def test_custom_summaries(tmp_path):
     custom = {
         "picture": {"type": "image", "max_outputs": 2}, "number": {}, "spread": {"type": "histogram"},
