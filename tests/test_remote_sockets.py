@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from tests.asking import ask
 
+from operant import Runner
 from operant.cli import main
 from operant.envs import Environment
 from operant.envs.remote import connect
@@ -341,6 +342,32 @@ def test_tls(module, certificate):
             certificate=certificate[0],
             start_seconds=0.5,
         )
+
+
+def test_a_runner_has_the_token_and_the_certificate(certificate, tmp_path):
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    ways = {"token_file": token, "certificate": certificate[0]}
+    with serving("CartPole-v1", token=TOKEN.encode(), context=tls_context(*certificate)) as server:
+        server_at = {"remote": "socket-client", "host": HOST, "port": server.ports[0]}
+        with Runner("random", **server_at, **ways) as runner:
+            assert isinstance(runner.environments[0]._channel._sock, ssl.SSLSocket)
+            runner.run(num_timesteps=5, use_tqdm=False)
+        flags = ["--remote", "socket-client", "--host", HOST, "--port", str(server.ports[0])]
+        flags += ["--token-file", str(token), "--certificate", certificate[0], "--quiet"]
+        assert main(["run", "--agent", "random", "--timesteps", "5", *flags]) == 0
+
+
+@pytest.mark.parametrize("name", ["token_file", "certificate"])
+def test_only_servers_are_shown_a_token_or_a_certificate(name, capsys):
+    with pytest.raises(UsageError, match=rf"{name} is for servers \(remote='socket-client'\)"):
+        Runner("random", "CartPole-v1", **{name: "x"})
+    flag = "--" + name.replace("_", "-")
+    assert (
+        main(["run", "--agent", "random", "--environment", "CartPole-v1", "--episodes", "1", flag, "x"]) == 2
+    )
+    assert f"{name} is for --remote socket-client" in capsys.readouterr().err
 
 
 def test_certificates_that_cannot_be_used(certificate, tmp_path):

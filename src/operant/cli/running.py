@@ -67,6 +67,8 @@ def _once(config: RunnerConfig, number: int, repeats: Repeats) -> None:
             blocking=config.blocking,
             host=config.host,
             port=config.port,
+            token_file=config.token_file,
+            certificate=config.certificate,
         ) as runner,
     ):
         following = Following(config.checkpoints, config.summaries, config.mean_horizon)

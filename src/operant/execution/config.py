@@ -180,6 +180,12 @@ class RunnerConfig(Config):
     port: str | None = option(
         None, "Ports of the servers, separated by commas, or the first of an increasing sequence"
     )
+    token_file: str | None = option(
+        None, "File of the token that the servers ask for (default: the variable OPERANT_TOKEN)"
+    )
+    certificate: str | None = option(
+        None, "File of the servers' certificate, or of who signed it, or system; turns TLS on"
+    )
     evaluation: bool = option(
         False, "The last of several environments evaluates; a single one only evaluates"
     )
@@ -208,6 +214,9 @@ class RunnerConfig(Config):
                 yield "With --remote socket-client the servers have the environments. Leave --environment and --level out."
         elif self.environment is None and self.level is None:
             yield "run needs an environment: --environment CartPole-v1, or --environment gym --level CartPole-v1."
+        for name in ("token_file", "certificate"):
+            if self.remote != "socket-client" and getattr(self, name) is not None:
+                yield f"{name} is for --remote socket-client. Received: {name}={getattr(self, name)!r}."
         if self.remote == "socket-server":
             if self.agent is not None:
                 yield "--remote socket-server serves an environment; the agent is elsewhere. Leave --agent out."

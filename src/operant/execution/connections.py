@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from operant.envs.checked import Checked
@@ -41,6 +42,7 @@ def connect(
     blocking: bool,
     host: Any,
     port: Any,
+    **credentials: str | Path | None,
 ) -> list[Connection]:
     """Make the environments; the arguments are those of `Runner`.
 
@@ -54,6 +56,12 @@ def connect(
             raise value_error("environments", "a list of environments", environments, "For one: environment=")
         environments = list(environments)
     _check_remote(remote, blocking, host, port)
+    kept: dict[str, Any] = {name: value for name, value in credentials.items() if value is not None}
+    for name, value in kept.items():
+        if remote != "socket-client":
+            raise UsageError(
+                f"{name} is for servers (remote='socket-client'). Received: {name}={str(value)!r}."
+            )
     _check_which(environment, environments, remote, max_episode_timesteps)
     num_parallel = _count(num_parallel, environments, evaluation, remote)
     objects = [e for e in environments or [environment] if _is_object(e)]
@@ -66,7 +74,7 @@ def connect(
         mode: Any = remote  # one of REMOTE, as was checked
         made: list[Connection] = elsewhere(
             environment, num_parallel=num_parallel, remote=mode, blocking=blocking, host=host, port=port,
-            max_episode_timesteps=max_episode_timesteps, environments=environments,
+            max_episode_timesteps=max_episode_timesteps, environments=environments, **kept,
         )  # fmt: skip
     elif environments is not None:
         refuse_same([resolve(environment) for environment in environments])

@@ -47,6 +47,9 @@ class Runner:
         host: where the servers are, for ``'socket-client'``: one host, or one for each environment; for ``'ray'`` the
             cluster's head (default: `RAY_ADDRESS`, or else a cluster on this machine).
         port: their ports: one for each environment, or the first of an increasing sequence on a single host.
+        token_file: file of the token that servers ask for (default: the variable `OPERANT_TOKEN`); for ``'socket-client'``.
+        certificate: file of the servers' certificate, or of whoever signed it, or ``'system'``; turns TLS on. For
+            ``'socket-client'``.
 
     Raises:
         UsageError: arguments that exclude one another, or one that is missing.
@@ -66,6 +69,9 @@ class Runner:
         blocking: bool = False,
         host: Any = None,
         port: Any = None,
+        *,
+        token_file: str | Path | None = None,
+        certificate: str | Path | None = None,
     ) -> None:
         if not isinstance(evaluation, bool):
             raise value_error("evaluation", "True or False", evaluation)
@@ -75,6 +81,7 @@ class Runner:
         self.environments: list[Connection] = connections.connect(
             environment, environments, max_episode_timesteps=max_episode_timesteps, num_parallel=num_parallel,
             evaluation=evaluation, remote=remote, blocking=blocking, host=host, port=port,
+            token_file=token_file, certificate=certificate,
         )  # fmt: skip
         self._seats: list[Seat] = []
         try:
