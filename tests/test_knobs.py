@@ -95,7 +95,7 @@ KNOBS: dict[str, dict[str, Knob]] = {
     },
     "ReplayConfig": {
         "buffer_max_size": Knob(64, "shapes"),
-        "buffer_initial_size": Knob(24),
+        "buffer_initial_size": Knob(60),
         "buffer_batch_size": Knob(4),
     },
     "SequenceConfig": {
@@ -120,7 +120,7 @@ KNOBS: dict[str, dict[str, Knob]] = {
     },
     "EstimationConfig": {
         "horizon": Knob(1, context={"horizon": 3}),
-        "lam": Knob(0.3),
+        "lam": Knob(0.3, context={"baseline_model": MODEL}),
         "predict_horizon_values": Knob(False, "shapes", context={"horizon": 2}),
         "predict_terminal_values": Knob(True),
         "estimate_advantage": Knob(False),
