@@ -348,11 +348,9 @@ class Spaces:
         """
         states, masks = dict(observation), {}
         for action in self.masks:
-            if mask_name(action) in states:
-                masks[action] = states.pop(mask_name(action))
-        if len(masks) < len(self.masks):
-            missing = next(action for action in self.masks if action not in masks)
-            raise SpaceError(f"The mask {mask_name(missing)!r} is missing.")
+            if (name := mask_name(action)) not in states:
+                raise SpaceError(f"The mask {name!r} is missing.")
+            masks[action] = states.pop(name)
         return beside(self.states.unflatten(states), masks)
 
     def declaration(self) -> Any:

@@ -238,7 +238,8 @@ class Schema:
         parallel = np.frombuffer(content, "<u4", rows, at + 9 * n).astype(np.int64)
         at += 9 * n + 4 * rows
         flat = _unpack(self.observation, content[at : at + row * told], told)
-        states = _nested(self.spaces, flat, single) if told else None
+        first = {name: array[0] for name, array in flat.items()} if single and told else flat
+        states = self.spaces.unflatten(first) if told else None
         ended = 0 if single else int((terminal != 0).sum())
         if told not in (rows, rows + ended):
             raise WireError(f"{told} states of {rows} actors that go on and {ended} that ended")
@@ -364,7 +365,3 @@ def _unpack(components: Mapping[str, Leaf], content: memoryview, rows: int) -> F
             raise WireError(f"a truth value of {int(array.max())}")
         flat[name] = array.astype(leaf.storage).reshape(rows, *leaf.shape)
     return flat
-
-
-def _nested(spaces: Spaces, flat: Flat, single: bool) -> Any:
-    return spaces.unflatten({name: array[0] for name, array in flat.items()} if single else flat)
