@@ -1,17 +1,22 @@
 """The agent in a user's program: structures in and out, order of calls, actors out of step, masks, files."""
 
 import contextlib
+import copy
+import json
 import os
 import re
 import subprocess
 import sys
+import types
 
 import jax
 import numpy as np
 import pytest
 
 from operant import Agent, Environment
+from operant.checkpoint.manifest import digest
 from operant.errors import CheckpointError, NumericalError, SpaceError, SpecError, UsageError
+from operant.nn import backend
 
 STATE = {"type": "float", "shape": (3,)}
 CHOICE = {"type": "int", "num_values": 3}
@@ -283,6 +288,78 @@ def test_a_checkpoint_does_not_say_what_to_import(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="an algorithm 'mine:Mine' that is not operant's own"):
         Agent.load(directory=tmp_path)
     assert_equal(agent, Agent.load(directory=tmp_path, agent=mine.Mine))
+
+
+PLANTED = [
+    "planted.x",
+    "planted:x",
+    {"type": "planted.x"},
+    {"type": "subprocess.getoutput", "cmd": "true"},
+    [{"type": "planted.x"}],
+    [{"type": "keras", "layer": "planted.x"}],
+    [{"type": "keras", "layer": "TFSMLayer", "filepath": "planted"}],
+    [{"type": "planted.json"}],
+    {"type": "planted.json"},
+    "planted.json",
+    "planted.keras",
+    "planted.cfg",
+]
+
+
+@pytest.mark.parametrize("format", ["checkpoint", "numpy"])
+def test_what_a_file_names_is_neither_imported_nor_opened(format, tmp_path, monkeypatch):
+    """In every form that a network may have, and in a file whose hashes are right."""
+    (tmp_path / "planted.py").write_text("raise AssertionError('imported')")
+    for name in ("planted.json", "planted.keras", "planted.cfg"):
+        (tmp_path / name).write_text("{}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("subprocess.getoutput", lambda cmd: pytest.fail("called"))
+    create(ROLLOUT).save(directory="saved", format=format)
+    checkpoint = format == "checkpoint"
+    file = tmp_path / ("saved/agent/manifest.json" if checkpoint else "saved/agent.json")
+    data = json.loads(file.read_text())
+    for field in ("model", "critic_model", "network", "type"):
+        for planted in PLANTED:
+            forged = copy.deepcopy(data)
+            (forged["header"]["specification"] if checkpoint else forged)["agent"][field] = planted
+            if checkpoint:
+                forged["sha256"] = digest(forged)
+            file.write_text(json.dumps(forged))
+            with pytest.raises((CheckpointError, SpecError)) as raised:
+                Agent.load(directory="saved")
+            assert "No such file" not in str(raised.value)
+    assert "planted" not in sys.modules
+
+
+def test_networks_that_are_code(tmp_path, monkeypatch):
+    """Models that a function makes are saved as data; a layer's class is found if it is registered; else the caller gives them."""
+    keras = backend.keras()
+    own = types.ModuleType("own_networks")
+
+    class Twice(keras.layers.Layer):
+        def call(self, x):
+            return 2 * x
+
+    def small():
+        inputs = keras.Input((3,))
+        return keras.Model(inputs, [keras.layers.Dense(n)(inputs) for n in (3, 1)])
+
+    own.Twice = keras.saving.register_keras_serializable("own_networks")(Twice)
+    own.small = small
+    monkeypatch.setitem(sys.modules, "own_networks", own)
+    layers = [{"type": "own_networks.Twice"}, {"type": "dense", "size": 4}]
+    for network in (layers, "own_networks.small"):
+        agent = create({**ROLLOUT, "model": network})
+        agent.save(directory=tmp_path / "agent")
+        assert_equal(agent, Agent.load(directory=tmp_path / "agent"))
+    agent = create({**ROLLOUT, "model": layers})
+    agent.save(directory=tmp_path / "agent")
+    monkeypatch.setattr(keras.saving, "get_custom_objects", dict)
+    with pytest.raises(SpecError, match="names the layer 'own_networks.Twice', which is not operant's own"):
+        Agent.load(directory=tmp_path / "agent")
+    again = Agent.load(directory=tmp_path / "agent", agent={"type": "ppo", "model": layers})
+    assert_equal(agent, again)
 
 
 def test_loading_says_what_is_missing(tmp_path):

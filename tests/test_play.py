@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -375,3 +376,20 @@ def test_what_an_exported_policy_cannot_do(options, message):
     with pytest.raises(SpecError, match=message):
         PlayConfig.from_dict({"env": "CartPole-v1", **options})
     assert main(["play", "missing.onnx", "--env", "CartPole-v1"]) == 2
+
+
+def test_a_run_does_not_say_what_to_import(tmp_path, monkeypatch):
+    (tmp_path / "planted.py").write_text("raise AssertionError('imported')")
+    (tmp_path / "planted.json").write_text('{"environment": "planted.x"}')
+    monkeypatch.syspath_prepend(tmp_path)
+    path = str(tmp_path / "run")
+    told = ["--max-steps", "64", "--n-steps", "32", "--quiet", "--run-dir", path]
+    assert main(["train", "ppo", "--env", "CartPole-v1", *told]) == 0
+    file = tmp_path / "run" / "run.json"
+    saved = json.loads(file.read_text())
+    for planted in ("planted.x", "planted:CartPole-v1", str(tmp_path / "planted.json")):
+        saved["run"]["env"] = planted
+        file.write_text(json.dumps(saved))
+        with pytest.raises(SpecError, match="Give the environment yourself, if you trust it: env="):
+            play(PlayConfig(run_dir=path))
+    assert play(PlayConfig(run_dir=path, env="CartPole-v1")).lengths

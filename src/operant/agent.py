@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant import checkpoint, experience, export, saving
-from operant.agents import AGENTS, DEFAULT
+from operant.agents import DEFAULT
 from operant.agents.learner import without_replay
-from operant.agents.making import define
+from operant.agents.making import define, define_saved, from_file
 from operant.agents.protocol import Counting
 from operant.errors import CheckpointError, SpaceError, SpecError, UsageError, value_error, whole
 from operant.export import Exported
@@ -418,38 +418,34 @@ class Agent(Interactive):
     def _loaded(
         path: Path, header: dict[str, Any], environment: Any, agent: Any, actors: int | None
     ) -> Agent:
+        what = f"The checkpoint {str(path)!r}"
+        given = None if agent is None else define(agent)
         try:
             saved = header["specification"]
             spaces = Spaces.from_spec(saved["spaces"])
-            options = dict(saved["agent"])
-            name = options.pop("type")
+            definition = define_saved(saved["agent"], what, given)
+            actors = saved["parallel_interactions"] if actors is None else actors
+            limit, settings = saved["max_episode_timesteps"], Settings.from_dict({"seed": saved["seed"]})
         except KeyError as error:
-            raise CheckpointError(
-                f"The checkpoint {str(path)!r} does not hold an agent: no {error}."
-            ) from None
-        if agent is None and name not in AGENTS:
-            raise CheckpointError(
-                f"The checkpoint {str(path)!r} is of an algorithm {name!r} that is not operant's own. "
-                "Give its class: Agent.load(..., agent=TheClass)."
-            )
-        definition = define(name if agent is None else agent, **options)
+            raise CheckpointError(f"{what} does not hold an agent: no {error}.") from None
+        except (TypeError, AttributeError) as error:  # parts that are no such thing
+            raise CheckpointError(f"{what} does not hold an agent: {error}.") from None
         if environment is not None:
             states, actions, _ = _described(environment)
-            given = Spaces.read(states, actions)
-            if given != spaces:
+            offered = Spaces.read(states, actions)
+            if offered != spaces:
                 raise SpaceError(
-                    f"The environment does not fit the saved agent. Saved: {spaces.to_spec()}. Given: {given.to_spec()}. "
+                    f"The environment does not fit the saved agent. Saved: {spaces.to_spec()}. Given: {offered.to_spec()}. "
                     "Give one with the same states and actions, or leave environment out."
                 )
-        return Agent(
-            definition,
-            spaces,
-            parallel_interactions=saved["parallel_interactions"]
-            if actors is None
-            else whole("parallel_interactions", actors),
-            max_episode_timesteps=saved["max_episode_timesteps"],
-            settings=Settings.from_dict({"seed": saved["seed"]}),
-        )
+        with from_file(what):
+            return Agent(
+                definition,
+                spaces,
+                parallel_interactions=whole("parallel_interactions", actors),
+                max_episode_timesteps=limit,
+                settings=settings,
+            )
 
     def _take_over(self, path: Path, actors: int) -> None:
         """Restore what was learnt from a checkpoint of another number of actors."""

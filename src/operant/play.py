@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from operant.errors import SpaceError, SpecError, as_folder, suggest
-from operant.spec import Config, option
+from operant.spec import Config, data_only, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -158,7 +159,7 @@ def play(config: PlayConfig, agent: Any = None, **options: Any) -> Played:
 
     from operant import checkpoint
     from operant.agents.learner import Learner
-    from operant.agents.making import define
+    from operant.agents.making import define, define_saved, from_file
 
     path = None if config.run_dir is None else _newest(config.run_dir)
     saved = None if path is None else checkpoint.read_header(path)["specification"]
@@ -166,8 +167,11 @@ def play(config: PlayConfig, agent: Any = None, **options: Any) -> Played:
         raise SpecError(
             "play needs an agent or run_dir: `operant play <agent> --env ...` or `operant play RUN`."
         )
-    if agent is None:
-        agent = saved["agent"] if saved else None
+    guard: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if saved is not None and (agent is None or not options):
+        what = f"The checkpoint {str(path)!r}"
+        agent = define_saved(saved["agent"], what, None if agent is None else define(agent))
+        guard = from_file(what)
     definition = define(agent, **options)
     env = environment(config)
     try:
@@ -175,7 +179,8 @@ def play(config: PlayConfig, agent: Any = None, **options: Any) -> Played:
             _expect_spaces(str(config.run_dir), saved["spaces"], env)
         # As many as a block needs that can be divided: who plays does not care.
         actors = saved["parallel_interactions"] if saved else getattr(definition.config, "mini_batches", 1)
-        learner = Learner(definition.cls.create(definition.config, env.spaces, actors))
+        with guard:
+            learner = Learner(definition.cls.create(definition.config, env.spaces, actors))
         train = _train(learner, config, path)
     except BaseException:
         env.close()
@@ -270,6 +275,7 @@ def _train(learner: Learner, config: PlayConfig, path: Path | None) -> Train:
 def environment(config: PlayConfig) -> VectorEnv:
     """Make the one environment, one that gives pictures where they are asked for."""
     from operant.envs import native_ids, vector
+    from operant.envs.table import resolve
 
     name, told = config.env, {"preprocess": config.preprocess, "max_frame": config.max_frame}
     limit = config.max_episode_timesteps
@@ -278,7 +284,13 @@ def environment(config: PlayConfig) -> VectorEnv:
         from operant.spec import read_json
 
         saved = read_json(file, "run")["run"]
-        name = name or saved["env"]
+        if not name:
+            name = saved["env"]
+            with data_only(
+                f"The run {str(file.parent)!r}",
+                f"Give the environment yourself, if you trust it: env={name!r}.",
+            ):
+                resolve(name)
         if name == saved["env"]:
             told = {key: value or bool(saved.get(key, False)) for key, value in told.items()}
             limit = saved.get("max_episode_timesteps") if limit is None else limit

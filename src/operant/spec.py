@@ -10,6 +10,8 @@ This module imports neither JAX nor Keras: help must come at once.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import difflib
 import functools
@@ -20,7 +22,7 @@ import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, dataclass_transform
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, dataclass_transform
 
 from operant.errors import SpecError, suggest, value_error
 
@@ -461,12 +463,51 @@ def build(cls: Callable[..., T], arguments: dict[str, Any], label: str) -> T:
     return typing.cast(T, cls(**arguments))
 
 
+class _Source(NamedTuple):
+    name: str
+    remedy: str
+
+
+_SOURCE: contextvars.ContextVar[_Source | None] = contextvars.ContextVar("_SOURCE", default=None)
+
+
+@contextlib.contextmanager
+def data_only(source: str, remedy: str) -> Iterator[None]:
+    """Within it specifications come from somebody else, perhaps: what they name is neither imported nor opened.
+
+    Registered names remain, and classes that this program has registered with Keras.
+
+    Args:
+        source: where they come from, for the message.
+        remedy: what the user can do, for the message.
+    """
+    token = _SOURCE.set(_Source(source, remedy))
+    try:
+        yield
+    finally:
+        _SOURCE.reset(token)
+
+
+def refuse_code(named: object, what: str) -> None:
+    """Refuse something to import or to open, where specifications are data only.
+
+    Raises:
+        SpecError: they are.
+    """
+    if (source := _SOURCE.get()) is not None:
+        raise SpecError(
+            f"{source.name} names the {what} {str(named)!r}, which is not operant's own: a file never says what to import or to open. "
+            f"{source.remedy}"
+        )
+
+
 MODEL_FILES = Path(__file__).parent / "agents" / "models"
 """Where the `.cfg` files are that come along; `models.json` says which are whose."""
 
 
 def read_json(path: str | Path, what: str) -> dict[str, Any]:
     """Read a JSON file that holds one object."""
+    refuse_code(path, f"{what} file")
     path = Path(path)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -487,6 +528,11 @@ def read_json(path: str | Path, what: str) -> dict[str, Any]:
 
 def import_object(path: str, what: str) -> Any:
     """Import ``package.module.Name`` or ``package.module:Name``."""
+    refuse_code(path, what)
+    return _import(path, what)
+
+
+def _import(path: str, what: str) -> Any:
     module, _, name = path.replace(":", ".").rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)
@@ -519,7 +565,7 @@ class Registry(Generic[T]):
             raise SpecError(f"Unknown {self.what} {name!r}.{suggest(name, self._entries)}")
         entry = self._entries[name]
         if isinstance(entry, str):
-            entry = typing.cast("Callable[..., T]", import_object(entry, self.what))
+            entry = typing.cast("Callable[..., T]", _import(entry, self.what))
             self._entries[name] = entry
         return entry
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,10 +13,10 @@ import optax
 from operant.agents import AGENTS, ALIASES, DEFAULT, algorithm_class, resolve
 from operant.agents.config import AgentConfig
 from operant.agents.protocol import Algorithm, config_type
-from operant.errors import SpecError, suggest, value_error
+from operant.errors import CheckpointError, SpecError, suggest, value_error
 from operant.nn import keras_optimizers
 from operant.ops import optimise
-from operant.spec import Config, build, canonical, import_object, options, read_json
+from operant.spec import Config, build, canonical, data_only, import_object, options, read_json
 
 UNKNOWN_WIDTH = 256
 """What a network is taken to measure that is given as a file or an object."""
@@ -31,10 +32,12 @@ class Definition(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON data that `define` takes back. Networks given as objects or files are written out in full."""
-        written = {
-            name: _network(value) for name, value in vars(self.config).items() if name.endswith("model")
-        }
+        written = {name: _network(value) for name, value in self.networks().items()}
         return {"type": self.name, **self.config.with_values(written).to_dict()}
+
+    def networks(self) -> dict[str, Any]:
+        """Return the options that are networks."""
+        return {name: value for name, value in vars(self.config).items() if name.endswith("model")}
 
     def limited(self, steps: int | None) -> Definition:
         """Return it with the length of the longest episode, if its options ask for that and do not say it."""
@@ -46,7 +49,7 @@ class Definition(NamedTuple):
         """Return the multiplications of the largest matrix product of a gradient step, about."""
         if not isinstance(self.config, AgentConfig):
             return 0
-        networks = [value for name, value in vars(self.config).items() if name.endswith("model")]
+        networks = self.networks().values()
         width = max((_width(network, self.config.auto_width) for network in networks), default=0)
         return self.config.batch(actors) * width**2
 
@@ -67,12 +70,12 @@ def _width(network: Any, auto: int) -> int:
 
 
 def _network(value: Any) -> Any:
-    """Return a network as data: what stands in a file, or is an object of this program, may be gone tomorrow."""
-    from operant.nn.network import FILES, parse
+    """Return a network as data: what stands in a file, or is an object or code of this program, may be gone tomorrow."""
+    from operant.nn.network import NETWORKS, parse
 
-    is_file = isinstance(value, str | Path) and Path(value).suffix in FILES
-    is_data = value is None or isinstance(value, str | Mapping | list | tuple)
-    return parse(value).to_spec() if is_file or not is_data else value
+    kind = value.get("type") if isinstance(value, Mapping) else value
+    is_data = value is None or isinstance(value, list | tuple) or (isinstance(kind, str) and kind in NETWORKS)
+    return value if is_data else parse(value).to_spec()
 
 
 def define(agent: Any, **options: Any) -> Definition:
@@ -119,6 +122,43 @@ def define(agent: Any, **options: Any) -> Definition:
         if e.cls == agent.__name__ and agent.__module__.endswith(f".{e.module}")
     ]
     return _defined(names[0] if names else f"{agent.__module__}:{agent.__qualname__}", agent, layers)
+
+
+def define_saved(saved: Mapping[str, Any], source: str, own: Definition | None = None) -> Definition:
+    """Read what a file says of an agent. It may be somebody else's: the agent is to be made within `from_file`, too.
+
+    Args:
+        saved: what `Definition.to_dict` wrote.
+        source: the file, for messages.
+        own: the caller's, for what the file cannot hold: an algorithm that is not operant's, the optimizer, networks made by code.
+            Its networks go before the file's, if they are not the default.
+
+    Raises:
+        CheckpointError: the algorithm is not operant's, and not given.
+        SpecError: the file is not understood.
+    """
+    given = dict(saved)
+    kind = given.pop("type")
+    if own is None:
+        if not isinstance(kind, str) or kind not in AGENTS:
+            raise CheckpointError(
+                f"{source} is of an algorithm {kind!r} that is not operant's own. Give its class: agent=TheClass."
+            )
+    else:
+        from operant.nn.network import parse
+
+        networks, default = own.networks(), config_type(own.cls)()
+        given |= {name: parse(x) for name, x in networks.items() if x != getattr(default, name)}
+    with from_file(source):
+        return define(kind if own is None else own, **given)
+
+
+def from_file(source: str) -> contextlib.AbstractContextManager[None]:
+    """Within it agents are made of what that file says, which may be somebody else's."""
+    return data_only(
+        source,
+        "Import and register what is Keras's, or give the networks yourself: Agent.load(..., agent={'type': ..., 'model': ...}).",
+    )
 
 
 def _named(name: str, layers: list[Mapping[str, Any]]) -> Definition:

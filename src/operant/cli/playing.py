@@ -33,7 +33,7 @@ def run(arguments: list[str]) -> int:
     hyper = {name: value for name, value in given.items() if name not in known}
     from operant.play import play
 
-    played = play(config, agent if config.run_dir is None or hyper else None, **hyper)
+    played = play(config, agent, **hyper)
     if not config.quiet:
         loaded = config.run_dir or config.policy or config.weights
         if not loaded and any("lr" in options(each) for each in own):

@@ -17,6 +17,7 @@ from operant.envs.environment import Environment
 from operant.errors import EnvironmentError, OperantError, SpecError, suggest
 from operant.spaces import from_gymnasium
 from operant.spaces.space import Flat
+from operant.spec import refuse_code
 
 ATARI = "ale_py.env:AtariEnv"
 _ATARI_ID = re.compile(r"^ALE/|(NoFrameskip|Deterministic)-v[04]$")
@@ -47,6 +48,7 @@ def find(name: str) -> EnvSpec | None:
     """
     module, _, label = name.rpartition(":")
     if module:
+        refuse_code(name, "environment")
         try:
             importlib.import_module(module)
         except ImportError as error:

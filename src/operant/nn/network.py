@@ -16,7 +16,7 @@ from operant.nn.graph import Graph, activation
 from operant.nn.layers import whole
 from operant.nn.recurrent import Lstm
 from operant.nn.structure import LAYERS, add, add_all, config, from_config, read
-from operant.spec import Registry, build
+from operant.spec import Registry, build, refuse_code
 
 FORMS = (
     "Give 'auto', a list of layers, a dict with 'type' ('auto', 'layered', 'preprocessed', 'keras' or 'cfg'), a Keras model, a function "
@@ -271,6 +271,7 @@ class KerasModel:
 
 def load(path: str | Path) -> Any:
     """Load a .keras file, in safe mode."""
+    refuse_code(path, "network file")
     from operant.nn import keras_layers, keras_model  # noqa: F401 - registers the classes that it may name
 
     try:
@@ -321,6 +322,7 @@ def parse(network: Any) -> Parsed:
 
 
 def _from_file(path: Path) -> Parsed:
+    refuse_code(path, "network file")
     if path.suffix == ".keras":
         return KerasModel.parse(path)
     if path.suffix == ".cfg":

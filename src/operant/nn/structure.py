@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -168,8 +169,10 @@ def keras_layer(layer: Any, name: str | None = None, **arguments: Any) -> KerasL
         raise SpecError(
             f"Keras has no layer {layer!r}.{suggest(layer, known) if isinstance(layer, str) else ''}"
         )
-    if cls is k.layers.Lambda:
-        raise SpecError("Lambda layers cannot be saved as data. Write a registered Keras layer instead.")
+    if cls in (k.layers.Lambda, k.layers.TFSMLayer):
+        raise SpecError(
+            f"{cls.__name__} layers cannot be saved as data. Write a registered Keras layer instead."
+        )
     try:
         return KerasLayer(layer=cls(**arguments), name=name)
     except (TypeError, ValueError) as error:
@@ -272,6 +275,8 @@ def read(spec: Any, label: str) -> Layer:
             return spec
         if isinstance(spec, k.layers.Layer):
             return keras_layer(spec)
+        if isinstance(spec, Mapping) and (own := _registered(spec.get("type"))) is not None:
+            spec = {**spec, "type": own}
         cls, arguments, name = LAYERS.parse(spec)
         if isinstance(cls, type) and issubclass(cls, k.layers.Layer):
             return keras_layer(cls, **arguments)
@@ -282,6 +287,16 @@ def read(spec: Any, label: str) -> Layer:
         return build(cls, arguments, name)
     except SpecError as error:
         raise SpecError(f"{label}: {error}") from None
+
+
+def _registered(path: Any) -> type | None:
+    """Return the class of that import path if this program has registered it with Keras: nothing needs to be imported for it."""
+    module, _, name = path.replace(":", ".").rpartition(".") if isinstance(path, str) else ("", "", "")
+    found = getattr(sys.modules.get(module), name, None) if module else None
+    own = isinstance(found, type) and any(
+        found is each for each in keras().saving.get_custom_objects().values()
+    )
+    return found if own else None
 
 
 def add(graph: Graph, layer: Layer, x: Any, label: str) -> Any:
