@@ -327,13 +327,20 @@ def test_cleaning_up_leaves_what_others_named_alike(tmp_path):
 
 
 def test_old_checkpoints_with_files_of_others_are_kept(tmp_path):
-    for name in ("a", "b"):
+    for name in ("a-1", "a-2"):
         save(tmp_path, name)
         (tmp_path / name / "notes.txt").write_text("text")
-        if name == "b":
+        if name == "a-2":
             (tmp_path / name / "notes.txt").unlink()
-    save(tmp_path, "c", keep=1)
-    assert names(tmp_path) == ["a", "c"]
+    save(tmp_path, "a-3", keep=1)
+    assert names(tmp_path) == ["a-1", "a-3"]
+
+
+def test_checkpoints_of_other_names_are_kept(tmp_path):
+    for name in ("a-1", "best-model", "b-1", "a", "a-b-2", "a-2"):
+        save(tmp_path, name)
+    save(tmp_path, "a-10", keep=1)
+    assert sorted(names(tmp_path)) == ["a", "a-10", "a-b-2", "b-1", "best-model"]
 
 
 # Files that are not what they should be

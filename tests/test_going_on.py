@@ -1,23 +1,31 @@
 """What an agent goes on with after interruptions, loading and experience from elsewhere: nothing lost, nothing joined that does not belong together."""
 
+import shutil
 import signal
 import warnings
 
+import gymnasium
 import jax
 import numpy as np
 import pytest
 from tests.test_agent import CHOICE, NET, REPLAY, ROLLOUT, STATE
 
-from operant import Agent, Environment
+from operant import Agent, Environment, Runner, checkpoint
 from operant.agents.batches import block_rows, interval
 from operant.agents.making import define
-from operant.errors import NumericalError, SpaceError, SpecError
+from operant.checkpoint import durable
+from operant.errors import EnvironmentError, NumericalError, SpaceError, SpecError
 from operant.execution.config import RunConfig
+from operant.execution.device import DeviceDriver
+from operant.fit import trainer
 from operant.memory.recent import Recent
 from operant.nn.backend import keras
+from operant.replay import replay
 from operant.spaces import Spaces
-from operant.train import Plan, train
+from operant.tracking import read_history
+from operant.train import Plan, opened, resumed, train
 
+A2C = {"agent": "a2c", "model": NET}
 CRITIC = {"agent": "ac", "batch_size": 64, "network": NET}
 GRADIENT = {"agent": "vpg", "update": {"unit": "timesteps", "batch_size": 8}, "network": NET}
 
@@ -274,3 +282,213 @@ def test_what_is_no_number_and_no_internals_is_told():
     assert jax.tree.map(np.shape, after) == jax.tree.map(np.shape, internals)
     with pytest.raises(SpecError, match="directory must be the path of a folder. Received: directory=5"):
         Agent.load(directory=5)
+
+
+class Counts(gymnasium.Env):
+    """The observation is the step's number in the episode, so is the reward; one call of step fails."""
+
+    observation_space = gymnasium.spaces.Box(0, 1000, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, fail_at, length):
+        self.calls, self.t, self.fail_at, self.length = 0, 0, fail_at, length
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.calls += 1
+        if self.calls == self.fail_at:
+            raise RuntimeError("no more")
+        self.t += 1
+        return np.full(1, self.t, np.float32), float(self.t), self.t >= self.length, False, {}
+
+
+def test_a_block_in_which_an_environment_fails_is_forgotten(monkeypatch, tmp_path):
+    """What is learnt from afterwards joins no rows that do not follow each other; the episodes before are all told."""
+    agent = trainer("A2C")([Counts(53, 10)], seed=0, quiet=True, n_steps=8, model=NET, run_dir=str(tmp_path))
+    engine, blocks = agent.session.driver.engine, []
+    advance = engine.advance
+
+    def watched(block, *rest):
+        blocks.append(jax.tree.map(np.array, block))
+        return advance(block, *rest)
+
+    monkeypatch.setattr(engine, "advance", watched)
+    with pytest.raises(EnvironmentError, match="no more"):
+        agent.fit(max_steps=400)
+    assert agent.steps == engine.counter("timesteps") == 51  # of 56 rows, of which 5 begin episodes
+    assert agent.games == engine.counter("episodes") == 5
+    learnt = len(blocks)
+    agent.fit(max_steps=150)
+    first, last = blocks[learnt], blocks[learnt - 1]
+    assert not first.valid[0, 0] and first.valid[1:].all()
+    assert first.observation["state"][0, 0] == last.observation["state"][-1, 0]
+    assert first.observation["state"][1:, 0, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert agent.steps == engine.counter("timesteps") >= 150
+    history = read_history(tmp_path / "history.parquet")
+    assert len(history["step"]) == agent.games == engine.counter("episodes")
+    assert history["episode_reward"].tolist() == [55.0] * agent.games
+
+
+def test_training_outlives_a_checkpoint_that_cannot_be_written(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    write, full = durable.write, [True]
+
+    def once_full(*args):
+        if full.pop() if full else False:
+            raise OSError(28, "No space left on device")
+        return write(*args)
+
+    monkeypatch.setattr(durable, "write", once_full)
+    run = RunConfig.from_dict(
+        {"env": "jax:CartPole-v1", "max_steps": 40_000, "save_seconds": 0, "quiet": True, "run_dir": "run"}
+    )
+    with pytest.warns(RuntimeWarning, match="No checkpoint at step .*No space left"):
+        outcome = train(Plan("a2c", {"model": NET}, run)).outcome
+    assert outcome.step >= 40_000 and checkpoint.latest("run/checkpoints").name == f"step-{outcome.step:012d}"
+
+
+def test_ctrl_c_while_the_last_checkpoint_is_written_waits_for_it(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    save, saved = checkpoint.save, []
+
+    def interrupted(*args, **kwargs):
+        signal.raise_signal(signal.SIGINT)
+        saved.append(save(*args, **kwargs))
+        return saved[-1]
+
+    monkeypatch.setattr(checkpoint, "save", interrupted)
+    run = RunConfig.from_dict({"env": "jax:CartPole-v1", "max_steps": 64, "quiet": True, "run_dir": "run"})
+    assert train(Plan("a2c", {"model": NET}, run)).outcome.reason == "max_steps"
+    assert saved and checkpoint.latest("run/checkpoints") == saved[-1]
+
+
+def test_ctrl_c_in_a_run_of_the_runner_leaves_the_agent_whole(monkeypatch):
+    """The device driver's call consumes the agent's state: what it returns must come back before the interrupt goes on."""
+    with Runner(dict(**A2C, n_steps=8), environment="jax:CartPole-v1", num_parallel=4) as runner:
+        runner.run(num_updates=2, use_tqdm=False)
+        advance = DeviceDriver.advance
+
+        def interrupted(self, blocks):
+            loop = self.compile()
+
+            def stopped(*args):
+                found = loop(*args)
+                signal.raise_signal(signal.SIGINT)
+                return found
+
+            self._compiled = stopped
+            try:
+                return advance(self, blocks)
+            finally:
+                self._compiled = loop
+
+        monkeypatch.setattr(DeviceDriver, "advance", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            runner.run(num_updates=10_000_000, use_tqdm=False)
+        monkeypatch.setattr(DeviceDriver, "advance", advance)
+        assert runner.updates > 2 and runner.agent.updates == 2 + runner.updates
+        runner.run(num_updates=3, use_tqdm=False)
+
+
+def test_a_block_of_actors_out_of_step_is_learnt_whole_or_not_at_all(monkeypatch):
+    agent = create({**REPLAY, "train_every": 2}, parallel_interactions=2)
+    rows = [0, 0]
+
+    def step(actor):
+        agent.act(np.full(3, rows[actor], np.float32), parallel=actor)
+        agent.observe(reward=1.0, terminal=False, parallel=actor)
+        rows[actor] += 1
+
+    remember = agent.engine._remember
+
+    def interrupted(*args):
+        found = remember(*args)
+        monkeypatch.setattr(agent.engine, "_remember", remember)
+        signal.raise_signal(signal.SIGINT)
+        return found
+
+    monkeypatch.setattr(agent.engine, "_remember", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(50):
+            step(0)
+            step(0)
+            step(1)
+    monkeypatch.setattr(agent.engine, "_remember", remember)
+    assert agent.timesteps == sum(rows)
+
+
+def test_an_interrupted_resumption_goes_on_to_the_limits_that_it_was_given(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    run = RunConfig.from_dict(
+        {"env": "jax:CartPole-v1", "max_steps": 64, "quiet": True, "run_dir": "run", "seed": 1}
+    )
+    train(Plan("a2c", {"model": NET}, run))
+    train(resumed("run", {"max_steps": 128}))
+    assert resumed("run", {}).run.max_steps == 128
+    assert resumed("run", {"target_reward": 9.0}).run.target_reward == 9.0
+
+
+def test_a_target_is_reached_at_the_same_step_in_two_parts_as_in_one(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    steps = []
+    for name, first in (("whole", None), ("parts", 3000)):
+        told = {"env": "jax:CartPole-v1", "n_envs": 2, "quiet": True, "run_dir": name, "seed": 1}
+        told |= {"target_reward": 40.0, "max_steps": 400_000, "reward_buffer_size": 20}
+        if first is not None:
+            train(
+                Plan(
+                    "a2c",
+                    {"model": NET},
+                    RunConfig.from_dict(told | {"target_reward": None, "max_steps": first}),
+                )
+            )
+            plan = resumed(name, {"target_reward": 40.0, "max_steps": 400_000})
+        else:
+            plan = Plan("a2c", {"model": NET}, RunConfig.from_dict(told))
+        outcome = train(plan).outcome
+        assert outcome.reason == "target" and outcome.step > 8192
+        steps.append(outcome.step)
+    assert steps[0] == steps[1]
+
+
+def test_a_run_goes_on_without_the_weights_from_which_it_began(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    told = {"env": "jax:CartPole-v1", "max_steps": 64, "quiet": True}
+    train(
+        Plan(
+            "a2c",
+            {"model": NET},
+            RunConfig.from_dict({**told, "run_dir": "first", "checkpoints": ("wt/a.tf",)}),
+        )
+    )
+    train(
+        Plan("a2c", {"model": NET}, RunConfig.from_dict({**told, "run_dir": "run", "weights": ("wt/a.tf",)}))
+    )
+    shutil.rmtree("wt")
+    assert train(resumed("run", {"max_steps": 128})).outcome.step >= 128
+    opened("run")[0].environments.close()
+
+
+def test_a_run_in_environments_of_a_program_is_not_resumed_in_others(tmp_path):
+    def scaled():
+        return gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda reward: reward / 100)
+
+    for name, envs in (("own", [scaled()]), ("plain", [gymnasium.make("CartPole-v1")])):
+        path = str(tmp_path / name)
+        trainer("A2C")(envs, run_dir=path, seed=0, quiet=True, model=NET).fit(max_steps=64)
+        if name == "plain":
+            assert train(resumed(path, {"max_steps": 128})).outcome.step >= 128
+        else:
+            with pytest.raises(SpecError, match="was trained in environments that its program made"):
+                resumed(path, {"max_steps": 128})
+            with pytest.raises(SpecError, match="was trained in environments that its program made"):
+                replay(path)
+
+
+def test_a_limit_above_the_native_environments_own_is_refused():
+    run = RunConfig.from_dict({"env": "jax:CartPole-v1", "max_steps": 64, "max_episode_timesteps": 10_000})
+    with pytest.raises(SpecError, match="max_episode_timesteps must be at most 500"):
+        train(Plan("a2c", {"model": NET}, run))

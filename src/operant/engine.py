@@ -237,13 +237,13 @@ class Engine:
 
     def absorb_columns(self, block: Block, columns: list[int]) -> None:
         """Learn from a block whose columns belong to these actors, in this order; one may be there twice, and `n` is nobody."""
-        for i, index in enumerate(columns):
-            if index == self.n:
-                continue
-            own = jax.tree.map(lambda x, i=i: x[:, i : i + 1], block._replace(carry=()))
-            with self._guard():
+        with self._guard():  # all or nothing: columns that were left out could not be brought later
+            for i, index in enumerate(columns):
+                if index == self.n:
+                    continue
+                own = jax.tree.map(lambda x, i=i: x[:, i : i + 1], block._replace(carry=()))
                 self.train = self._remember(self.train, own, np.asarray([index], np.int32))
-        self.learn(block, columns)
+            self.learn(block, columns)
 
     def metrics(self) -> dict[str, float]:
         """Return the averages of the metrics since the last call; those that never applied are left out."""

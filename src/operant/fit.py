@@ -22,7 +22,7 @@ from operant.errors import SpecError, UsageError, suggest, value_error
 from operant.execution.config import PROCESSES, RunConfig
 from operant.execution.progress import Progress
 from operant.execution.training import Outcome, Training
-from operant.inputs import buffer_options, made_again, optimizer_options
+from operant.inputs import buffer_options, is_id, made_again, optimizer_options
 from operant.ops.optimise import Given
 from operant.play import PlayConfig, Played, environment
 from operant.play import run as run_episodes
@@ -126,7 +126,7 @@ class Trainer:
             environments.close()
             raise
         self._progress = Progress(self.run)
-        self._begun = False
+        self._begun, self._fits = False, 0
 
     @property
     def elapsed(self) -> float:
@@ -196,7 +196,11 @@ class Trainer:
             self._begun = True
         if directory is not None:
             session = self.session
-            describe(directory, session.definition.to_dict(), run, session.environments, None)
+            definition, environments = session.definition.to_dict(), session.environments
+            self._fits += 1
+            describe(
+                directory, definition, run, environments, None, given=not is_id(self._envs), fits=self._fits
+            )
         training.sinks = writers(directory, run, training)
         try:
             outcome = training.loop() if self.trial is None else self._reported(training)

@@ -138,6 +138,21 @@ def optimizer_options(
     return {name: value for name, value in (found[0] | apart).items() if name not in own}
 
 
+def is_id(envs: Any) -> bool:
+    """Tell whether environments are an id, or objects just like those that Gymnasium makes of their id."""
+    if isinstance(envs, list | tuple):
+        return all(is_id(env) for env in envs)
+    if isinstance(envs, str):
+        return True
+    spec = getattr(envs, "spec", None) if isinstance(envs, gymnasium.Env) else None
+    if spec is None or spec.id not in gymnasium.registry:
+        return False
+    own = gymnasium.spec(spec.id)
+    told = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
+    limits = (spec.max_episode_steps, spec.additional_wrappers)
+    return told == own.kwargs and limits == (own.max_episode_steps, own.additional_wrappers)
+
+
 def made_again(env: Any) -> Any:
     """Make an environment once more, one that gives pictures."""
     from operant.envs.preprocessing import Preprocessed

@@ -129,8 +129,8 @@ def _record(directory: Path) -> Record:
     training = checkpoint.read_header(newest)["training"]
     for reason in _obstacles(data, training, run):
         raise SpecError(f"{str(directory)!r} cannot be replayed: {reason}")
-    if data.get("resumed"):  # how far each part was to go is part of no checkpoint: repeat it in one
-        run = run.replace(target_reward=None, max_steps=FOREVER)
+    # How far each part of a run was to go is part of no checkpoint: repeat it in one.
+    run = run.replace(target_reward=None, max_steps=FOREVER)
     if data.get("vector") is not None:
         run = run.replace(vector=data["vector"])
     history = Path(run.history_checkpoint) if run.history_checkpoint else directory / "history.parquet"
@@ -159,9 +159,9 @@ def _obstacles(data: dict[str, Any], training: dict[str, Any], run: RunConfig) -
     began = data["run"].get("n_devices")
     if moved := [part["step"] for part in parts if part.get("n_devices", began) != began]:
         yield f"it was resumed at step {moved[0]} on another number of devices, whose sums are added up in another order."
-    if parts and run.divergence_monitoring_steps is not None:
+    if (parts or data.get("fits", 1) > 1) and run.divergence_monitoring_steps is not None:
         yield (
-            f"it was resumed at step {parts[0]['step']} and lowers its learning rate on plateaus, "
+            "it was trained in several parts and lowers its learning rate on plateaus, "
             "for which it looked at other moments than one run would."
         )
     for path, digest in data.get("weights", {}).items():

@@ -101,7 +101,7 @@ def _together(plan: Plan, runs: Sequence[RunConfig], command: str | None) -> lis
             training = session.training(run, Tracker(), directory / "checkpoints")
             if run.weights:
                 session.weights.load(session.driver)
-            describe(directory, definition.to_dict(), run, environments, command, len(runs))
+            describe(directory, definition.to_dict(), run, environments, command, together=len(runs))
             training.sinks = writers(directory, run.replace(quiet=True), training)
             sinks.append(training.sinks)
             trainings.append(training)
@@ -148,9 +148,9 @@ def _loop(population: Population, trainings: Sequence[Training], display: Consol
 
     began = shown = time.perf_counter()
     try:
-        for i, training in enumerate(trainings):
-            go_on(i, training.begin())
         with interruption.orderly(interrupt):
+            for i, training in enumerate(trainings):
+                go_on(i, training.begin())
             while wanted:
                 count = min(wanted.values())
                 ended = population.advance(count)

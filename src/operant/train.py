@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from operant import checkpoint, provenance, runtime
 from operant.agents.making import define
+from operant.envs.checked import smaller_limit
 from operant.envs.source import is_native
 from operant.envs.vector_env import VectorEnv
 from operant.errors import CheckpointError, SpecError, UsageError, as_folder
@@ -29,6 +30,10 @@ RESUMABLE = frozenset(
     }
 )  # fmt: skip
 """Options of a run that may change when it is resumed; the others are what the run is."""
+
+
+LIMITS = ("max_steps", "target_reward", "n_devices")
+"""Of these, those that hold from one resumption to the next unless they are changed again."""
 
 
 class Plan(NamedTuple):
@@ -69,8 +74,15 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
             raise SpecError(
                 f"{name} cannot change when a run is resumed. May change: {', '.join(sorted(RESUMABLE - {'resume'}))}."
             )
+    if saved.get("given"):
+        raise SpecError(
+            f"The run in {str(directory)!r} was trained in environments that its program made, which cannot be made of "
+            f"{saved['run']['env']!r} again. Go on with its agent in that program: Agent.load(directory={str(directory)!r})."
+        )
+    last = saved.get("resumed", [{}])[-1]
+    limits = {name: last[name] for name in LIMITS if name in last}
     alone = dict.fromkeys(PROCESSES)
-    run = RunConfig.from_dict({**saved["run"], **alone, **changes, "run_dir": str(directory)})
+    run = RunConfig.from_dict({**saved["run"], **limits, **alone, **changes, "run_dir": str(directory)})
     reached = 0 if changes.get("max_steps") is None else _reached(directory)
     if run.max_steps is not None and 0 < run.max_steps <= reached:
         raise UsageError(
@@ -78,6 +90,11 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
             "Give more, which counts them in."
         )
     return Plan(saved["agent"], {}, run, directory)
+
+
+def _without_weights(run: RunConfig, directory: Path) -> RunConfig:
+    """Forget the weights from which a run began, which may be gone, once it has a checkpoint."""
+    return run.replace(weights=()) if checkpoint.list_checkpoints(directory / "checkpoints") else run
 
 
 def _reached(directory: Path) -> int:
@@ -111,6 +128,8 @@ def train(plan: Plan, command: str | None = None) -> Result:
     first = run.coordinator is None or runtime.join(run.coordinator, run.n_processes, run.process_id)
     directory = plan.resume or (new_directory(run, definition.name) if first else Path(run.run_dir or "runs"))
     origin = history_origin(run) if plan.resume is None else Origin()
+    if plan.resume is not None:
+        run = _without_weights(run, directory)
     environments = make_environments(run)
     try:
         session = Session(definition, environments, run)
@@ -158,7 +177,8 @@ def opened(directory: str | Path) -> tuple[Session, RunConfig]:
     directory = Path(directory)
     plan = resumed(directory, {})
     # Whoever trained it, it is looked at here; and no weights are written.
-    plan = plan._replace(run=plan.run.replace(n_devices=None, checkpoints=()))
+    run = _without_weights(plan.run, directory)
+    plan = plan._replace(run=run.replace(n_devices=None, checkpoints=()))
     environments = make_environments(plan.run)
     try:
         session = Session(define(plan.agent), environments, plan.run)
@@ -208,7 +228,8 @@ def make_environments(run: RunConfig, given: Any = None, count: int | None = Non
         if run.max_episode_timesteps is not None:
             from operant.envs.native import TimeLimit
 
-            native = TimeLimit(native, run.max_episode_timesteps)
+            limit = smaller_limit(run.max_episode_timesteps, native.max_episode_timesteps, run.env)
+            native = TimeLimit(native, limit)
         return Environments(native, None)
     frames: dict[str, Any] = {"preprocess": True, "max_frame": run.max_frame} if run.preprocess else {}
     games = run.preprocess
@@ -283,14 +304,30 @@ def describe(
     run: RunConfig,
     environments: Environments,
     command: str | None,
+    *,
     together: int | None = None,
+    given: bool = False,
+    fits: int = 1,
 ) -> None:
-    """Make the run's folder and write what the run is; `together` is how many runs are one program mapped over their seeds."""
+    """Make the run's folder and write what the run is.
+
+    Args:
+        directory: its folder.
+        agent: what it trains.
+        run: its options.
+        environments: where.
+        command: how it was begun; None: as this process was.
+        together: how many runs are one program mapped over their seeds.
+        given: whether the environments are objects that cannot be made of an id again.
+        fits: in how many parts it is trained by one program.
+    """
     data = {
         "agent": agent,
         "run": run.to_dict(),
         **_circumstances(command),
         "together": together,
+        "given": given,
+        "fits": fits,
         "vector": None if environments.vector is None else environments.vector.mode,
         "weights": {path: provenance.digest(path) for path in run.weights},
     }
@@ -303,9 +340,7 @@ def describe_resume(directory: Path, training: Training, run: RunConfig, command
     data = read_json(directory / "run.json", "run")
     entry = {
         "step": training.driver.step,
-        "max_steps": run.max_steps,
-        "target_reward": run.target_reward,
-        "n_devices": run.n_devices,
+        **{name: getattr(run, name) for name in LIMITS},
         **_circumstances(command),
     }
     if training.memory_anew:

@@ -32,6 +32,7 @@ _BEST = "best.json"
 _TEMPORARY = ".tmp-"
 _REPLACED = ".old-"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_NUMBER = re.compile(r"-\d+$")
 NAMED = "made of letters, digits, '.', '_' and '-', with no '.' or '-' in front"
 """What the name of a checkpoint must be, in words."""
 _SHARD = 64 << 20  # bytes from which a leaf gets a file of its own
@@ -98,7 +99,7 @@ def save(
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         if keep is not None:
-            _prune(place, others, keep - 1)
+            _prune(place, others, keep - 1, name)
     return place / name
 
 
@@ -213,10 +214,16 @@ def _clean(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _prune(folder: Path, others: dict[Path, float], keep: int) -> None:
-    """Remove all but the `keep` newest of the other checkpoints; what cannot be read is left to the user."""
-    marked = best(folder)
-    old = [p for p, order in others.items() if order < math.inf and p != marked and p.name != "best"]
+def _prune(folder: Path, others: dict[Path, float], keep: int, name: str) -> None:
+    """Remove all but the `keep` newest of the other checkpoints that are named as this one, but for the number at the end.
+
+    What has another name, or cannot be read, is left to the user.
+    """
+    marked, kind = best(folder), _NUMBER.sub("", name)
+    if kind == name:
+        return
+    alike = {path: order for path, order in others.items() if _NUMBER.sub("", path.name) == kind != path.name}
+    old = [p for p, order in alike.items() if order < math.inf and p != marked and p.name != "best"]
     old = [p for p in old if _is_own(p)]
     for path in old[: max(len(old) - keep, 0)]:
         # Renamed first: a removal that is cut short must not look like a checkpoint.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -142,6 +143,9 @@ class DeviceDriver:
     Raises:
         SpecError: the actors cannot be shared out evenly.
     """
+
+    unreported: Sequence[Finished] = ()
+    """None: its environments do not fail."""
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -45,20 +46,44 @@ class HostDriver:
         self._next: Action | None = None
         """Action for the next row, which came with the last update."""
         self._recurrent = bool(jax.tree.leaves(self._carry))
+        self._broken = False
+        """Whether the environments stopped within a block, so that their episodes cannot go on."""
+        self.unreported: Sequence[Finished] = ()
+        """Episodes that ended in blocks that were learnt from, in a call of `advance` that failed later."""
         self._buffer: Block = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shape)
         self._extras = jax.tree.leaves(self._buffer.extras)
         self._reset_carry = jax.jit(lambda carry, first: reset_carry(engine.learner.algorithm, carry, first))
 
     def advance(self, blocks: int = 1) -> list[Finished]:
-        """Collect and learn from that many blocks; return the episodes that ended."""
+        """Collect and learn from that many blocks; return the episodes that ended.
+
+        Where an environment fails, the block that was begun is forgotten, and the next call begins new episodes (see `restore`).
+        """
         finished: list[Finished] = []
+        self.unreported = finished
         for _ in range(blocks):
-            block = self._collect(finished)
+            block = self._block(finished)
             noise = self.engine.noise(self._row)
             self._next = self.engine.advance(block, self._carry, self._first, noise)
             # The buffer is written to again: where dispatch is asynchronous, JAX may still be reading it.
             jax.block_until_ready(self._next.action)
+        self.unreported = ()
         return finished
+
+    def _block(self, finished: list[Finished]) -> Block:
+        """Collect one block, from new episodes where the last one broke off."""
+        if self._broken:
+            self._begin_anew(self._begin())
+        before = len(finished)
+        self._broken = True
+        try:
+            block = self._collect(finished)
+        except BaseException:
+            del finished[before:]
+            self.step, self._row = self.engine.counter("timesteps"), self.engine.counter("rows")
+            raise
+        self._broken = False
+        return block
 
     def _begin(self) -> dict[str, np.ndarray]:
         """Reset the environments if this was not done yet; return the observation that stands."""
@@ -156,8 +181,14 @@ class HostDriver:
         self._next = None
         self._row = self.engine.counter("rows")
         self.step = self.engine.counter("timesteps")
+        self._begin_anew(snapshot["observation"])
+
+    def _begin_anew(self, last: dict[str, np.ndarray]) -> None:
+        """Begin new episodes, behind a row that closes the others with these observations, which count for nothing else."""
         begun = self.env.reset(self._seed + self.engine.counter("updates"))
         self._fresh = {name: np.array(value) for name, value in begun.items()}
-        self._observation = snapshot["observation"]
+        self._observation = last
         self._ended = np.ones(self.engine.n, bool)
         self._first = np.zeros(self.engine.n, bool)
+        self.accounts = Accounts(self.engine.n)
+        self._broken = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -102,6 +102,9 @@ class Member:
         population: the runs.
         index: which of them this is.
     """
+
+    unreported: Sequence[Finished] = ()
+    """None: its environments do not fail."""
 
     def __init__(self, population: Population, index: int) -> None:
         self.population = population

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from gymnasium.envs.registration import EnvSpec
 
+from operant import interruption
 from operant.agent import Agent
 from operant.agents.learner import Learner
 from operant.envs import vector
@@ -65,21 +66,27 @@ class Shortcut:
         )
         try:
             while blocks := min(driver.blocks, self._blocks(agent.learner, plan, ledger)):
-                began, step = time.perf_counter(), driver.step
-                finished, into = driver.advance(blocks), ledger.training
-                each = (time.perf_counter() - began) / max(driver.step - step, 1)
-                for episode in finished:
-                    took = each * episode.length
-                    # The agent's seconds include the environments': they are not told apart.
-                    into.add(episode.reward, episode.length, took, took, 0.0)
-                ledger.timesteps += driver.step - step
-                ledger.episodes += len(finished)
-                ledger.updates = int(driver.train.counters.updates) - before
+                with interruption.held():  # what a block consumes is nowhere until it is done and counted
+                    self._advance(driver, blocks, ledger)
+                    ledger.updates = int(driver.train.counters.updates) - before
                 ledger.show(episode=True)
         finally:
             agent.take_back(driver.train, driver.last)
             if isinstance(driver, DeviceDriver):
                 driver.forget()
+
+    @staticmethod
+    def _advance(driver: DeviceDriver | HostDriver, blocks: int, ledger: Ledger) -> None:
+        """Run that many blocks, and count them."""
+        began, step = time.perf_counter(), driver.step
+        finished, into = driver.advance(blocks), ledger.training
+        each = (time.perf_counter() - began) / max(driver.step - step, 1)
+        for episode in finished:
+            took = each * episode.length
+            # The agent's seconds include the environments': they are not told apart.
+            into.add(episode.reward, episode.length, took, took, 0.0)
+        ledger.timesteps += driver.step - step
+        ledger.episodes += len(finished)
 
     def close(self) -> None:
         """Close the environments that it made."""

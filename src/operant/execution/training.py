@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -38,6 +38,8 @@ class Driver(Protocol):
         """Everything that continuing needs beside the environments."""
         ...
 
+    unreported: Sequence[Finished]
+    """Episodes that ended in blocks that were learnt from, in a call of `advance` that failed later."""
     blocks: int
     """Blocks of one call, between which the loop looks at the target and the clock."""
     block_steps: int
@@ -147,6 +149,7 @@ class Training:
         """Whether the replay memory began anew when the run was resumed, since its checkpoint left it out."""
         self._begun = self._saved = 0.0
         self._logged = 0.0, 0, 0
+        self._earlier = 0  # blocks of earlier parts of the run
         self._collected = 0  # blocks that `blocks` has asked for
 
     @property
@@ -213,6 +216,7 @@ class Training:
             return self._loop()
         except OperantError:
             self.ended = "failed"
+            self._account(self.driver.unreported)
             if self._agree is None:  # of several processes the others do something else by now
                 with contextlib.suppress(Exception):  # the first error is the one to tell
                     self.save()
@@ -223,7 +227,7 @@ class Training:
         with interruption.orderly(self.interrupt):
             while reason is None:
                 reason = self.take(self.driver.advance(self.blocks()))
-        return self.end(reason)
+            return self.end(reason)
 
     def begin(self) -> str | None:
         """Start the clock; return why there is nothing to do, if so."""
@@ -231,11 +235,14 @@ class Training:
         self._saved = self.progress.elapsed
         self._logged = self.progress.elapsed, self.driver.step, self.progress.score.episodes
         self.ended = None
+        rows = int(self.driver.train.counters.rows)
+        self._earlier = rows * self.run.n_envs // self.driver.block_steps - self._collected
         return self._stop()
 
     def blocks(self) -> int:
         """Return how many blocks the driver is to run before the loop looks again."""
-        blocks = self.driver.blocks
+        # Up to where a run in one part looks too: then a target is reached at the same step.
+        blocks = self.driver.blocks - (self._earlier + self._collected) % self.driver.blocks
         if self.most_blocks is not None:
             blocks = min(blocks, self.most_blocks - self._collected)
         if self.run.max_steps is not None:
@@ -263,9 +270,16 @@ class Training:
             self._log((self.driver.step - step) / max(now - logged, 1e-9))
             self._logged = now, self.driver.step, self.progress.score.episodes
         if now - self._saved >= self.run.save_seconds and reason is None:
-            self.save()
+            self._save_meanwhile()
             self._saved, _ = self._agreed(time.perf_counter() - self._begun, False)
         return reason
+
+    def _save_meanwhile(self) -> None:
+        """Write a checkpoint that is not the last. Training outlives a full disk, which may have room again for the next one."""
+        try:
+            self.save()
+        except OSError as error:
+            warnings.warn(f"No checkpoint at step {self.step}: {error}", RuntimeWarning, stacklevel=2)
 
     def end(self, reason: str) -> Outcome:
         """Save, and tell how the run ended."""
@@ -281,7 +295,7 @@ class Training:
         """End the run at the next look."""
         self._interrupted = True
 
-    def _account(self, finished: list[Finished]) -> None:
+    def _account(self, finished: Sequence[Finished]) -> None:
         episodes, score = [], self.progress.score
         for ended in finished:
             mean = score.add(ended.reward, ended.length)
