@@ -420,6 +420,24 @@ def test_environments_that_fail_too_often_are_made_anew_for_the_next_client(modu
             assert ask(connection).terminal == 0
 
 
+def test_an_environment_that_cannot_be_made_anew_is_tried_again(module, monkeypatch):
+    def no_licence(self):
+        raise RuntimeError("no licence is free")
+
+    with serving(module.Count) as server:
+        with clients(server.ports[0]) as (connection,):
+            ask(connection)
+            monkeypatch.setattr(module.Count, "__init__", no_licence)
+            assert ask(connection, 1).terminal == 2
+        with pytest.raises(
+            EnvironmentError, match=r"within 0.5 s: The environment cannot be made.*no licence"
+        ):
+            connect(remote="socket-client", host=HOST, port=server.ports[0], start_seconds=0.5)
+        monkeypatch.undo()
+        with clients(server.ports[0]) as (connection,):
+            assert ask(connection).terminal == 0
+
+
 @pytest.fixture
 def processes():
     """Start servers in processes of their own; whatever is left of them is killed."""

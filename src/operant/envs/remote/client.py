@@ -25,7 +25,7 @@ _LEAVE_SECONDS = 1.0
 
 
 class _Busy(Exception):  # noqa: N818  (no error: another try may find it free)
-    """All environments of the server are taken."""
+    """The server has no environment for us now: all are taken, or one cannot be made."""
 
 
 class Dial:

@@ -87,9 +87,10 @@ class Server:
         self._threads: set[threading.Thread] = set()
         self._greeting = 0
         self.rejected = 0
-        """How many connections were turned away: of strangers, and of clients beyond the number of environments."""
-        self._free: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+        """How many connections were turned away: of strangers, and of clients for whom there was no environment."""
+        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._environments: dict[int, Connection] = {}
+        self._broken: set[int] = set()  # failed for good, and are to be made anew
         self._listeners: list[socket.socket] = []
         try:
             self._listen(host, ports)
@@ -131,10 +132,10 @@ class Server:
     def _make(self, count: int) -> None:
         for index in range(count):
             self._environments[index] = self._start(index)
-        for environment in self._environments.values():
+        for index, environment in self._environments.items():
             if isinstance(environment, ProcessConnection):
                 environment.meet()
-            self._free.put(environment)
+            self._free.put(index)
         first = self._environments[0]
         self._schema = Schema(first.spaces, first.num_actors)
         self._described = describe(first)
@@ -257,40 +258,48 @@ class Server:
     def _session(self, channel: Channel) -> bool:
         """Serve a client that is known; return whether it took its leave."""
         try:
-            environment = self._free.get_nowait()
+            index = self._free.get_nowait()
         except queue.Empty:
-            text = f"All {len(self._environments)} environments are taken."
-            channel.send(wire.FAULT, wire.pack_fault("Busy", text, ""), seconds=_SEND_SECONDS)
-            self._reject("beyond the last", text)
+            self._turn_away(channel, f"All {len(self._environments)} environments are taken.")
             return False
-        if isinstance(environment, ProcessConnection):
-            environment.forgive()
-        sound = False
         try:
+            if index in self._broken and (reason := self._renew(index)):
+                self._turn_away(channel, f"The environment cannot be made: {reason}")
+                return False
+            environment = self._environments[index]
+            if isinstance(environment, ProcessConnection):
+                environment.forgive()
             service = Service(environment, self._schema)
-            left = _Session(channel, service, self._described, self._patience).run()
-            sound = True
-            return left
+            return _Session(channel, service, self._described, self._patience).run()
         except (WireError, LostError):
-            sound = True
             raise
         except Exception as error:
             _tell(channel, error)
+            self._broken.add(index)
+            if not self._ended.is_set() and (
+                reason := self._renew(index)
+            ):  # now: the next need not wait for it
+                _log.warning("Environment %d cannot be made anew: %s", index, reason)
             return False
         finally:
-            if not self._ended.is_set():
-                self._free.put(environment if sound else self._again(environment))
+            self._free.put(index)
 
-    def _again(self, environment: Connection) -> Connection:
-        """Make an environment anew that failed for good."""
-        index = next(i for i, known in self._environments.items() if known is environment)
-        environment.close()
-        new = self._start(index)
-        with self._lock:
-            self._environments[index] = new
-        if isinstance(new, ProcessConnection):
-            new.meet()
-        return new
+    def _turn_away(self, channel: Channel, reason: str) -> None:
+        """Tell a client that there is no environment for it now; it tries again."""
+        channel.send(wire.FAULT, wire.pack_fault("Busy", reason, ""), seconds=_SEND_SECONDS)
+        self._reject("that is known", reason)
+
+    def _renew(self, index: int) -> str:
+        """Make an environment anew that failed for good; return why it cannot be, which may pass."""
+        try:
+            self._environments[index].close()
+            new = self._environments[index] = self._start(index)
+            if isinstance(new, ProcessConnection):
+                new.meet()
+        except Exception as error:
+            return str(error)
+        self._broken.discard(index)
+        return ""
 
 
 class _Session:
