@@ -69,6 +69,8 @@ class Count(gymnasium.Env):
             return self._observe(), float("inf"), False, False, {}
         if action == 6:
             return np.zeros(2, np.float32), 0.0, False, False, {}
+        if action == 7:
+            time.sleep(1.0)
         return self._observe(), float(self.t), self.t == self.length, False, {}
 
 
@@ -698,6 +700,23 @@ def test_a_worker_whose_episodes_come_to_their_end_may_be_lost_again(module):
             while not env.step(act(0, 0)).terminated[0]:
                 pass
             env.step(act(0, 0))  # the next episode begins
+
+
+def test_an_answer_that_comes_too_late_is_not_taken_for_the_next(module):
+    with create(
+        module.Count, 2, "processes", num_workers=2, timeout_seconds=0.5, max_restarts=1, check="never"
+    ) as env:
+        env.reset(0)
+        with pytest.raises(EnvironmentError, match=r"the motor is stuck"):
+            env.step(act(7, 1))
+        time.sleep(1.0)
+        assert env.reset(1)["state"][:, 1].tolist() == [0.0, 0.0] and env.restarts == 1
+        assert env.step(act(0, 0)).observation["state"][:, 1].tolist() == [1.0, 1.0]
+        with pytest.raises(EnvironmentError, match=r"did not answer within 0.5 s, and it was replaced once"):
+            env.step(act(7, 0))
+        time.sleep(1.0)
+        with pytest.raises(EnvironmentError, match=r"did not answer within 0.5 s, and it was replaced once"):
+            env.reset(2)
 
 
 def test_close_leaves_no_process(module):

@@ -33,6 +33,18 @@ class _Share(Worker):
         self.rows = rows
         self.replaced = 0
         """How often, since one of its episodes came to its end."""
+        self.lost = ""
+        """Why it has ended, until it is replaced."""
+
+    def start(self) -> None:
+        """Start the process, maybe again."""
+        super().start()
+        self.lost = ""
+
+    def lose(self, reason: str) -> None:
+        """End the process: an answer that comes too late would be taken for that to the next message."""
+        self.lost = reason
+        self.kill()
 
 
 class Processes(VectorEnv):
@@ -175,13 +187,13 @@ class Processes(VectorEnv):
         for worker in workers:
             worker.send(message)
         deadline = time.monotonic() + self._timeout
-        lost: list[tuple[_Share, str]] = []
         error: OperantError | None = None
         for worker in workers:
             try:
-                worker.receive(deadline, self._timeout)
+                if not worker.lost:
+                    worker.receive(deadline, self._timeout)
             except LostError as reason:
-                lost.append((worker, str(reason)))
+                worker.lose(str(reason))
             except OperantError as fault:
                 error = error or fault
             except (
@@ -191,10 +203,11 @@ class Processes(VectorEnv):
                 raise
         if error is not None:
             raise error
-        return lost
+        return [(worker, worker.lost) for worker in workers if worker.lost]
 
     def _replace(self, worker: _Share, reason: str) -> None:
         """Start a worker anew, and again where that is lost too; too many times is an error."""
+        worker.lose(reason)
         rows = worker.rows
         which = (
             f"environment {rows.start}"
@@ -210,7 +223,6 @@ class Processes(VectorEnv):
         worker.replaced += 1
         self.restarts += 1
         _log.warning("Worker %d of %r (%s) %s; it is replaced.", worker.index, self.name, which, reason)
-        worker.kill()
         worker.start()
         try:
             self._begun(worker)
