@@ -229,27 +229,29 @@ class Schema:
         row = _row_bytes(self.observation)
         if n != acted or rows > self.num_actors or (single and rows != 1):
             raise WireError(f"an answer of {n} and {rows} rows for {acted} of {self.num_actors} actors")
-        told = (len(content) - _ANSWER.size - 9 * n - 4 * rows - text) // row if row else rows
-        if len(content) != _ANSWER.size + 9 * n + 4 * rows + row * told + text:
+        left = len(content) - _ANSWER.size - 9 * n - 4 * rows - text
+        told = left // row if row else rows
+        if left < 0 or left != row * told:
             raise WireError(f"an answer of {len(content)} bytes for {n} and {rows} rows")
         at = _ANSWER.size
         terminal = np.frombuffer(content, "|u1", n, at).astype(np.int64)
         reward = np.frombuffer(content, "<f8", n, at + n).copy()
         parallel = np.frombuffer(content, "<u4", rows, at + 9 * n).astype(np.int64)
         at += 9 * n + 4 * rows
-        flat = _unpack(self.observation, content[at : at + row * told], told)
-        first = {name: array[0] for name, array in flat.items()} if single and told else flat
-        states = self.spaces.unflatten(first) if told else None
         ended = 0 if single else int((terminal != 0).sum())
         if told not in (rows, rows + ended):
             raise WireError(f"{told} states of {rows} actors that go on and {ended} that ended")
+        flat = _unpack(self.observation, content[at : at + row * told], told)
+        first = {name: array[0] for name, array in flat.items()} if single else flat
+        states = self.spaces.unflatten(first) if told else None
         over = bool(terminal.any()) if single else np.arange(told) >= rows
         try:
             if told:
                 self.spaces.observe(states, () if single else (told,), over=over)
         except SpaceError as error:
             raise WireError(f"states that do not fit: {error}") from None
-        if (terminal > 2).any() or not np.isfinite(reward).all() or not math.isfinite(seconds):
+        finite = np.isfinite(reward).all() and math.isfinite(seconds) and not math.isinf(own)
+        if (terminal > 2).any() or not finite:
             raise WireError("an answer whose numbers are out of range")
         if len(set(parallel.tolist()) & set(range(self.num_actors))) != rows:
             raise WireError("an answer of actors that there are not")
