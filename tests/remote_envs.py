@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -57,6 +58,23 @@ class Count(Environment):
         if actions == 8:
             return self.observe(), False, "much"
         return self.observe(), self.t == self.length, 0.1 * self.t
+
+
+class Family(Count):
+    """Starts a program and forks; observes its process and those."""
+
+    def __init__(self):
+        super().__init__()
+        self.pids = os.getpid(), subprocess.Popen(["sleep", "60"]).pid, os.fork()
+        if not self.pids[-1]:
+            time.sleep(60)
+            os._exit(0)
+
+    def states(self):
+        return dict(type="int", shape=(3,))
+
+    def observe(self):
+        return self.pids
 
 
 class Masked(Environment):

@@ -42,6 +42,14 @@ def is_gone(pid):
     return False
 
 
+def all_gone(pids):
+    """Whether the processes are gone, or are soon."""
+    deadline = time.monotonic() + 15
+    while not all(map(is_gone, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return all(map(is_gone, pids))
+
+
 @pytest.fixture
 def counts(module):
     """One connection to a `Count` in a process; more restarts and less patience than usual."""
@@ -252,6 +260,17 @@ def test_no_process_is_left_behind(module):
     assert is_gone(pids[1])
 
 
+@pytest.mark.parametrize(
+    ("action", "reason"), [slow(2, "did not answer within 3 s"), (3, "ended with exit code 5")]
+)
+def test_what_an_environment_started_ends_with_it(module, action, reason):
+    (connection,) = connect(module.Family, remote="multiprocessing", timeout_seconds=3.0)
+    pids = ask(connection).states.tolist()
+    assert reason in ask(connection, action).lost
+    assert all_gone(pids)
+    connection.close()
+
+
 @pytest.mark.slow
 def test_processes_end_with_a_killed_parent_even_while_they_hang(tmp_path):
     script = tmp_path / "script.py"
@@ -259,21 +278,17 @@ def test_processes_end_with_a_killed_parent_even_while_they_hang(tmp_path):
         """
         if __name__ == "__main__":
             from operant.envs.remote import connect
-            (c,) = connect(Count, remote="multiprocessing")
+            (c,) = connect(Family, remote="multiprocessing")
             c.send_reset()
-            pid = c.receive().states["pid"]
+            pids = c.receive().states
             c.send_execute(2)
-            print(pid, flush=True)
+            print(*pids, flush=True)
             os.kill(os.getpid(), 9)
         """
     )
     script.write_text(text)
     run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
-    pid = int(run.stdout)
-    deadline = time.monotonic() + 15
-    while not is_gone(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert is_gone(pid)
+    assert all_gone(list(map(int, run.stdout.split())))
 
 
 @pytest.mark.slow

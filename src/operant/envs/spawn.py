@@ -11,6 +11,7 @@ import ast
 import contextlib
 import os
 import select
+import signal
 import socket
 import struct
 import subprocess
@@ -87,6 +88,7 @@ class Worker:
             stdin=subprocess.DEVNULL,
             pass_fds=descriptors,
             env={**threads, **inherited, "PYTHONPATH": path},
+            process_group=0,  # so that what an environment starts can be ended with it
         )
         theirs.close()
         self.send(self._begin)
@@ -115,8 +117,7 @@ class Worker:
         try:
             message = self._connection.recv_bytes(_MOST_BYTES)
         except (EOFError, ConnectionError):
-            self.process.kill()
-            code = self.process.wait()
+            code = self._end()
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             raise LostError(how) from None
         except OSError:  # a length beyond all bounds, or a message that stops half-way
@@ -134,12 +135,19 @@ class Worker:
         raise kind(text)
 
     def kill(self) -> None:
-        """End the process."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
+        """End the process, and what its environments started."""
+        self._end()
         if self._connection is not None:
             self._connection.close()
+
+    def _end(self) -> int:
+        """Kill the process's group and return its exit code."""
+        if self.process is None:
+            return 0
+        if self.process.returncode is None:  # not waited for: the group's number is no other's yet
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        return self.process.wait()
 
 
 def error_named(name: str) -> type[OperantError]:

@@ -122,20 +122,22 @@ class VectorTask:
 
 def work(connection_descriptor: int, memory_descriptor: int) -> None:
     """Be a worker: what the process that `spawn.Worker` starts does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     threading.Thread(target=_follow, args=(connection_descriptor,), daemon=True).start()
     connection = Connection(connection_descriptor)
+    # What an environment forks must not hold the line open, or the end of this process would not show.
+    os.register_at_fork(after_in_child=connection.close)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         _serve(connection, memory_descriptor)
 
 
 def _follow(descriptor: int) -> None:
-    """End the process soon after its parent, also while an environment hangs."""
+    """End the process, and what its environments started, soon after its parent, also while an environment hangs."""
     watch = select.poll()
     watch.register(descriptor, 0)  # nothing but the other side's end
     watch.poll()
     time.sleep(_ORPHAN_SECONDS)
-    os._exit(1)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _serve(connection: Connection, descriptor: int) -> None:
