@@ -21,11 +21,13 @@ from tests.asking import ask
 from operant import Runner
 from operant.cli import main
 from operant.envs import Environment
-from operant.envs.remote import connect
-from operant.envs.remote.auth import greet, read_token
+from operant.envs.remote import connect, wire
+from operant.envs.remote.auth import greet, read_token, welcome
 from operant.envs.remote.channel import Channel
 from operant.envs.remote.replaceable import Limits
 from operant.envs.remote.server import Patience, Server, tls_context
+from operant.envs.remote.service import describe
+from operant.envs.spawn import LostError
 from operant.envs.table import resolve
 from operant.errors import EnvironmentError, SpecError, UsageError
 from operant.serve import ServeConfig, start
@@ -527,6 +529,33 @@ def test_a_server_that_is_silent_is_named(module):
         answer = ask(c, 2)
         assert time.monotonic() - begun < 5
         assert answer.lost.endswith(f"({HOST}:{server.ports[0]}) did not answer within 0.5 s")
+
+
+def test_a_server_that_never_stops_answering_is_left():
+    listener = socket.create_server((HOST, 0))
+    (here,) = connect("CartPole-v1")
+
+    def pretend():
+        sock, _ = listener.accept()
+        channel = Channel(sock)
+        welcome(channel, b"", 5.0)
+        channel.receive(5.0)
+        channel.send(wire.DESCRIPTION, describe(here), seconds=5.0)
+        with contextlib.suppress(LostError):
+            while True:
+                channel.send(wire.ANSWER, seconds=5.0)
+        channel.close()
+
+    server = threading.Thread(target=pretend)
+    server.start()
+    (connection,) = connect(remote="socket-client", host=HOST, port=listener.getsockname()[1])
+    closing = threading.Thread(target=connection.close, daemon=True)
+    closing.start()
+    closing.join(5.0)
+    assert not closing.is_alive()
+    server.join()
+    listener.close()
+    here.close()
 
 
 def test_another_environment_in_its_place_is_refused():

@@ -234,8 +234,11 @@ class SocketConnection(Replaceable):
     def _finish(self) -> None:
         if self._channel is not None:
             with contextlib.suppress(LostError, WireError):
+                until = time.monotonic() + _LEAVE_SECONDS
                 self._channel.send(wire.CLOSE, seconds=_LEAVE_SECONDS)
-                while self._channel.receive(_LEAVE_SECONDS)[0] != wire.CLOSED:
+                while (left := until - time.monotonic()) > 0 and self._channel.receive(left)[
+                    0
+                ] != wire.CLOSED:
                     pass  # an answer that nobody awaits any more
         self._drop()
 
