@@ -153,7 +153,7 @@ def answers(rows):
         st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=rows, max_size=rows),
         st.floats(0, 1e6),
         st.none() | st.floats(-1e9, 1e9),
-        st.text(max_size=50),
+        st.text(max_size=50).map(lambda text: wire.printable(text, "\n")),
     )
 
 
@@ -357,6 +357,17 @@ def test_random_content_is_no_description(content):
 def test_deep_descriptions_are_refused():
     with pytest.raises(WireError):
         wire.unpack_description(memoryview(b"[" * 100_000))
+
+
+def test_texts_of_the_other_side_steer_no_terminal():
+    forged = "\x1b[2J\r\nINFO \u202eall fine\x07"
+    assert wire.unpack_fault(memoryview(wire.pack_fault("E", forged, forged))) == (
+        "E",
+        *["[2J\nINFO all fine"] * 2,
+    )
+    assert SINGLE.unpack_answer(memoryview(good(lost=forged)), 1)[0].lost == "[2J\nINFO all fine"
+    description = wire.pack_description(Description(forged, SPACES, None, 1))
+    assert wire.unpack_description(memoryview(description)).name == "[2JINFO all fine"
 
 
 def test_states_beyond_the_longest_frame_are_refused():

@@ -17,7 +17,7 @@ import struct
 from pathlib import Path
 
 from operant.envs.remote.channel import Channel
-from operant.envs.remote.wire import HELLO, PROOF, REFUSED, VERSION, WELCOME, Seal, WireError
+from operant.envs.remote.wire import HELLO, PROOF, REFUSED, VERSION, WELCOME, Seal, WireError, printable
 from operant.errors import SpecError, UsageError
 
 VARIABLE = "OPERANT_TOKEN"
@@ -141,7 +141,7 @@ def greet(channel: Channel, token: bytes, seconds: float) -> None:
     channel.send(PROOF, _PROOF.pack(VERSION, ours, proof), seconds=seconds)
     kind, content = channel.receive(seconds)
     if kind == REFUSED:
-        reason = "".join(c for c in bytes(content).decode(errors="replace") if c.isprintable())
+        reason = printable(bytes(content).decode(errors="replace"))
         raise RefusedError(
             f"refused: {reason} Give the server's token: token_file, or the variable {VARIABLE}."
         )

@@ -255,7 +255,7 @@ class Schema:
             raise WireError("an answer whose numbers are out of range")
         if len(set(parallel.tolist()) & set(range(self.num_actors))) != rows:
             raise WireError("an answer of actors that there are not")
-        lost = bytes(content[len(content) - text :]).decode(errors="replace")
+        lost = printable(bytes(content[len(content) - text :]).decode(errors="replace"), "\n")
         if single:
             end = (int(terminal[0]), float(reward[0])) if n else (0, 0.0)
             answer = Answer(states, *end, None, seconds, lost)
@@ -320,7 +320,7 @@ def unpack_description(content: memoryview) -> Description:
     }
     if layout is not None and layout != ours:
         raise WireError(f"a description whose layout is not that of its states and actions, {ours}")
-    return Description(name[:200], spaces, limit, actors)
+    return Description(printable(name[:200]), spaces, limit, actors)
 
 
 def pack_fault(kind: str, text: str, traceback: str) -> bytes:
@@ -333,10 +333,20 @@ def unpack_fault(content: memoryview) -> tuple[str, str, str]:
     """Read FAULT: type, text, traceback."""
     try:
         data = json.loads(bytes(content))
-        kind, text, traceback = (str(data[name]) for name in ("type", "text", "traceback"))
+        kind, text, traceback = (printable(str(data[name]), "\n") for name in ("type", "text", "traceback"))
     except (ValueError, TypeError, KeyError, RecursionError):
         raise WireError("an error that is none") from None
     return kind, text, traceback
+
+
+def printable(text: str, also: str = "") -> str:
+    """Return a text of the other side without characters that could steer a terminal.
+
+    Args:
+        text: any.
+        also: characters that stay nevertheless.
+    """
+    return "".join(c for c in text if c.isprintable() or c in also)
 
 
 def _count(value: Any) -> bool:
