@@ -334,6 +334,9 @@ PLAIN = json.loads(wire.pack_description(Description("A", SPACES, None, 1)))
         dict(masks=["jump"]),
         dict(layout=dict(observation=[], action=[])),
         dict(layout=3),
+        dict(states=dict(type="float", shape=[2**31])),
+        dict(states=dict(type="float", shape=[2, 2**29], min_value=[[0], [1]])),
+        dict(actions=dict(type="int", shape=[2**20], num_values=2**20), masks=["action"]),
     ],
     ids=str,
 )

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tracemalloc
 
 import gymnasium
 import numpy as np
@@ -100,6 +101,7 @@ def test_bounds(leaf, low, high, bounded):
         ({"shape": 2.0}, "shape must be a whole number or a list"),
         ({"shape": (2, 0)}, r"shape must be made of whole numbers of at least 1. Received: shape=\(2, 0\)"),
         ({"shape": (True,)}, "shape must be made of whole numbers"),
+        ({"shape": (2**16, 2**16)}, "shape must be of at most 2147483648 entries"),
         ({"num_values": 0}, "num_values must be a whole number of at least 1. Received: num_values=0"),
         ({"num_values": True}, "num_values must be a whole number"),
         ({"type": "int", "num_values": "three"}, "num_values must be a whole number"),
@@ -151,6 +153,26 @@ def test_names_join_in_the_order_given():
     assert list(Space({"shape": 4}).components) == ["state"]
     assert list(Space({"num_values": 4}, "action").components) == ["action"]
     assert Space({"num_values": 4}, "action").single
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"type": "float", "min_value": 0, "max_value": 1},
+        {"type": "bool"},
+        {"type": "int", "num_values": 3, "min_value": 1, "max_value": 3},
+        {"type": "int", "min_value": 0, "max_value": 9},
+    ],
+    ids=str,
+)
+def test_reading_a_large_component_makes_no_arrays(spec):
+    tracemalloc.start()
+    try:
+        space = Space({**spec, "shape": 2**31}, "action")
+        assert space == Space(space.to_spec(), "action")
+        assert tracemalloc.get_traced_memory()[1] < 1e6
+    finally:
+        tracemalloc.stop()
 
 
 def test_spec_survives_json():

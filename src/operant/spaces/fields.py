@@ -22,6 +22,8 @@ STORAGE: dict[str, tuple[str, ...]] = {
     "bool": ("bool",),
 }
 KINDS = {"float": "a number", "int": "an integer", "bool": "True or False"}
+MOST_ENTRIES = 2**31
+"""The most entries of a component."""
 
 
 def whole(value: Any) -> bool:
@@ -64,6 +66,8 @@ def read_shape(value: Any) -> tuple[int, ...]:
     shape = tuple(shape)
     if not all(whole(n) and n >= 1 for n in shape):
         raise value_error("shape", "made of whole numbers of at least 1", value)
+    if math.prod(map(int, shape)) > MOST_ENTRIES:
+        raise value_error("shape", f"of at most {MOST_ENTRIES} entries", value)
     return tuple(int(n) for n in shape)
 
 
@@ -87,7 +91,7 @@ def read_bound(name: str, value: Any, shape: tuple[int, ...], kind: str) -> Boun
     if np.any(array == (np.inf if name == "min_value" else -np.inf)):
         raise value_error(name, "finite, or infinite on the open side", value)
     try:
-        array = np.broadcast_to(array, shape)
+        full = np.broadcast_to(array, shape)
     except ValueError:
         raise value_error(name, f"a number or an array of shape {shape}", value) from None
     finite = np.isfinite(array)
@@ -98,7 +102,7 @@ def read_bound(name: str, value: Any, shape: tuple[int, ...], kind: str) -> Boun
     number: Any = int if kind == "int" else float
     if np.all(array == array.flat[0]):
         return cast(Bound, number(array.flat[0]))
-    return cast(Bound, _tuples(array.tolist(), number))
+    return cast(Bound, _tuples(full.tolist(), number))
 
 
 def _tuples(value: Any, number: Any) -> Any:

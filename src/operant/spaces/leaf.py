@@ -61,7 +61,8 @@ class Leaf:
         write("max_value", read_bound("max_value", self.max_value, self.shape, self.type))
         if self.num_values is not None:
             self._read_choice(self.num_values, write)
-        if np.any(self.low > self.high):
+        low, high = self._ends
+        if np.any(low > high):
             raise value_error("min_value", f"at most max_value={self.max_value}", self.min_value)
         if not whole(self.frames) or self.frames < 1:
             raise value_error("frames", "a whole number of at least 1", self.frames)
@@ -82,12 +83,10 @@ class Leaf:
             raise value_error("num_values", "a whole number of at least 1", count)
         if count - 1 > np.iinfo(self.dtype).max:
             raise value_error("num_values", f"small enough for dtype {self.dtype}", count)
-        low = bound_array(self.min_value or 0, self.shape, -np.inf)
+        low = bound_array(self.min_value or 0, (), -np.inf)
         if not np.isfinite(low).all():
             raise value_error("min_value", "given for every entry beside num_values", self.min_value)
-        if self.max_value is not None and np.any(
-            bound_array(self.max_value, self.shape, np.inf) - low + 1 != count
-        ):
+        if self.max_value is not None and np.any(bound_array(self.max_value, (), np.inf) - low + 1 != count):
             raise SpecError(
                 f"num_values={count} contradicts min_value={self.min_value}, max_value={self.max_value}. "
                 f"Give num_values, or both bounds."
@@ -141,7 +140,8 @@ class Leaf:
     def _choice(self, label: str) -> Leaf:
         if self.num_values is not None:
             return self
-        counts = np.unique(self.high - self.low + 1)
+        low, high = self._ends
+        counts = np.unique(high - low + 1)
         if not np.isfinite(counts).all():
             raise SpecError(
                 f"The {label} of type 'int' needs num_values, or both min_value and max_value. "
@@ -153,6 +153,13 @@ class Leaf:
                 f"{counts[0]:g} and {counts[-1]:g} values. Make each entry a component of its own."
             )
         return dataclasses.replace(self, num_values=int(counts[0]), max_value=None)
+
+    @property
+    def _ends(self) -> tuple[NDArray, NDArray]:
+        """`min_value` and `max_value` as arrays; one number for all entries is not repeated, whatever the shape."""
+        kind = np.float32 if self.type == "float" else np.float64
+        low, high = bound_array(self.min_value, (), -np.inf), bound_array(self.max_value, (), np.inf)
+        return low.astype(kind), high.astype(kind)
 
     @functools.cached_property
     def size(self) -> int:
@@ -296,8 +303,10 @@ class Leaf:
             with np.errstate(over="ignore"):  # beyond the storage is open
                 return None if given is None else array.astype(self.storage).astype(np.float64)
 
-        low, high = bound(self.min_value, self.low), bound(self.max_value, self.high)
-        return dataclasses.replace(self, min_value=low, max_value=high)
+        low, high = self._ends
+        return dataclasses.replace(
+            self, min_value=bound(self.min_value, low), max_value=bound(self.max_value, high)
+        )
 
     @functools.cached_property
     def stored_range(self) -> tuple[Any, Any]:

@@ -304,7 +304,13 @@ def unpack_description(content: memoryview) -> Description:
     """
     try:
         data = json.loads(bytes(content))
+        if (entries := _entries(data)) > MOST_BYTES:  # before arrays are made of bounds
+            raise SpecError(f"{entries} entries of states and actions, and at most {MOST_BYTES} bytes can be sent")
         spaces = Spaces.from_spec(data)
+        ours = {
+            "observation": _layout(spaces.observation_components),
+            "action": _layout(spaces.actions.components),
+        }
         name, limit = data["name"], data.get("max_episode_timesteps")
         actors = data.get("num_actors", 1)
         layout = data.get("layout")
@@ -314,10 +320,6 @@ def unpack_description(content: memoryview) -> Description:
         raise WireError(
             f"a description with name={name!r}, max_episode_timesteps={limit!r}, num_actors={actors!r}"
         )
-    ours = {
-        "observation": _layout(spaces.observation_components),
-        "action": _layout(spaces.actions.components),
-    }
     if layout is not None and layout != ours:
         raise WireError(f"a description whose layout is not that of its states and actions, {ours}")
     return Description(printable(name[:200]), spaces, limit, actors)
@@ -351,6 +353,15 @@ def printable(text: str, also: str = "") -> str:
 
 def _count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _entries(spec: Any) -> int:
+    """Count the entries of the components in a specification that nobody has checked."""
+    if not isinstance(spec, dict):
+        return 0
+    shape = spec.get("shape", 0)
+    sizes = [n for n in (shape if isinstance(shape, list) else [shape]) if isinstance(n, int)]
+    return math.prod(sizes) + sum(map(_entries, spec.values()))
 
 
 def _layout(components: Mapping[str, Leaf]) -> list[list[Any]]:
