@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import TransformReward
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -367,6 +368,12 @@ def test_slow_environments_get_processes(module, monkeypatch):
         )
 
 
+def test_measuring_seeds_nothing(module, monkeypatch):
+    monkeypatch.setattr(vector, "processors", lambda: 2)
+    marks = [create(module.Idle, 2).reset()["state"][0, 0] for _ in range(2)]
+    assert marks[0] != marks[1]
+
+
 def test_lists_of_environments(module):
     with create([module.Count(length=1), module.Count(length=2)], mode="in-process") as env:
         assert env.num_envs == 2
@@ -420,6 +427,15 @@ def test_vectors_of_gymnasium_given_by_the_user():
         create(SyncVectorEnv(makers), 4)
     with pytest.raises(UsageError, match=r"cannot be added to a vector"):
         create(SyncVectorEnv(makers), max_episode_timesteps=3)
+
+
+def test_wrappers_reward_no_row_that_resets(module):
+    inner = SyncVectorEnv([lambda: module.Idle(length=2)] * 2)
+    env = create(TransformReward(inner, lambda reward: reward - 0.5))
+    env.reset(0)
+    steps = [env.step(act(0, 0)) for _ in range(4)]
+    assert [step.reward.tolist() for step in steps] == [[0.5] * 2, [1.5] * 2, [0.0] * 2, [0.5] * 2]
+    assert [step.terminated.any() for step in steps] == [False, True, False, False]
 
 
 def test_reward_shaping_runs_here(module):

@@ -56,7 +56,7 @@ class GymnasiumVector(VectorEnv):
         """Begin an episode everywhere."""
         self._check_reset(seed)
         observation, _ = self._vector.reset(seed=None if seed is None else seed_of(seed, 0))
-        self._is_reset = True
+        self._is_reset, self._ended = True, np.zeros(self.num_envs, np.bool_)
         return self._read(observation, "reset")
 
     def step(self, actions: Mapping[str, np.ndarray]) -> Step:
@@ -69,12 +69,17 @@ class GymnasiumVector(VectorEnv):
             raise EnvironmentError(
                 f"The vector of {self.name!r} raised {type(error).__name__}: {error}"
             ) from error
-        flat = self._read(observation, "step", (terminated, truncated))
         reward = np.array(reward, np.float32) if self._copy else np.asarray(reward, np.float32)
-        if not isfinite(vdot(reward, reward)):
-            self._refuse(nonfinite("reward", reward))
         if self._copy:
             terminated, truncated = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
+        if self._ended.any():  # a wrapper may have written to these rows
+            goes_on = ~self._ended
+            reward = np.where(goes_on, reward, np.float32(0))
+            terminated, truncated = terminated & goes_on, truncated & goes_on
+        self._ended = terminated | truncated
+        flat = self._read(observation, "step", (terminated, truncated))
+        if not isfinite(vdot(reward, reward)):
+            self._refuse(nonfinite("reward", reward))
         return Step(flat, reward, terminated, truncated)
 
     def close(self) -> None:

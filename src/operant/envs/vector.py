@@ -247,7 +247,7 @@ def _measured(
 def step_seconds(vector: VectorEnv) -> float:
     """Return the median seconds of one `step` under random actions, measured for about 20 ms (at least two steps)."""
     generator = np.random.default_rng(0)
-    observation = vector.reset(0)
+    observation = vector.reset()  # a seed would stay: what was measured is used
     times: list[float] = []
     # The first step warms up, and is looked at in full: it does not count.
     while len(times) < 3 or (len(times) < _MEASURE_STEPS and sum(times[1:]) < _MEASURE_SECONDS):
