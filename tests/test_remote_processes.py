@@ -87,7 +87,7 @@ def test_answers_are_those_of_an_environment_here(module, name):
                 if name in ("Team", "Told"):
                     actions = generator.uniform(-0.9, 0.9, (rows, 1)).astype(np.float32)
                 elif name == "Pendulum-v1":
-                    actions = generator.uniform(-2, 2, 1).astype(np.float32)
+                    actions = generator.uniform(-4, 4, 1).astype(np.float32)  # bounds: -2, 2
                 else:
                     actions = (
                         int(generator.integers(2)) * 2 if name == "Masked" else int(generator.integers(2))
@@ -204,8 +204,9 @@ def test_a_stopped_process_is_replaced(counts):
 def test_several_actors_that_are_lost_all_end(module):
     (team,) = connect(module.Team, remote="multiprocessing")
     ask(team)
-    answer = ask(team, np.zeros((3, 1)))
+    answer = ask(team, np.array([[0.0], [0.0], [5.0]]))  # of which the bounds leave 1
     assert answer.parallel.tolist() == [0, 1] and answer.terminal.tolist() == [0, 0, 1]
+    assert answer.reward.tolist() == [0.0, 0.0, 1.0]
     answer = ask(team, np.ones((2, 1)))
     assert answer.terminal.tolist() == [2, 2] and answer.parallel.size == 0
     assert answer.states.tolist() == [[0.0, 0.0]] * 2  # the last that is known of those that acted

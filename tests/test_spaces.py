@@ -403,6 +403,11 @@ def test_clip():
     clipped = space.clip(flat)
     np.testing.assert_array_equal(clipped["a"], [[-1, -3], [1, 0]])
     assert clipped["a"].dtype == np.float32 and clipped["b"] is flat["b"]
+    checked = space.check(flat, None, clip=True)
+    np.testing.assert_array_equal(checked["a"], clipped["a"])
+    for wrong in ({"a": [np.nan, 0], "b": 0}, {"a": [0, -INF], "b": 0}, {"a": [9, 9], "b": 3}):
+        with pytest.raises(SpaceError, match="must be"):
+            space.check(wrong, clip=True)
 
 
 # Masks

@@ -226,7 +226,13 @@ class Leaf:
         return spec
 
     def accept(
-        self, value: Any, label: str, batch_shape: tuple[int, ...] | None = None, *, values: bool = True
+        self,
+        value: Any,
+        label: str,
+        batch_shape: tuple[int, ...] | None = None,
+        *,
+        values: bool = True,
+        clip: bool = False,
     ) -> NDArray:
         """Check a user's value and return it as stored: `dtype`, without offset, not copied if it already fits.
 
@@ -235,6 +241,7 @@ class Leaf:
             label: names the component in messages.
             batch_shape: the leading axes; None: any.
             values: whether to look at the numbers too (NaN, infinities, range), beside shape and kind.
+            clip: whether to bring floats within their bounds first.
 
         Raises:
             SpaceError: the value does not fit.
@@ -262,6 +269,8 @@ class Leaf:
         if self.storage.kind == "f" and array.dtype is not self.storage:
             with np.errstate(over="ignore"):  # a float64 too large becomes inf, which is then refused
                 array = array.astype(self.storage)
+        if clip and self.storage.kind == "f" and self._limits[0] is not None:
+            array = np.asarray(np.clip(array, *self._limits))
         if values:
             self._check_values(array, label)
         if self.has_offset:

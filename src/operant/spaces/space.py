@@ -107,13 +107,21 @@ class Space:
     def _key(self) -> Any:
         return self.kind, self.single, tuple((name, leaf.rounded) for name, leaf in self.components.items())
 
-    def check(self, value: Any, batch_shape: tuple[int, ...] | None = (), *, values: bool = True) -> Flat:
+    def check(
+        self,
+        value: Any,
+        batch_shape: tuple[int, ...] | None = (),
+        *,
+        values: bool = True,
+        clip: bool = False,
+    ) -> Flat:
         """Check a value in the user's structure and return it flat, as stored (see `Leaf.accept`).
 
         Args:
             value: nested as the space is; a single component bare, or as a dict of its default name.
             batch_shape: the leading axes that every component must have; None: any, but all the same.
             values: whether to look at the numbers too (NaN, infinities, range), beside structure, shape and kind.
+            clip: whether to bring floats within their bounds first.
 
         Raises:
             SpaceError: the value does not fit; names the component, what it must be and what was received.
@@ -122,11 +130,13 @@ class Space:
             name, leaf = self._first
             if type(value) is not np.ndarray and isinstance(value, Mapping):
                 value = self._gather({name: leaf}, value, "")[name]
-            return {name: leaf.accept(value, self.kind, batch_shape, values=values)}
+            return {name: leaf.accept(value, self.kind, batch_shape, values=values, clip=clip)}
         raw = self._gather(self.tree, value, "")
         flat: Flat = {}
         for name, leaf in self.components.items():
-            flat[name] = array = leaf.accept(raw[name], self._labels[name], batch_shape, values=values)
+            flat[name] = array = leaf.accept(
+                raw[name], self._labels[name], batch_shape, values=values, clip=clip
+            )
             if batch_shape is None:  # what the first component has, all must have
                 batch_shape = array.shape[: array.ndim - len(leaf.shape)]
         return flat

@@ -137,7 +137,7 @@ class Replaceable(abc.ABC):
         self._begin(seed)
 
     def send_execute(self, actions: Any) -> None:
-        """Ask for a step.
+        """Ask for a step; floats are brought within their bounds, as environments here do it.
 
         Raises:
             UsageError: before an episode, or while another answer is awaited.
@@ -150,7 +150,7 @@ class Replaceable(abc.ABC):
                 f"terminal."
             )
         batch = () if self.num_actors == 1 else (len(self._actors),)
-        self._begin(self.spaces.actions.check(actions, batch))
+        self._begin(self.spaces.actions.check(actions, batch, clip=True))
 
     def _check_free(self) -> None:
         if not self._is_open:
