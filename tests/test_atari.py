@@ -93,7 +93,12 @@ def test_maximum_of_the_last_two_frames():
     images = flat_images([0, 0, 9, 50, 20])  # frames 3 and 4 hold 50 and 20
     last = Preprocessed(Film(images), Preprocessing(size=2))
     both = Preprocessed(Film(images), Preprocessing(size=2, max_frame=True))
-    for env, level in ((last, 20), (both, 50)):
+    buffer = np.zeros((6, 4, 3), np.uint8)
+    drawing = gymnasium.wrappers.TransformObservation(
+        Film(images), lambda image: np.add(image, 0, out=buffer), Film.observation_space
+    )
+    reused = Preprocessed(drawing, Preprocessing(size=2, max_frame=True))
+    for env, level in ((last, 20), (both, 50), (reused, 50)):
         env.reset()
         assert env.step(0)[0][0, 0, -1] == level
 

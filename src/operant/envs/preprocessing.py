@@ -149,7 +149,8 @@ class Preprocessed(gymnasium.Wrapper):
         frames: collections.deque[Any] = collections.deque(maxlen=2 if self.settings.max_frame else 1)
         for _ in range(self.settings.frame_skip):
             frame, reward, terminated, truncated, info = self.env.step(action)
-            frames.append(frame)
+            # A copy: an environment may draw into the same array again.
+            frames.append(np.array(frame) if self.settings.max_frame else frame)
             total += float(reward)
             if terminated or truncated:
                 break
