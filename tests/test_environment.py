@@ -287,8 +287,14 @@ def test_shaping_sees_the_step_and_may_end_the_episode():
     env = Environment.create(Corridor(), reward_shaping=shape, max_episode_timesteps=2)
     env.reset()
     assert env.execute(1)[1:] == (0, -2.0)
-    assert env.execute(1)[1:] == (1, -10.0)  # before the limit, which else would have said 2
-    assert seen == [([0.0], 1, 0, -1.0, [1.0]), ([1.0], 1, 0, -1.0, [2.0])]
+    assert env.execute(1)[1:] == (1, -10.0)  # instead of the limit's 2, which it sees
+    assert seen == [([0.0], 1, 0, -1.0, [1.0]), ([1.0], 1, 2, -1.0, [2.0])]
+
+
+def test_shaping_cannot_go_beyond_the_limit():
+    env = Environment.create(Corridor(), reward_shaping=lambda *step: (0.0, 0), max_episode_timesteps=2)
+    env.reset()
+    assert [env.execute(0)[1] for _ in range(2)] == [0, 2]
 
 
 def test_shaping_strings_are_not_evaluated():

@@ -196,18 +196,19 @@ class Checked(Environment):
         return self._finish(actions, *answer)
 
     def _finish(self, actions: Any, states: Any, terminal: Any, reward: Any) -> tuple[Any, int, float]:
-        """Check what came of a step of one actor, and shape and limit it."""
-        terminal, reward = self._checked_terminal(terminal), self._checked_reward(reward)
+        """Check what came of a step of one actor, and limit and shape it."""
+        terminal, reward = self._limited(self._checked_terminal(terminal)), self._checked_reward(reward)
         if self._shaping is not None:
             shaped = self._shaping(self._states, actions, terminal, reward, states)
             if isinstance(shaped, tuple):
                 shaped, shaped_terminal = shaped
-                terminal = self._checked_terminal(shaped_terminal)
+                terminal = self._limited(self._checked_terminal(shaped_terminal))
             reward = self._checked_reward(shaped)
-        if terminal == 0 and self._steps == self._limit:
-            terminal = 2
         self._running, self._states = terminal == 0, states
         return states, terminal, reward
+
+    def _limited(self, terminal: int) -> int:
+        return 2 if terminal == 0 and self._steps == self._limit else terminal
 
     def _finish_batch(self, parallel: Any, states: Any, terminal: Any, reward: Any) -> tuple[Any, ...]:
         acting = self._acting
