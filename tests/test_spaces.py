@@ -712,6 +712,11 @@ def test_actions_are_clipped_and_typed():
     _, codec = from_gymnasium(BOX, gym.Box(np.float32([-1, 0]), np.float32([1, INF]), dtype=np.float32))
     decoded = codec.decode({"action": np.float32([[-3, -3], [3, 3]])}, True)
     np.testing.assert_array_equal(decoded, np.float32([[-1, 0], [1, 3]]))
+    _, codec = from_gymnasium(BOX, gym.Box(-INF, INF, (2,)))
+    given = np.zeros((1, 2), np.float32)
+    decoded = codec.decode({"action": given}, True)
+    decoded += 1  # environments may write to their actions
+    assert decoded.dtype == np.float32 and not given.any()
     _, codec = from_gymnasium(BOX, gym.Discrete(3, start=1))
     one = codec.decode({"action": np.array(2, np.int32)}, False)
     assert type(one) is np.int64 and one == 3

@@ -119,6 +119,23 @@ class Loaded(Environment):
 '''
 
 
+class Scales(Environment):
+    """Writes to its actions."""
+
+    def states(self):
+        return dict(type="float")
+
+    def actions(self):
+        return dict(type="float", shape=(2,))
+
+    def reset(self):
+        return 0.0
+
+    def execute(self, actions):
+        actions *= 2
+        return 0.0, False, float(actions.sum())
+
+
 class Steps(Environment):
     """Counts its steps, which are states and rewards."""
 
@@ -276,6 +293,14 @@ def test_environments_of_users(module, mode):
         np.testing.assert_array_equal(step.reward, [1.0, -1.0])  # actions clipped to their bounds
         step = env.step({"action": np.zeros((2, 2), np.float32)})
         assert not step.reward.any() and not step.truncated.any()
+
+
+def test_actions_stay_as_they_are():
+    actions = np.ones((2, 2), np.float32)
+    actions.setflags(write=False)
+    env = create([Scales(), Scales()])
+    env.reset()
+    assert env.step({"action": actions}).reward.tolist() == [4.0, 4.0]
 
 
 def test_seeds_differ_between_environments_and_repeat(module):

@@ -120,7 +120,8 @@ class EnvironmentCell:
         """Return what `N` environments take: the user's structure, floats within their bounds."""
         space = self.spaces.actions
         clipped = space.clip(actions)
-        return [space.unflatten({name: value[i] for name, value in clipped.items()}) for i in range(n)]
+        # Copies: environments may write to them.
+        return [space.unflatten({name: value[i].copy() for name, value in clipped.items()}) for i in range(n)]
 
     def reset(self, seed: int | None, full: bool) -> Flat:
         """Begin an episode."""

@@ -87,7 +87,7 @@ class Part:
             array = np.moveaxis(array, -1, int(batched))
         if self.start is not None:
             array = array.astype(np.int64) + self.start
-        array = np.asarray(array).astype(self.dtype, copy=False)
+        array = np.asarray(array).astype(self.dtype)  # a copy: environments may write to it
         if self.low is not None and self.high is not None:
             array = np.asarray(np.minimum(np.maximum(array, self.low), self.high))
         return self.dtype.type(array) if self.scalar and not batched else array
