@@ -239,6 +239,9 @@ def test_host_vector_seeds():
     assert not equal(seeded, fresh)
     assert not equal(fresh, again)
     assert equal(host.reset(7), seeded)
+    large = [host.reset(7 + 2**n) for n in (32, 40, 64)]
+    assert not any(equal(a, b) for a, b in [(seeded, large[0]), (large[0], large[1]), (large[1], large[2])])
+    host.reset(7)
     assert equal(host.reset(None), fresh)
 
 

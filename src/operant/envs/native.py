@@ -166,6 +166,13 @@ def step(env: NativeEnv, actors: Actors, actions: Arrays, key: Key) -> tuple[Act
     return actors, Row(observation, reward, terminated, truncated)
 
 
+def _key_of(seed: int) -> Key:
+    if seed < 2**31:
+        return jax.random.key(seed)
+    high, low = (int(word) for word in np.random.SeedSequence(seed).generate_state(2))
+    return jax.random.fold_in(jax.random.key(low), high)
+
+
 def _keys(key: Key, purpose: int, row: Array, n: int) -> Key:
     """Return the keys `[n]` of one row, each a function of (key, purpose, row, actor) alone."""
     key = jax.random.fold_in(jax.random.fold_in(key, purpose), row)
@@ -217,11 +224,12 @@ class HostVector:
         """Begin new episodes everywhere and return the first observations, leaves `[N, ...]`.
 
         Args:
-            seed: a seed begins the stream of ``jax.random.key(seed)``; None begins the stream of the key given at
+            seed: a seed below 2^31 begins the stream of ``jax.random.key(seed)``, a larger one that of a key of its own,
+                which JAX would cut to 32 bits; None begins the stream of the key given at
                 construction, and at later calls one never seen before.
         """
         if seed is not None:
-            self._key = jax.random.key(seed)
+            self._key = _key_of(seed)
         elif self._actors is not None:
             self._key = jax.random.fold_in(self._key, _NEXT_RUN)
         self._actors = _start(self.env, self._key, self.num_envs)
