@@ -403,6 +403,15 @@ FAULTS = {
     "unknown kind": (lambda p: resign(p, **leaf(kind="pickle")), "unknown kind 'pickle'"),
     "unknown file": (lambda p: resign(p, **leaf(file="x")), "in the file 'x', which is not listed"),
     "negative shape": (lambda p: resign(p, **leaf(shape=[-3])), r"has the shape \[-3\]"),
+    "no shape": (lambda p: resign(p, **leaf(shape=None)), r"has the shape None"),
+    "key without data": (
+        lambda p: resign(p, **leaf(kind="key", dtype="key<fry>", impl="threefry2x32", shape=[])),
+        "malformed: 'data_shape'",
+    ),
+    "python leaf without shape": (
+        lambda p: resign(p, leaves={"x": {"kind": "python", "dtype": "int", "value": 1}}),
+        "malformed: 'shape'",
+    ),
     "oversize shape": (lambda p: resign(p, **leaf(shape=[2**62, 2**62])), "array .* is F64"),
     "missing field": (lambda p: resign(p, leaves={"['x']": {}}), r"manifest\.json is malformed: 'kind'"),
     "other leaf": (lambda p: resign(p, leaves={}), "holds the arrays"),

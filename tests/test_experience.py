@@ -227,6 +227,16 @@ def test_bad_trace_files_are_named(tmp_path):
     wide = Spaces.read(states={"type": "float", "shape": (4,)}, actions=ACTIONS["int"])
     with pytest.raises(SpecError, match=r"d.npz' does not fit the agent"):
         traces.read(tmp_path / "d.npz", wide)
+    whole = (tmp_path / "d.npz").read_bytes()
+    central = whole.index(b"PK\x01\x02")
+    for place, value in ((central + 10, 99), (central + 8, 1), (100, whole[100] ^ 0xFF)):
+        (tmp_path / "e.npz").write_bytes(whole[:place] + bytes([value]) + whole[place + 1 :])
+        with pytest.raises(SpecError, match=r"e.npz' cannot be read"):
+            traces.read(tmp_path / "e.npz", other)
+    with np.load(tmp_path / "d.npz") as file:
+        np.savez(tmp_path / "f.npz", **{**file, "reward": ["much"]})
+    with pytest.raises(SpecError, match=r"f.npz' does not fit the agent"):
+        traces.read(tmp_path / "f.npz", other)
 
 
 def test_recorder_writes_whole_episodes_and_keeps_the_newest(tmp_path):

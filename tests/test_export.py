@@ -141,9 +141,11 @@ def test_files_that_are_damaged_are_refused(tmp_path):
     beside.write_text(text.replace('"version": 1', '"version": 9'))
     with pytest.raises(CheckpointError, match="is of version 9"):
         operant.load_policy(path)
-    beside.write_text(text[:100])
-    with pytest.raises(CheckpointError, match="The description .* cannot be read"):
-        operant.load_policy(path)
+    forged = [json.dumps({**json.loads(text), name: 3}) for name in ("spaces", "initial_internals", "inputs")]
+    for bad in (text[:100], "[" * 10**5, *forged):
+        beside.write_text(bad)
+        with pytest.raises(CheckpointError, match="The description .* cannot be read"):
+            operant.load_policy(path)
     beside.write_text(text)
     (tmp_path / "agent.stablehlo").write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match=r"agent.stablehlo' cannot be read"):

@@ -147,7 +147,7 @@ def read(path: Path, spaces: Spaces) -> Trace:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, KeyError, EOFError) as error:
+    except Exception as error:  # what a damaged file raises depends on where it is damaged
         raise SpecError(f"The trace {str(path)!r} cannot be read: {error}") from None
     try:
         states = _nested(spaces.states, "states", arrays)
@@ -160,7 +160,7 @@ def read(path: Path, spaces: Spaces) -> Trace:
     except KeyError as error:
         known = ", ".join(sorted(arrays))
         raise SpecError(f"The trace {str(path)!r} has no array {error}. It has: {known}.") from None
-    except SpaceError as error:
+    except (ValueError, TypeError) as error:  # errors of spaces are among them
         raise SpecError(f"The trace {str(path)!r} does not fit the agent. {error}") from None
 
 

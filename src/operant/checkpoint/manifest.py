@@ -73,6 +73,9 @@ def _check(manifest: dict[str, Any]) -> None:
             raise ValueError(f"the size or hash of {file} is of the wrong type")
     for name, leaf in manifest["leaves"].items():
         kind, dtype = leaf["kind"], leaf["dtype"]
+        for shape in (leaf["shape"], leaf["data_shape"] if kind == "key" else []):
+            if not isinstance(shape, list) or any(type(n) is not int or n < 0 for n in shape):
+                raise ValueError(f"leaf {name} has the shape {shape!r}")
         if kind == "python":
             if dtype not in PYTHON or type(leaf["value"]) is not PYTHON[dtype]:
                 raise ValueError(f"leaf {name} is not the {dtype} that it should be")
@@ -82,6 +85,3 @@ def _check(manifest: dict[str, Any]) -> None:
             raise ValueError(f"leaf {name} is of the unknown kind {kind!r} or dtype {dtype!r}")
         if leaf["file"] not in manifest["files"]:
             raise ValueError(f"leaf {name} is in the file {leaf['file']!r}, which is not listed")
-        for shape in (leaf["shape"], leaf.get("data_shape", [])):
-            if not isinstance(shape, list) or any(type(n) is not int or n < 0 for n in shape):
-                raise ValueError(f"leaf {name} has the shape {shape!r}")

@@ -153,7 +153,15 @@ def _interface(file: Path) -> Interface:
                 "that wrote it, or export anew."
             )
         return Interface.from_json(data)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise CheckpointError(
             f"The description {str(beside)!r} of an exported policy cannot be read: {error}"
         ) from None

@@ -305,7 +305,9 @@ def unpack_description(content: memoryview) -> Description:
     try:
         data = json.loads(bytes(content))
         if (entries := _entries(data)) > MOST_BYTES:  # before arrays are made of bounds
-            raise SpecError(f"{entries} entries of states and actions, and at most {MOST_BYTES} bytes can be sent")
+            raise SpecError(
+                f"{entries} entries of states and actions, and at most {MOST_BYTES} bytes can be sent"
+            )
         spaces = Spaces.from_spec(data)
         ours = {
             "observation": _layout(spaces.observation_components),
