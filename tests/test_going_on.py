@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from tests.test_agent import CHOICE, NET, REPLAY, ROLLOUT, STATE
 
-from operant import Agent, Environment, Runner, checkpoint
+from operant import Agent, Environment, Runner, checkpoint, interruption
 from operant.agents.batches import block_rows, interval
 from operant.agents.making import define
 from operant.checkpoint import durable
-from operant.errors import EnvironmentError, NumericalError, SpaceError, SpecError
+from operant.errors import EnvironmentError, NumericalError, SpaceError, SpecError, UsageError
 from operant.execution.config import RunConfig
 from operant.execution.device import DeviceDriver
 from operant.fit import trainer
@@ -23,7 +23,7 @@ from operant.nn.backend import keras
 from operant.replay import replay
 from operant.spaces import Spaces
 from operant.tracking import read_history
-from operant.train import Plan, opened, resumed, train
+from operant.train import Plan, claimed, opened, resumed, train
 
 A2C = {"agent": "a2c", "model": NET}
 CRITIC = {"agent": "ac", "batch_size": 64, "network": NET}
@@ -492,3 +492,33 @@ def test_a_limit_above_the_native_environments_own_is_refused():
     run = RunConfig.from_dict({"env": "jax:CartPole-v1", "max_steps": 64, "max_episode_timesteps": 10_000})
     with pytest.raises(SpecError, match="max_episode_timesteps must be at most 500"):
         train(Plan("a2c", {"model": NET}, run))
+
+
+def test_two_runs_at_once_do_not_share_a_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    run = RunConfig.from_dict({"env": "jax:CartPole-v1", "max_steps": 64, "quiet": True})
+    with claimed(run, "a2c") as one, claimed(run, "a2c") as other:
+        assert one != other and one.is_dir() and other.is_dir()
+    assert not (tmp_path / "runs").exists()  # nothing was written
+    named = run.replace(run_dir="here")
+    with claimed(named, "a2c"), pytest.raises(UsageError, match="run_dir must be a new or empty folder"):
+        train(Plan("a2c", {"model": NET}, named))
+    assert train(Plan("a2c", {"model": NET}, named)).outcome.step >= 64
+    assert sorted(path.name for path in (tmp_path / "here").iterdir())[0] != ".claim"
+
+
+def test_a_ctrl_c_that_a_callback_swallowed_ends_the_run_in_order(monkeypatch):
+    monkeypatch.setattr(interruption._Asked, "now", False)
+    before, stopped = signal.getsignal(signal.SIGINT), []
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        interruption.notice()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)  # as in a callback that discards what is raised
+        with interruption.orderly(lambda: stopped.append(True)):
+            pass
+        with interruption.orderly(lambda: stopped.append(True)):
+            pass
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert stopped == [True]

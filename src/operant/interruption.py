@@ -8,6 +8,26 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 
+class _Asked:
+    """Whether a Ctrl-C came before anybody saw to it."""
+
+    now = False
+
+
+def notice() -> None:
+    """Remember a Ctrl-C that an exception alone would not bring: what is raised within a callback of other packages they discard.
+
+    `orderly` takes it up. To be called by a program, as it begins.
+    """
+
+    def handler(number: int, frame: Any) -> None:
+        _Asked.now = True
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, handler)
+
+
 @contextlib.contextmanager
 def orderly(
     stop: Callable[[], None], numbers: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
@@ -30,6 +50,9 @@ def orderly(
         before = {s: signal.signal(s, request) for s in numbers}
     except ValueError:  # not in the main thread
         before = {}
+    if before and _Asked.now:
+        _Asked.now, asked = False, True
+        stop()
     try:
         yield
     finally:

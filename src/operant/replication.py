@@ -19,7 +19,7 @@ from operant.execution.records import Record
 from operant.execution.training import LOG_SECONDS, Outcome, Training
 from operant.session import Session, build
 from operant.tracking import Console, Tracker, interval
-from operant.train import Plan, Result, describe, make_environments, new_directory, train, writers
+from operant.train import Plan, Result, claimed, describe, make_environments, train, writers
 
 if TYPE_CHECKING:
     from operant.execution.population import Population
@@ -60,7 +60,13 @@ def replicate(plan: Plan, n_seeds: int, command: str | None = None) -> Replicate
                 f"{name} is for a single run. Received: {name}={getattr(run, name)!r}, n_seeds={n_seeds}. Leave one of them out."
             )
     first = secrets.randbelow(2**31) if run.seed is None else run.seed
-    directory = new_directory(run, define(plan.agent, **plan.options).name)
+    with claimed(run, define(plan.agent, **plan.options).name) as directory:
+        return _replicate(plan, first, n_seeds, directory, command)
+
+
+def _replicate(plan: Plan, first: int, n_seeds: int, directory: Path, command: str | None) -> Replicated:
+    """Train from that seed on, in folders within that one."""
+    run = plan.run
     seeds = [(first + i) % 2**32 for i in range(n_seeds)]
     runs = [run.replace(seed=seed, run_dir=str(directory / f"seed-{seed}")) for seed in seeds]
     if native_ids.is_native(run.env):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import secrets
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from operant import checkpoint, provenance, runtime
-from operant.agents.making import define
+from operant.agents.making import Definition, define
 from operant.envs.checked import smaller_limit
 from operant.envs.source import is_native
 from operant.envs.vector_env import VectorEnv
@@ -34,6 +36,10 @@ RESUMABLE = frozenset(
 
 LIMITS = ("max_steps", "target_reward", "n_devices")
 """Of these, those that hold from one resumption to the next unless they are changed again."""
+
+
+CLAIM = ".claim"
+"""File that says that a process trains in a folder."""
 
 
 class Plan(NamedTuple):
@@ -126,7 +132,16 @@ def train(plan: Plan, command: str | None = None) -> Result:
     definition = define(plan.agent, **plan.options)
     # Of several processes that train together one writes, and makes the folder.
     first = run.coordinator is None or runtime.join(run.coordinator, run.n_processes, run.process_id)
-    directory = plan.resume or (new_directory(run, definition.name) if first else Path(run.run_dir or "runs"))
+    if plan.resume is not None or not first:
+        return _train(plan, definition, run, plan.resume or Path(run.run_dir or "runs"), first, command)
+    with claimed(run, definition.name) as directory:
+        return _train(plan, definition, run, directory, first, command)
+
+
+def _train(
+    plan: Plan, definition: Definition, run: RunConfig, directory: Path, first: bool, command: str | None
+) -> Result:
+    """Train in a folder; `first` is whether this process writes."""
     origin = history_origin(run) if plan.resume is None else Origin()
     if plan.resume is not None:
         run = _without_weights(run, directory)
@@ -277,6 +292,33 @@ def new_directory(run: RunConfig, agent: str) -> Path:
             break
         directory = directory.with_name(f"{directory.name.rpartition('_')[0] or directory.name}_{i}")
     return directory
+
+
+@contextlib.contextmanager
+def claimed(run: RunConfig, agent: str) -> Iterator[Path]:
+    """Choose the folder of a run and take it at once, so that no other process does; it is gone afterwards if nothing was written.
+
+    Raises:
+        SpecError: it would be inside a file.
+        UsageError: that of the options is not empty, or another process took it.
+    """
+    while True:
+        directory = new_directory(run, agent)
+        missing = [path for path in (directory, *directory.parents) if not path.exists()]
+        directory.mkdir(parents=True, exist_ok=True)
+        claim = directory / CLAIM
+        try:
+            claim.touch(exist_ok=False)
+            break
+        except FileExistsError:
+            continue  # somebody was faster
+    try:
+        yield directory
+    finally:
+        claim.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # up to the first folder that holds something
+            for path in missing:
+                path.rmdir()
 
 
 def history_origin(run: RunConfig) -> Origin:

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 
+from operant import interruption
 from operant.errors import OperantError, UsageError, suggest
 
 COMMANDS = {
@@ -43,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     exceptions are faults of operant or of the user's own classes, and are shown with their traceback.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        with contextlib.suppress(ValueError):  # not in the main thread
+            interruption.notice()
     try:
         return _dispatch(arguments)
     except OperantError as error:
@@ -50,6 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         print("operant: interrupted", file=sys.stderr)
+        if argv is None:  # in the midst of compiling, XLA's threads do not outlive Python's own end
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(130)
         return 130
     except BrokenPipeError:  # the reader of a pipe went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
