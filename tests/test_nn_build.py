@@ -206,6 +206,49 @@ def test_keras_model_reinitialised(whole):
     np.testing.assert_array_equal(first, model.init(jax.random.key(0))["params"]["functional/dense/kernel"])
 
 
+def normalizing(**arguments):
+    """Return a Keras model whose input is standardised by numbers that its layer learned from data, and that layer."""
+    k = keras()
+    first, x = k.layers.Normalization(), k.Input((3,))
+    first.adapt(np.asarray([[4.0, 0.0, 9.0], [6.0, 8.0, 9.5]], np.float32))
+    with numpy_promotion():
+        return k.Model(x, k.layers.Dense(2, name="d", **arguments)(first(x))), first
+
+
+@pytest.mark.parametrize("form", ["layer", "model", "critic", "data"])
+def test_adapted_normalisation_is_kept(form):
+    whole, layer = normalizing()
+    network = [layer] if form == "layer" else whole
+    model = build(network, VECTOR, Q, reinitialize=form == "critic")
+    v = model.init(jax.random.key(0))
+    if form == "data":  # as a checkpoint holds it
+        model = build(json.loads(json.dumps(model.spec)), VECTOR, Q)
+    x = np.asarray([[5.0, 5.0, 5.0], [-1.0, 20.0, 9.0]], np.float32)
+    kernel, bias = (np.asarray(v["params"][name]) for name in sorted(v["params"], reverse=True))
+    expected = (x - [5.0, 4.0, 9.25]) / [1.0, 4.0, 0.25] @ kernel + bias
+    np.testing.assert_allclose(jax.jit(model.apply)(v, {"state": x})[0]["q"], expected, atol=1e-4)
+    assert isinstance(layer.mean, jax.Array)  # no tracer stays behind
+    with numpy_promotion():
+        copy = model.keras_model(v)
+        np.testing.assert_allclose(copy({"state": x})["q"], expected, atol=1e-4)
+    assert jax.tree.all(jax.tree.map(np.array_equal, model.load_keras(copy), v))
+
+
+def test_numbers_of_a_normalisation_are_written_back():
+    whole, layer = normalizing()
+    model = build(whole, VECTOR, Q)
+    v = model.init(jax.random.key(0))
+    model.assign({**v, "state": jax.tree.map(lambda x: x + 1, v["state"])})
+    np.testing.assert_allclose(layer.mean, [[6.0, 5.0, 10.25]])
+
+
+def test_what_is_not_trained_is_not_drawn_anew():
+    whole, _ = normalizing(trainable=False)
+    model = build(whole, VECTOR, Q, reinitialize=True)
+    for name, x in zip(("kernel", "bias"), whole.get_layer("d").weights, strict=True):
+        np.testing.assert_array_equal(model.init(jax.random.key(0))["state"][f"functional/d/{name}"], x)
+
+
 def test_keras_model_survives_as_data(whole):
     model = build(whole, VECTOR, AC)
     again = build(json.loads(json.dumps(model.spec)), VECTOR, AC)

@@ -61,7 +61,7 @@ def build(
         towers: groups of heads. Each group gets a network of its own, built alike; heads that no group names share one
             more. Empty: all heads share one network. A Keras model decides for itself.
         normalize: whether to standardise float vectors by running moments (see `Model.observe`), or which of them.
-        reinitialize: draw the weights of a given Keras model anew; otherwise they start as they are.
+        reinitialize: draw the weights of a given Keras model anew that are trained; otherwise they start as they are.
         name: name of the model, for summaries and files.
 
     Raises:
@@ -72,21 +72,26 @@ def build(
         raise SpecError("A model needs at least one input. Received: none.")
     groups, normalized = _groups(towers, heads), _normalized(normalize, fed)
     k = keras()
-    carries, graphs = Carries(), list[Graph]()
+    carries, graphs, copied = Carries(), list[Graph](), list[tuple[Any, Any]]()
     with numpy_promotion(), k.StatelessScope() as scope:
         parsed = parse(network)
         entries = {n: k.Input(leaf.shape, dtype=leaf.dtype, name=safe_name(n)) for n, leaf in fed.items()}
         if isinstance(parsed, Cfg):
             outputs = _from_cfg(parsed, entries, fed, heads, normalized)
         elif isinstance(parsed, KerasModel):
+            given = parsed.model
             if reinitialize:
-                parsed = KerasModel(from_config(config(parsed.model)))
+                parsed = KerasModel(from_config(config(given)))
             outputs = _complete(parsed.model, entries, fed, heads, normalized)
+            if reinitialize:
+                copied = _untrained(given, parsed.model)
         else:
             outputs = _assembled(parsed, entries, fed, heads, groups, normalized, carries, graphs)
         sources = {safe_name(n): x for n, x in entries.items()} | carries.inputs
         built = k.Model(sources, {safe_name(n): outputs[n] for n in heads} | carries.outputs, name=name)
-        weights = collect(built, scope, [pair for graph in graphs for pair in graph.copied])
+        for source, copy in (pair for graph in graphs for pair in graph.copied):
+            copied += zip(source.weights, copy.weights, strict=True)
+        weights = collect(built, scope, copied)
     return Model(
         built,
         weights,
@@ -97,6 +102,13 @@ def build(
         registered=_registered(graphs),
         to_spec=parsed.to_spec,
     )
+
+
+def _untrained(model: Any, copy: Any) -> list[tuple[Any, Any]]:
+    """Pair the weights of a model that have values and are not trained with those of its copy: they are no part of a new draw."""
+    trained = {id(v) for v in model.trainable_weights}
+    pairs = zip(model.weights, copy.weights, strict=True) if model.weights else ()
+    return [(old, new) for old, new in pairs if id(old) not in trained and old._initializer is None]
 
 
 def _registered(graphs: Sequence[Graph]) -> dict[str, Any]:

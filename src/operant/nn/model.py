@@ -20,7 +20,7 @@ from operant.nn.convolutions import fast_gradients
 from operant.nn.drawing import Drawable
 from operant.nn.graph import Carries
 from operant.nn.phases import LEARNING, averages, differs, leaves
-from operant.nn.weights import Weight, collect, is_seed, named_variables
+from operant.nn.weights import Weight, adapted, collect, is_seed, named_variables, reading, write
 from operant.ops import random, statistics
 from operant.spaces import Leaf
 from operant.types import Array, Arrays, Key, Tree
@@ -97,6 +97,7 @@ class Model:
                 f"Recurrent networks take no layers with running averages, such as batch normalisation. "
                 f"Received: {', '.join(self.averages)}. Use layer normalisation instead (layer_normalization)."
             )
+        self._adapted = adapted(network)
         self.learns_otherwise = differs(network)
         """Whether learning applies it in another way than use does (see `learning`)."""
         self._draw = jax.jit(self._drawn)
@@ -262,7 +263,8 @@ class Model:
         }
         state = [held[name] for name in self._state]
         marked: Tree = {LEARNING: ()} if LEARNING in variables["state"] else {}
-        with numpy_promotion(), fast_gradients():
+        given = list(zip(self._network.non_trainable_variables, state, strict=True))
+        with numpy_promotion(), fast_gradients(), reading(self._adapted, given):
             outputs, after = self._network.stateless_call(params, state, arguments, training=bool(marked))
 
         def unflatten(x: Array) -> Array:
@@ -341,17 +343,13 @@ class Model:
             with keras().StatelessScope() as scope:
                 copy = from_config(config(self._network))
                 collect(copy, scope)
-            values = {**variables["params"], **variables["state"]}
-            for name, variable in named_variables(copy):
-                variable.assign(jnp.array(values[name], copy=True))
+            write(copy, {**variables["params"], **variables["state"]})
         return copy
 
     def assign(self, variables: Variables) -> None:
         """Write variables into the Keras model itself, and so into a model of the user's that is part of it."""
-        values = {**variables["params"], **variables["state"]}
         with numpy_promotion():
-            for name, variable in named_variables(self._network):
-                variable.assign(jnp.array(values[name], copy=True))
+            write(self._network, {**variables["params"], **variables["state"]})
 
     def load_keras(self, model: Any) -> Variables:
         """Return the weights of a Keras model, such as `keras_model` gave, as variables.

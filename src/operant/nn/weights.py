@@ -6,10 +6,11 @@ Keras only notes each weight's initialiser; those are kept, and called with keys
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -64,14 +65,10 @@ def collect(model: Any, scope: Any, copied: Iterable[tuple[Any, Any]] = ()) -> t
     Args:
         model: a built Keras model.
         scope: the `StatelessScope` in which it was made, still open.
-        copied: layers whose values the second of each pair takes over.
+        copied: variables whose values the second of each pair takes over.
     """
     k = keras()
-    values = {
-        id(new): np.asarray(old)
-        for source, target in copied
-        for old, new in zip(source.weights, target.weights, strict=True)
-    }
+    values = {id(new): np.asarray(old) for old, new in copied}
     weights = []
     for name, variable in named_variables(model):
         initializer = variable._initializer  # None once the variable has a value
@@ -87,6 +84,33 @@ def collect(model: Any, scope: Any, copied: Iterable[tuple[Any, Any]] = ()) -> t
         shape = tuple(variable.shape)
         weights.append(Weight(name, shape, variable.dtype, variable.trainable, kept, value))
     return tuple(weights)
+
+
+def write(model: Any, values: Mapping[str, Any]) -> None:
+    """Write arrays by name into the variables of a Keras model."""
+    for name, variable in named_variables(model):
+        variable.assign(jnp.array(values[name], copy=True))
+    for layer in adapted(model):
+        layer.finalize_state()
+
+
+def adapted(model: Any) -> list[Any]:
+    """Return the layers of a Keras model, at any depth, that compute with a copy of their weights: Keras's `Normalization`."""
+    return [x for x in model._flatten_layers() if isinstance(x, keras().layers.Normalization)]
+
+
+@contextlib.contextmanager
+def reading(layers: Sequence[Any], values: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+    """Have layers of `adapted` compute with these values, (variable, array), instead of with their copies."""
+    kept = [(layer, layer.mean, layer.variance) for layer in layers]
+    with keras().StatelessScope(state_mapping=values):
+        for layer in layers:
+            layer.finalize_state()
+    try:
+        yield
+    finally:
+        for layer, mean, variance in kept:
+            layer.mean, layer.variance = mean, variance
 
 
 def named_variables(model: Any) -> list[tuple[str, Any]]:
