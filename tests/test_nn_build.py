@@ -249,6 +249,24 @@ def test_what_is_not_trained_is_not_drawn_anew():
         np.testing.assert_array_equal(model.init(jax.random.key(0))["state"][f"functional/d/{name}"], x)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ({"kernel_regularizer": "l2"}, "a regularizer"),
+        ({"bias_constraint": "non_neg"}, "a constraint"),
+        ({"activity_regularizer": "l1"}, "an activity regularizer"),
+    ],
+)
+def test_what_only_training_in_keras_would_apply_is_refused(arguments, what):
+    layer = keras().layers.Dense(2, name="d", **arguments)
+    for network in ([layer], keras().Sequential([keras().Input((3,)), layer])):
+        with pytest.raises(SpecError, match=rf"the layer '.*' with {what}\. Leave it out.*weight_decay"):
+            build(network, VECTOR, Q)
+    if what != "an activity regularizer":
+        layer.trainable = False
+        build(keras().Sequential([keras().Input((3,)), layer]), VECTOR, Q)
+
+
 def test_keras_model_survives_as_data(whole):
     model = build(whole, VECTOR, AC)
     again = build(json.loads(json.dumps(model.spec)), VECTOR, AC)

@@ -92,6 +92,8 @@ class Model:
                     f"Spectral normalisation changes its kernel in every call of training, which compiled learning does not keep. "
                     f"Received: the layer {layer.name!r}. Use layer normalisation instead (layer_normalization)."
                 )
+        for layer in reversed(list(network._flatten_layers())):  # inner ones first, which the message names
+            _refuse_penalties(layer)
         if self.averages and self.recurrent:
             raise SpecError(
                 f"Recurrent networks take no layers with running averages, such as batch normalisation. "
@@ -366,6 +368,23 @@ class Model:
             raise SpecError(f"The Keras model {model.name!r} does not fit. Weights that differ: {listed}.")
         values = {name: jnp.array(v.value, copy=True) for name, v in found.items()}
         return self._variables(values)
+
+
+def _refuse_penalties(layer: Any) -> None:
+    """Refuse what a layer leaves to Keras's own training, which there is none of."""
+    weights = layer.trainable_variables
+    found = {
+        "an activity regularizer": layer.activity_regularizer is not None,
+        "a regularizer": any(v.regularizer is not None for v in weights),
+        "a constraint": any(v.constraint is not None for v in weights),
+    }
+    for what, given in found.items():
+        if given:
+            raise SpecError(
+                f"Regularizers and constraints of Keras layers have no effect on learning here. "
+                f"Received: the layer {layer.name!r} with {what}. Leave it out; for smaller weights give the optimizer's weight_decay: "
+                "optimizer={'type': 'adam', 'weight_decay': 1e-4}."
+            )
 
 
 def _moments(layer: str) -> dict[str, str]:
