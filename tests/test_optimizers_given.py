@@ -74,6 +74,7 @@ GIVEN = {
     "Adadelta": lambda: o.Adadelta(1.0, rho=0.9, epsilon=1e-3),
     "Adagrad": lambda: o.Adagrad(0.1),
     "Adagrad-start": lambda: o.Adagrad(0.1, initial_accumulator_value=2.0, epsilon=0.1),
+    "Adagrad-from-0": lambda: o.Adagrad(0.1, initial_accumulator_value=0.0),
     "Lamb": lambda: o.Lamb(0.01),
     "Lion": lambda: o.Lion(0.01, beta_1=0.8),
     "Nadam": lambda: o.Nadam(0.01, beta_1=0.8, beta_2=0.95),

@@ -60,6 +60,11 @@ def test_boundaries_beyond_the_integers_of_the_step():
     assert schedules.value(schedule, jnp.int32(2**31 - 2)) == 2
 
 
+def test_more_steps_than_integers_hold():
+    schedule = Schedule("linear", 1.0, 0.0, 3 * 10**9)
+    assert jax.jit(lambda s: schedules.value(schedule, s))(jnp.uint32(15 * 10**8)) == 0.5
+
+
 def test_two_steps_compile_once():
     schedule = GOLDEN["linear"][0]
     traces = []

@@ -266,9 +266,9 @@ def test_plain_writes_what_describes_itself(tmp_path):
         *(
             (
                 {"type": "piecewise", "boundaries": steps, "values": (0.1, 0.2)},
-                f"boundaries must be 2 increasing whole numbers, as many as values. Received: boundaries={steps!r}.",
+                f"boundaries must be 2 increasing whole numbers of at least 0, as many as values. Received: boundaries={steps!r}.",
             )
-            for steps in [(5, 2), (2, 2), (2,), (2.0, 3.0), 7]
+            for steps in [(5, 2), (2, 2), (2,), (2.0, 3.0), 7, (-5, 3)]
         ),
     ],
 )

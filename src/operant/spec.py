@@ -138,10 +138,10 @@ class Schedule:
         if not isinstance(values, tuple) or not values or not all(map(_finite, values)):
             raise value_error("values", "a list of one or more finite numbers", values)
         whole = isinstance(steps, tuple) and all(type(step) is int for step in steps)
-        if not whole or len(steps) != len(values) or sorted(set(steps)) != list(steps):
-            raise value_error(
-                "boundaries", f"{len(values)} increasing whole numbers, as many as values", steps
-            )
+        rising = whole and sorted(set(steps)) == list(steps) and min(steps, default=0) >= 0
+        if not rising or len(steps) != len(values):
+            wanted = f"{len(values)} increasing whole numbers of at least 0, as many as values"
+            raise value_error("boundaries", wanted, steps)
 
     @classmethod
     def read(cls, value: Any) -> Schedule:

@@ -30,16 +30,8 @@ CLASSES: dict[str, tuple[str, dict[str, str]]] = {
     "SGD": ("sgd", {}),
 }
 """Keras's classes: operant's name, and which of its numbers are options of their own."""
-KEPT = (
-    "weight_decay",
-    "clipnorm",
-    "clipvalue",
-    "momentum",
-    "nesterov",
-    "centered",
-    "initial_accumulator_value",
-)
-"""Arguments that a dict with `type` takes under the same name."""
+KEPT = ("weight_decay", "clipnorm", "clipvalue", "momentum", "nesterov", "centered")
+"""Arguments that a dict with `type` takes under the same name, where they are not 0."""
 REFUSED = {
     "use_ema": "Leave it out: average weights outside of the optimizer",
     "loss_scale_factor": "Leave it out: training is in float32",
@@ -94,8 +86,8 @@ def options_of(optimizer: Any) -> dict[str, Any]:
                 "Lamb(weight_decay=...) has no counterpart here. Leave it out, or give optax.lamb(...)."
             )
         extra["weight_decay"] = 0.0  # operant's lamb decays by itself
-    if extra.get("initial_accumulator_value") == 0.1:
-        del extra["initial_accumulator_value"]
+    if (start := config.get("initial_accumulator_value", 0.1)) != 0.1:  # 0 is a value, too
+        extra["initial_accumulator_value"] = start
     lr, decay = _learning_rate(config["learning_rate"])
     if decay is not None:
         extra["decay"] = decay

@@ -47,7 +47,7 @@ def value(schedule: Schedule, step: int | Integer[Array, "*S"]) -> Float[Array, 
         boundaries = np.asarray([min(b, limit) for b in schedule.boundaries], step.dtype)
         values = jnp.asarray((schedule.start, *schedule.values), jnp.float32)
         return values[jnp.searchsorted(jnp.asarray(boundaries), step, side="right")]
-    f = jnp.clip(step.astype(jnp.float32) / schedule.steps, 0.0, 1.0)
+    f = jnp.clip(step.astype(jnp.float32) / np.float32(schedule.steps), 0.0, 1.0)
     start, end = schedule.start, schedule.end
     if schedule.type == "linear":
         return start * (1.0 - f) + end * f
