@@ -10,6 +10,7 @@ import pytest
 from operant.errors import SpecError
 from operant.nn import Head, build
 from operant.nn.backend import keras, numpy_promotion
+from operant.nn.phases import leaves
 from operant.spaces import Leaf
 
 VECTOR = {"state": Leaf("float", (3,))}
@@ -265,6 +266,39 @@ def test_what_only_training_in_keras_would_apply_is_refused(arguments, what):
     if what != "an activity regularizer":
         layer.trainable = False
         build(keras().Sequential([keras().Input((3,)), layer]), VECTOR, Q)
+
+
+@pytest.fixture
+def low_precision():
+    """Keras as a user's keras.json may have set it."""
+    k = keras()
+    before = k.config.dtype_policy()
+    k.config.set_dtype_policy("mixed_bfloat16")
+    yield
+    k.config.set_dtype_policy(before)
+
+
+def test_networks_are_in_float32_whatever_keras_is_set_to(low_precision):
+    frame, grid, rows = Leaf("float", (4, 4, 2)), Leaf("float", (36, 36)), Leaf("float", (4, 2))
+    attention = [{"type": "reshape", "shape": (4, 8)}, {"type": "attention", "size": 8}, "flatten"]
+    joined = {"type": "retrieve", "tensors": ("state", "rows"), "axis": 1}
+    heads = {"value": Head(()), "q": Head((2, 3)), "pair": Head((2,))}
+    for network, inputs in [
+        ("auto", {"state": grid, "rows": rows}),
+        (attention, {"state": frame}),
+        ([joined, "flatten"], {"state": Leaf("float", (4,)), "rows": rows}),
+    ]:
+        model = build(network, inputs, heads)
+        layers = [x for x in leaves(model._network) if not isinstance(x, keras().layers.InputLayer)]
+        assert [x.name for x in layers if x.compute_dtype != "float32"] == []
+
+
+def test_outputs_of_a_keras_model_become_float32(low_precision):
+    k = keras()
+    x = k.Input((3,))
+    model = build(k.Model(x, [k.layers.Dense(2)(x), k.layers.Dense(1)(x)]), VECTOR, AC)
+    outputs, _ = model.apply(model.init(jax.random.key(0)), {"state": jnp.ones((2, 3))})
+    assert {y.dtype for y in outputs.values()} == {jnp.dtype("float32")}
 
 
 def test_keras_model_survives_as_data(whole):

@@ -12,7 +12,7 @@ import numpy as np
 from operant.errors import SpecError, suggest
 from operant.nn.backend import keras, numpy_promotion
 from operant.nn.cfg import Cfg
-from operant.nn.graph import Bounds, Carries, Graph, activation, safe_name
+from operant.nn.graph import Bounds, Carries, Graph, activation, reshaped, safe_name
 from operant.nn.model import Model, Port
 from operant.nn.network import Auto, KerasModel, Layered, Preprocessed, parse
 from operant.nn.structure import config, from_config
@@ -214,7 +214,7 @@ def _head(name: str, head: Head, features: Any) -> Any:
         name=label,
         dtype="float32",
     )(features)
-    return x if head.shape == x.shape[1:] else k.layers.Reshape(head.shape)(x)
+    return x if head.shape == x.shape[1:] else reshaped(x, head.shape)
 
 
 def _complete(
@@ -260,7 +260,7 @@ def _from_cfg(
     elif images:
         x = graph.encode(tensors[images[0]])
         if cfg.first == "convolutional" and len(x.shape) == 3:  # a grey image
-            x = keras().layers.Reshape((*x.shape[1:], 1))(x)
+            x = reshaped(x, (*x.shape[1:], 1))
         vector = graph.concatenate([graph.vector(x) for x in vectors]) if vectors else None
     else:
         x = graph.concatenate([graph.vector(x) for x in vectors])
@@ -293,7 +293,7 @@ def _is_softmax(model: Any, index: int) -> bool:
 def _headed(model: Any, called: Any, heads: Mapping[str, Head], entries: Mapping[str, Any]) -> dict[str, Any]:
     """Check a whole model's outputs against the heads, in order, and add the heads that are learned constants."""
     k = keras()
-    found = k.tree.flatten(called)
+    found = [x if x.dtype == "float32" else k.ops.cast(x, "float32") for x in k.tree.flatten(called)]
     dense = {n: head for n, head in heads.items() if head.constant is None}
     sizes = [math.prod(head.shape) for head in dense.values()]
     shapes = [tuple(x.shape[1:]) for x in found]
@@ -308,7 +308,7 @@ def _headed(model: Any, called: Any, heads: Mapping[str, Head], entries: Mapping
         if head.logits and _is_softmax(model, i):
             found[i] = k.ops.log(k.ops.maximum(found[i], 1e-30))  # a probability may underflow to 0
     outputs = {
-        n: x if tuple(x.shape[1:]) == head.shape else k.layers.Reshape(head.shape)(x)
+        n: x if tuple(x.shape[1:]) == head.shape else reshaped(x, head.shape)
         for (n, head), x in zip(dense.items(), found, strict=True)
     }
     first = outputs[next(iter(outputs))] if outputs else next(iter(entries.values()))
@@ -340,7 +340,7 @@ def _called(model: Any, tensors: Mapping[str, Any], fed: Mapping[str, Leaf]) -> 
     for x, place in zip(tensors.values(), declared, strict=True):
         x = graph.encode(x) if "float" in place.dtype else x
         if len(place.shape) == len(x.shape) + 1 and place.shape[-1] == 1:
-            x = k.layers.Reshape((*x.shape[1:], 1))(x)
+            x = reshaped(x, (*x.shape[1:], 1))
         agree = len(x.shape) == len(place.shape) and all(
             b in (None, a) for a, b in zip(x.shape[1:], place.shape[1:], strict=True)
         )

@@ -178,7 +178,7 @@ class Cfg:
             for i, section in enumerate(self.sections):
                 before, x = x, self._added(section, x, sizes.get(section.name), _derived(seed, i), names)
                 if vector is not None and len(before.shape) > len(x.shape) == 2:
-                    x, joined = k.layers.Concatenate(name=f"joined_{i}")([x, vector]), True
+                    x, joined = k.layers.Concatenate(name=f"joined_{i}", dtype="float32")([x, vector]), True
                 base, base_joined = (x, joined) if section.common else (base, base_joined)
                 if section.output and not joined:
                     raise SpecError(

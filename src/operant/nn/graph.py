@@ -55,6 +55,11 @@ def safe_name(name: str) -> str:
     return name.replace("/", ".")
 
 
+def reshaped(tensor: Any, shape: tuple[int, ...]) -> Any:
+    """Return a tensor in another shape (but for the batch axis), in float32 whatever the user's keras.json says."""
+    return keras().layers.Reshape(shape, dtype="float32")(tensor)
+
+
 Bounds: TypeAlias = tuple[np.ndarray, np.ndarray]
 """Least and greatest values; infinite where open."""
 
@@ -162,7 +167,7 @@ class Graph:
         tensor = self.encode(tensor)
         if len(tensor.shape) == 2:
             return tensor
-        return keras().layers.Reshape((math.prod(tensor.shape[1:]),))(tensor)
+        return reshaped(tensor, (math.prod(tensor.shape[1:]),))
 
     def concatenate(self, tensors: list[Any]) -> Any:
         """Join tensors `[B, features]`."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from operant.errors import SpecError, suggest, value_error
 from operant.nn.backend import keras
-from operant.nn.graph import Graph, activation, orthogonal
+from operant.nn.graph import Graph, activation, orthogonal, reshaped
 
 Pair = int | tuple[int, ...]
 RANKS = {1: "[features]", 2: "[length, channels]", 3: "[height, width, channels]"}
@@ -282,7 +282,7 @@ class Reshape(Layer):
 
     def __call__(self, graph: Graph, x: Any) -> Any:
         """Add the layer."""
-        return keras().layers.Reshape(self.shape)(x)
+        return reshaped(x, self.shape)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -494,7 +494,7 @@ class Attention(Layer):
     def __call__(self, graph: Graph, x: Any) -> Any:
         """Add the layer; an image's positions are a sequence for it."""
         k, shape = keras(), x.shape[1:-1]
-        x = k.layers.Reshape((math.prod(shape), x.shape[-1]))(x)
+        x = reshaped(x, (math.prod(shape), x.shape[-1]))
         name = graph.name(self.type, self.name)
         attend = k.layers.MultiHeadAttention(
             self.heads,
@@ -504,7 +504,7 @@ class Attention(Layer):
             name=name,
             **FLOAT,
         )
-        return k.layers.Reshape((*shape, self.size))(attend(x, x))
+        return reshaped(attend(x, x), (*shape, self.size))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from operant.errors import SpecError, suggest, value_error
 from operant.nn import layers
 from operant.nn.backend import keras
 from operant.nn.cfg import Cfg
-from operant.nn.graph import Graph, activation
+from operant.nn.graph import Graph, activation, reshaped
 from operant.nn.layers import whole
 from operant.nn.recurrent import Lstm
 from operant.nn.structure import LAYERS, add, add_all, config, from_config, read
@@ -115,7 +115,7 @@ class Auto:
     def _image(self, graph: Graph, x: Any) -> Any:
         x = graph.encode(x)
         if len(x.shape) == 3:
-            x = keras().layers.Reshape((*x.shape[1:], 1))(x)
+            x = reshaped(x, (*x.shape[1:], 1))
         large = min(x.shape[1:3]) >= NATURE_SIDE
         stack = ((32, 8, 4), (64, 4, 2), (64, 3, 1)) if large else ((16, 3, 1),)
         for size, window, stride in stack:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from operant.errors import SpecError, suggest, value_error
 from operant.nn import layers
 from operant.nn.backend import keras
-from operant.nn.graph import Graph
+from operant.nn.graph import Graph, reshaped
 from operant.nn.layers import RANKS, Layer, choice
 from operant.nn.recurrent import Gru, Lstm, Rnn
 from operant.spec import Registry, build
@@ -93,7 +93,7 @@ class Retrieve(Layer):
             if any(n not in (1, size) for n, size in zip(shape, wanted, strict=True)):
                 listed = ", ".join(f"{name} {s}" for name, s in zip(self.tensors, shapes, strict=True))
                 raise SpecError(f"Tensors to {self.aggregation} must have equal shapes. Received: {listed}.")
-            x = x if len(x.shape) == rank + 1 else keras().layers.Reshape(shape)(x)
+            x = x if len(x.shape) == rank + 1 else reshaped(x, shape)
             copies = (1, *(size // n for n, size in zip(shape, wanted, strict=True)))
             result.append(x if set(copies) == {1} else ops.tile(x, copies))
         return result
