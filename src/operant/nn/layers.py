@@ -282,6 +282,7 @@ class Reshape(Layer):
 
     def __call__(self, graph: Graph, x: Any) -> Any:
         """Add the layer."""
+        assert isinstance(self.shape, tuple)
         return reshaped(x, self.shape)
 
 
