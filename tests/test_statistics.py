@@ -82,6 +82,19 @@ def test_the_count_does_not_wrap_round():
     assert np.isfinite(m.mean) and m.var <= 1
 
 
+def test_numbers_whose_squares_overflow_do_not_count():
+    rows = f32([1, 2, 1e20, 3, -3e38, 4])
+    m = update(statistics.init(()), rows, jnp.ones(6, bool))
+    assert m.rows == 4 and m.mean == 2.5 and m.var == 1.25
+    for row in rows:
+        m = update(m, row[None], jnp.ones(1, bool))
+    assert m.rows == 8 and m.mean == 2.5 and m.var == 1.25
+    m = update(
+        statistics.init(()), jnp.full((1000,), 1.8e19), jnp.ones(1000, bool)
+    )  # each has a square, the sum has not
+    assert np.isfinite(m.var)
+
+
 def test_a_constant_has_no_variance():
     m = update(statistics.init(()), jnp.full((1000,), 1234.5678), jnp.ones(1000, bool))
     assert m.var < 1e-9

@@ -61,7 +61,7 @@ def update(moments: Moments, x: Num[Array, "..."], valid: Bool[Array, "*L"]) -> 
     With f the new rows' share of all rows and d the difference of the means, the mean grows by f d and the
     variance by f (new variance - variance + (1 - f) d²).
 
-    Rows that are not finite do not count: a single one would spoil the moments for ever.
+    Rows that are not finite, or so far off that squares overflow, do not count: a single one would spoil the moments for ever.
 
     Args:
         moments: what was seen before.
@@ -69,7 +69,10 @@ def update(moments: Moments, x: Num[Array, "..."], valid: Bool[Array, "*L"]) -> 
         valid: rows that count.
     """
     lead = tuple(range(valid.ndim))
-    valid = valid & jnp.all(jnp.isfinite(x), axis=tuple(range(valid.ndim, x.ndim)))
+    # Differences to the running mean are small, and the second pass below takes out what the first one rounded.
+    difference = x.astype(jnp.float32) - jnp.broadcast_to(moments.mean, x.shape)
+    summed = 4.0 * valid.size * jnp.square(difference)  # bounds the sum of squares around the new mean
+    valid = valid & jnp.all(jnp.isfinite(summed), axis=tuple(range(valid.ndim, x.ndim)))
     weight = jnp.broadcast_to(jnp.expand_dims(valid, tuple(range(valid.ndim, x.ndim))), x.shape)
     n = jnp.sum(valid, dtype=jnp.int32)
 
@@ -77,8 +80,6 @@ def update(moments: Moments, x: Num[Array, "..."], valid: Bool[Array, "*L"]) -> 
         total = jnp.sum(jnp.where(weight, rows, 0.0), axis=lead)
         return total / jnp.maximum(n, 1).astype(jnp.float32)
 
-    # Differences to the running mean are small, and the second pass takes out what the first one rounded.
-    difference = x.astype(jnp.float32) - jnp.broadcast_to(moments.mean, x.shape)
     first = mean_of(difference)
     centred = difference - jnp.broadcast_to(first, x.shape)
     second = mean_of(centred)
