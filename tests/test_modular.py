@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -225,6 +227,23 @@ def test_one_step_per_block_with_a_shared_baseline_is_the_actor_critic_of_blocks
         np.testing.assert_allclose(
             mine.state.variables["params"][name], x, rtol=2e-3, atol=2e-5, err_msg=name
         )
+
+
+def test_temperature_scales_what_every_policy_of_floats_draws():
+    for distribution in ("clip", "squash", "beta"):
+        drawn = []
+        for temperature in (0.0, 0.5, 1.0):
+            made = learner(
+                "modular", Countdown(kind="float"), 4, temperature=temperature, distribution=distribution
+            )
+            components = made.algorithm.spaces.observation_components
+            seen = {k: jnp.zeros((4, *v.shape), v.dtype) for k, v in components.items()}
+            acting = made.algorithm.acting(made.algorithm.init(jax.random.key(0)), None)
+            noise = made.algorithm.noise(jax.random.key(1), 4)
+            act = functools.partial(made.algorithm.act, acting, seen, (), noise)
+            calm, wild = (next(iter(act(explore).action.values())) for explore in (False, True))
+            drawn.append(np.abs(wild - calm))
+        assert not drawn[0].any() and (drawn[1] < drawn[2]).all(), distribution
 
 
 @pytest.mark.slow

@@ -119,6 +119,38 @@ def test_the_search_looks_at_the_weight_of_squared_parameters_too():
     assert float(moved[0]) == pytest.approx(3.0 - 0.1 * 6.0) and watched["update/accepted"] == 1.0
 
 
+def test_running_averages_are_no_part_of_penalties_and_estimates():
+    params, optimizer = {"w": jnp.asarray(3.0), "average": jnp.asarray(100.0)}, optimise.optimizer("sgd", 0.1)
+    learning = steps.Learning(
+        None, lambda words, before, after, rows: after, lambda p: {**p, "average": jnp.zeros(())}
+    )
+
+    def loss(p, rows):
+        return rows * p["w"] + 0.0 * p["average"], {}
+
+    for evolution in (None, steps.Evolution(4, 0.1)):
+        plan = steps.Plan(1, l2=0.5, evolution=evolution)
+        moved, _, watched = steps.fit(
+            loss,
+            params,
+            optimizer.init(params),
+            optimizer,
+            jnp.ones(2),
+            jnp.ones(2, bool),
+            plan,
+            WORDS,
+            learning,
+        )
+        assert moved["average"] == 100 and moved["w"] < 3
+        if evolution is None:
+            assert watched["grad_norm"] == pytest.approx(1 + 2 * 0.5 * 3)
+
+
+def test_shares_of_rows_are_not_rounded_below_the_number_meant():
+    for share, number, rows in [(0.59, 100, 59), (0.84, 75, 63), (1.0, 7, 7), (0.5, 3, 1), (0.999, 10, 9)]:
+        assert steps._size(share, jnp.int32(number)) == rows
+
+
 def test_what_contradicts_itself_is_refused():
     for options, message in [
         ({"gradient": "natural", "objective": "action_value"}, "that of a policy"),

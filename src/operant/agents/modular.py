@@ -436,7 +436,13 @@ class Modular:
                 for name, own in after.items()
             }
 
-        return steps.Learning(None if used else noisy, averaged)
+        def trained(params: Tree) -> Tree:
+            return {
+                name: {k: jnp.zeros_like(x) if k in self.models[name].averages else x for k, x in own.items()}
+                for name, own in params.items()
+            }
+
+        return steps.Learning(None if used else noisy, averaged, trained)
 
     def _plan(self, frozen: Tree) -> steps.Plan:
         """Return how gradient steps are taken."""

@@ -188,7 +188,14 @@ class PolicyGradient(Networks):
         def scaled(x: Array) -> Array:
             return x * temperature if jnp.issubdtype(x.dtype, jnp.floating) else x
 
-        return policy.sample(jax.tree.map(scaled, noise))
+        mode, drawn = policy.mode(), policy.sample(jax.tree.map(scaled, noise))
+        return {
+            # Noise that is bits of keys has no scale; what is drawn with it goes towards the mode instead.
+            name: x
+            if jnp.issubdtype(noise[name].dtype, jnp.floating)
+            else mode[name] + temperature * (x - mode[name])
+            for name, x in drawn.items()
+        }
 
     def log_prob(self, outputs: Arrays, observation: Arrays, action: Arrays) -> Array:
         """Return the log-probability under the policy at temperature 1."""

@@ -67,6 +67,8 @@ class Learning(NamedTuple):
     None: as in use."""
     averaged: Callable[[Array, Tree, Tree, Any], Tree]
     """(key data, parameters before a step, those after it, its rows) to the latter with running averages moved."""
+    trained: Callable[[Tree], Tree] = lambda params: params
+    """Parameters to themselves with 0 for the running averages, which are no part of penalties and estimates."""
 
 
 class Plan(NamedTuple):
@@ -129,6 +131,7 @@ def fit(
     shapes = jax.eval_shape(
         lambda: _value(loss, params, Sample(rows, _ordered(counts, None), size, whole))[1]
     )
+    trained: Callable[[Tree], Tree] = (lambda params: params) if learning is None else learning.trained
     names = (*shapes, *(["update/accepted"] if plan.search else []), "grad_norm", "skipped")
 
     def step(i: Array, carry: tuple[Tree, Tree, Array]) -> tuple[Tree, Tree, Array]:
@@ -138,13 +141,14 @@ def fit(
         sample = Sample(rows, order, size, whole)
 
         own = loss if learning is None or learning.loss is None else learning.loss(words_i)
-        value = functools.partial(_penalised, own, plan.l2, sample)
+        value = functools.partial(_penalised, own, plan.l2, sample, trained)
         if plan.evolution is None:
             grads, watched = _gradient(own, params, sample)
-            grads = jax.tree.map(lambda g, p: g + 2.0 * jnp.asarray(plan.l2, p.dtype) * p, grads, params)
+            penalty = jax.tree.map(lambda p: 2.0 * jnp.asarray(plan.l2, p.dtype) * p, trained(params))
+            grads = jax.tree.map(jnp.add, grads, penalty)
         else:
             watched = value(params)[1]
-            grads = _estimated(value, params, plan.evolution, words_i)
+            grads = _estimated(value, params, plan.evolution, trained, words_i)
         if plan.natural is None:
             moved, opt_state, info = optimise.apply(optimizer, params, opt_state, grads)
         else:
@@ -167,7 +171,8 @@ def fit(
 def _size(fraction: Scalar, number: Array) -> Int[Array, ""]:
     """Return how many of `number` rows a step sees, at least 1 of them."""
     fraction = jnp.asarray(fraction, jnp.float32)
-    wanted = jnp.where(fraction <= 1.0, fraction * number.astype(jnp.float32), fraction)
+    share = fraction * (1.0 + 1e-6) * number.astype(jnp.float32)  # 0.59 x 100 is 59, whatever the rounding
+    wanted = jnp.where(fraction <= 1.0, share, fraction)
     return jnp.clip(wanted.astype(jnp.int32), 1, jnp.maximum(number, 1))
 
 
@@ -190,10 +195,12 @@ def _value(loss: Loss, params: Tree, sample: Sample) -> tuple[Array, Metrics]:
     return found
 
 
-def _penalised(loss: Loss, l2: Scalar, sample: Sample, params: Tree) -> tuple[Array, Metrics]:
+def _penalised(
+    loss: Loss, l2: Scalar, sample: Sample, trained: Callable[[Tree], Tree], params: Tree
+) -> tuple[Array, Metrics]:
     """Return the mean loss and the weighted sum of squared parameters, and means of what is watched."""
     mean, watched = _value(loss, params, sample)
-    squares = sum(jnp.sum(jnp.square(p)) for p in jax.tree.leaves(params))
+    squares = sum(jnp.sum(jnp.square(p)) for p in jax.tree.leaves(trained(params)))
     return mean + jnp.asarray(l2, mean.dtype) * squares, watched
 
 
@@ -253,14 +260,16 @@ def _head(sample: Sample) -> tuple[Any, Array]:
     return jax.tree.map(lambda x: x[chosen], rows), _weights(0, length, jnp.minimum(size, length))
 
 
-def _estimated(value: Value, params: Tree, evolution: Evolution, words: Array) -> Tree:
+def _estimated(
+    value: Value, params: Tree, evolution: Evolution, trained: Callable[[Tree], Tree], words: Array
+) -> Tree:
     """Estimate the gradient of the loss: the mean of ε (L(θ + σε) - L(θ - σε)) / 2σ over normal ε."""
     start, tree = ravel_pytree(params)
     deviation = jnp.asarray(evolution.deviation, start.dtype)
 
     def pair(i: Array, total: Array) -> Array:
         key = jax.random.fold_in(jax.random.wrap_key_data(words), i)
-        away = jax.random.normal(key, start.shape, start.dtype)
+        away = ravel_pytree(trained(tree(jax.random.normal(key, start.shape, start.dtype))))[0]
         rise = value(tree(start + deviation * away))[0] - value(tree(start - deviation * away))[0]
         return total + away * rise / (2.0 * deviation)
 
