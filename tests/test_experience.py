@@ -271,6 +271,16 @@ def test_recorder_writes_whole_episodes_and_keeps_the_newest(tmp_path):
             Agent.create(agent="ppo", states=STATES, actions=ACTIONS["int"], recorder=spec)
 
 
+def test_recorders_one_after_the_other_replace_nothing(tmp_path):
+    for _ in range(2):
+        agent = Agent.create(agent="random", states=STATES, actions=ACTIONS["int"], recorder=str(tmp_path))
+        for _ in range(2):
+            agent.act(states=np.zeros(3))
+            agent.observe(reward=0.0, terminal=1)
+        agent.close()
+    assert [p.name for p in traces.files(tmp_path)] == [f"trace-{i:09d}.npz" for i in range(4)]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_pretraining_imitates(name, tmp_path):
     """Of two actions, traces show the right one: which one that is depends on the state's sign."""

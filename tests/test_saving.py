@@ -187,6 +187,36 @@ def test_saver_writes_the_rest_at_the_end_and_can_continue(tmp_path):
             create(saver=spec)
 
 
+def test_agents_in_one_folder_continue_from_their_own_checkpoints(tmp_path):
+    for seed, name in enumerate(("alice", "bob")):
+        agent = create(seed=seed, saver={"directory": str(tmp_path), "filename": name})
+        run(agent, 5)
+        agent.close()
+    assert create(saver={"directory": str(tmp_path), "filename": "alice", "load": True}).timesteps == 5
+    assert Agent.load(tmp_path, "alice").seed == 0 and Agent.load(tmp_path).seed == 1
+    agent = Agent.load(tmp_path, "alice")
+    agent.save(tmp_path, "alice")
+    run(agent, 1)
+    agent.save(tmp_path, "alice", append="timesteps")
+    assert Agent.load(tmp_path, "alice").timesteps == 5  # that very name, and a saver's newest
+    assert create(saver={"directory": str(tmp_path), "filename": "alice", "load": True}).timesteps == 6
+    with pytest.raises(CheckpointError, match="There is no checkpoint 'ali'"):
+        create(saver={"directory": str(tmp_path), "filename": "ali", "load": True})
+
+
+def test_saver_writes_what_was_learnt_without_acting(tmp_path):
+    agent = create(recorder=str(tmp_path / "traces"))
+    run(agent, 12)
+    agent.close()
+    agent = create(saver=str(tmp_path / "saved"))
+    before = actions(agent)
+    agent.pretrain(tmp_path / "traces", num_iterations=20, lr=0.1)
+    learnt = actions(agent)
+    agent.close()
+    assert (learnt != before).any()
+    np.testing.assert_array_equal(actions(Agent.load(tmp_path / "saved")), learnt)
+
+
 def test_saver_by_the_clock(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr("operant.saving.time.monotonic", lambda: now[0])

@@ -78,7 +78,7 @@ class Agent(Interactive):
                 trace files there, for `pretrain`.
             saver: a folder, or `dict(directory=..., filename='agent', frequency=10, unit='updates', max_checkpoints=10,
                 load=False)`: write checkpoints there, every so many updates (or timesteps, episodes, seconds) and on `close`;
-                with `load`, continue from the newest.
+                with `load`, continue from the newest of that name.
             summarizer: a folder, or `dict(directory=..., labels='all', frequency=100, custom={}, ...)`: write summaries for
                 TensorBoard; see `operant.summaries`.
             options: hyperparameters of the algorithm by name.
@@ -116,7 +116,8 @@ class Agent(Interactive):
             settings=settings,
         )
         if writers.saving is not None and writers.saving.load:
-            made._resume(saving.checkpoint_in(Path(writers.saving.directory), None))
+            place, name = Path(writers.saving.directory), writers.saving.filename
+            made._resume(saving.checkpoint_in(place, name, numbered=True))
         made._write_by(writers)
         return made
 
@@ -249,6 +250,7 @@ class Agent(Interactive):
         drawn = experience.draws(directory, extension, self.spaces, num_traces, num_iterations, self.seed)
         if able and imitate is not False:
             experience.clone(self._engine, drawn, num_updates, lr=lr, batch_size=batch_size, seed=self.seed)
+            self._writers.changed()
             return
         for trace in drawn:
             experience.bring(self._engine, self.actors, trace)
@@ -349,7 +351,8 @@ class Agent(Interactive):
 
         Args:
             directory: a run's folder, a folder of checkpoints or weights, or one of these itself.
-            filename: name in the folder (default: the newest).
+            filename: name in the folder (default: the newest); of a checkpoint also without the number at its end, for the newest
+                of that name.
             format: see `save`; default: a checkpoint if there is one, else weights of any format.
             environment: checked against the saved spaces, if given.
             agent: the algorithm's class, for one that is not operant's own: a file never says what to import.

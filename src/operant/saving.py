@@ -221,13 +221,20 @@ def find_checkpoint(directory: Path, filename: str | None) -> Path | None:
     return checkpoint.latest(directory) if directory.is_dir() else None
 
 
-def checkpoint_in(directory: Path, filename: str | None) -> Path:
-    """As `find_checkpoint`; that there is none is an error.
+def checkpoint_in(directory: Path, filename: str | None, *, numbered: bool = False) -> Path:
+    """As `find_checkpoint`, or else the newest ``<filename>-<number>``; that there is none is an error.
+
+    Args:
+        directory: where it is.
+        filename: its name, or what stands before the number (None: any).
+        numbered: the newest also where one of just that name is there, as a saver continues.
 
     Raises:
         CheckpointError: there is none.
     """
-    found = find_checkpoint(directory, filename)
+    found = None if numbered else find_checkpoint(directory, filename)
+    if found is None and filename is not None:
+        found = checkpoint.latest(directory, filename)
     if found is None:
         named = "" if filename is None else f" {filename!r}"
         policies = [p.name for suffix in export.FORMATS.values() for p in directory.glob(f"*{suffix}")]
@@ -266,7 +273,7 @@ class SaverConfig(Config):
         choices=("seconds", "timesteps", "episodes", "updates"),
     )
     max_checkpoints: int | None = option(10, "Newest checkpoints to keep (None: all)", low=1)
-    load: bool = option(False, "Continue from the newest checkpoint in the folder")
+    load: bool = option(False, "Continue from the newest checkpoint of that name in the folder")
 
     def check(self) -> Iterator[str]:
         """Ask for a folder."""
@@ -297,13 +304,17 @@ class Saver:
         self.config = config
         self._save, self._count = save, count
         self._last = self._now()
-        self._saved = self._state()
+        self._saved: tuple[int, int] | None = self._state()
 
     def _now(self) -> float:
         return time.monotonic() if self.config.unit == "seconds" else self._count(self.config.unit)
 
     def _state(self) -> tuple[int, int]:
         return self._count("timesteps"), self._count("updates")
+
+    def changed(self) -> None:
+        """Take note of what the counters do not tell."""
+        self._saved = None
 
     def look(self) -> None:
         """Write a checkpoint if it is time."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -236,7 +237,7 @@ class Recorder:
         config: its options.
         spaces: of the agent.
         actors: how many act.
-        episodes: how many ended already, so that names go on.
+        episodes: how many ended already, so that names go on. They go on from the folder's files, too: none is replaced.
     """
 
     def __init__(self, config: RecorderConfig, spaces: Spaces, actors: int, episodes: int = 0) -> None:
@@ -246,7 +247,7 @@ class Recorder:
         self._pending: list[tuple[Flat, Flat]] = [({}, {})] * actors
         self._finished: list[Trace] = []
         self._skip = config.start
-        self._episodes = episodes
+        self._episodes = max([episodes, *(number + 1 for number in _numbers(config.directory))])
 
     def act(self, actor: int, observation: Flat, action: Flat) -> None:
         """Note what an actor saw and did."""
@@ -283,6 +284,12 @@ class Recorder:
         """Write finished episodes that do not fill a file."""
         if self._finished:
             self._write()
+
+
+def _numbers(folder: str) -> list[int]:
+    """Return the numbers of a folder's trace files."""
+    names = (path.name for path in Path(folder).glob("trace-*.npz"))
+    return [int(found[1]) for name in names if (found := re.fullmatch(r"trace-(\d+)\.npz", name))]
 
 
 def _trace(steps: list[tuple[Flat, Flat, float, int]], last: Flat | None) -> Trace:

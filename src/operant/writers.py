@@ -92,7 +92,9 @@ class Writers:
     def spaces_changed(self, spaces: Spaces) -> None:
         """Go on with other spaces: masks came with the first states."""
         if self.recording is not None and self._recorder is not None:
-            self._recorder = Recorder(self.recording, spaces, self._agent.parallel_interactions)
+            self._recorder = Recorder(
+                self.recording, spaces, self._agent.parallel_interactions, self._agent.episodes
+            )
 
     def acted(self, actors: Sequence[Actor]) -> None:
         """Note the actions that actors took at their newest rows."""
@@ -122,6 +124,12 @@ class Writers:
                 name.replace("/params/", "/"): np.array(x) for name, x in flat.items() if "/params/" in name
             }
         self._summarizer.update(self._agent.updates, engine.metrics(), weights)
+
+    def changed(self) -> None:
+        """Take note that the agent learnt, though it counts no update."""
+        if self._saver is not None:
+            self._saver.changed()
+            self._saver.look()
 
     def look(self) -> None:
         """Write a checkpoint if it is time."""

@@ -249,9 +249,12 @@ def best(directory: str | Path) -> Path | None:
     return path if (path / MANIFEST).exists() else None
 
 
-def latest(directory: str | Path) -> Path | None:
-    """Return the newest checkpoint that is whole, or None. Newer ones that are not are reported by a warning."""
-    found = _newest(directory, lambda path: _read_leaves(path, read_manifest(path)))
+def latest(directory: str | Path, name: str | None = None) -> Path | None:
+    """Return the newest checkpoint that is whole, or None. Newer ones that are not are reported by a warning.
+
+    With `name`, only those count that have that name, or it and a number: ``<name>-<number>``.
+    """
+    found = _newest(directory, lambda path: _read_leaves(path, read_manifest(path)), name)
     return None if found is None else found[0]
 
 
@@ -290,8 +293,13 @@ def _ordered(folder: Path) -> list[tuple[Path, float]]:
     return sorted(found, key=lambda pair: (pair[1], pair[0].name))
 
 
-def _newest(directory: str | Path, read: Callable[[Path], Any]) -> tuple[Path, Any] | None:
+def _newest(
+    directory: str | Path, read: Callable[[Path], Any], name: str | None = None
+) -> tuple[Path, Any] | None:
+    wanted = re.compile(".*" if name is None else rf"(?:{re.escape(_REPLACED)})?{re.escape(name)}(?:-\d+)?")
     for path in reversed(list_checkpoints(directory)):
+        if wanted.fullmatch(path.name) is None:
+            continue
         try:
             return path, read(path)
         except CheckpointError as error:
