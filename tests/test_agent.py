@@ -264,6 +264,8 @@ def test_episode_longer_than_announced_is_an_error():
         agent.observe()
     with pytest.raises(UsageError, match="longer than max_episode_timesteps=3"):
         agent.act(states=state())
+    agent.reset()  # as the message says, where the environment began anew
+    agent.act(states=state())
 
 
 def test_reset_closes_open_episodes():

@@ -349,6 +349,22 @@ def test_callbacks(runner):
         assert runner.episodes == 4
 
 
+def test_a_callback_evaluates_by_a_runner_of_its_own(runner, agent):
+    with pytest.raises(UsageError, match="Runner of its own"):
+        runner.run(
+            num_episodes=6, callback=lambda r, p: r.run(num_episodes=1, evaluation=True, **QUIET), **QUIET
+        )
+    scores = []
+
+    def evaluate(given, parallel):
+        with Runner(given.agent, Walk) as other:
+            other.run(num_episodes=1, evaluation=True, **QUIET)
+            scores.extend(other.episode_returns)
+
+    runner.run(num_episodes=6, callback=evaluate, **QUIET)
+    assert runner.episodes == len(runner.episode_returns) == len(scores) == 6
+
+
 def test_a_failed_or_interrupted_run_can_be_followed_by_another(runner, agent):
     def interrupt(runner, parallel):
         raise KeyboardInterrupt

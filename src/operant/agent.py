@@ -349,6 +349,9 @@ class Agent(Interactive):
     ) -> Agent:
         """Load an agent: a checkpoint or weights, the newest in a folder, or the newest checkpoint of a training run.
 
+        A checkpoint continues in the middle of the episodes that were open. Call `reset()` after it where the environments begin
+        anew: it cuts them.
+
         Args:
             directory: a run's folder, a folder of checkpoints or weights, or one of these itself.
             filename: name in the folder (default: the newest); of a checkpoint also without the number at its end, for the newest

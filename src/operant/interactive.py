@@ -195,7 +195,8 @@ class Interactive:
         for actor in actors:
             if actor.acted:
                 raise UsageError(
-                    f"act was called twice for parallel={actor.index}. Call observe after each act."
+                    f"act was called twice for parallel={actor.index}. Call observe after each act, or reset() where the "
+                    "environments begin anew, as after Agent.load."
                 )
             self._check_length(actor)
         self._declare_masks(states[0] if batched and isinstance(states, list | tuple) else states)
@@ -218,7 +219,7 @@ class Interactive:
         if limit is not None and actor.length >= limit:
             raise UsageError(
                 f"The episode of parallel={actor.index} is longer than max_episode_timesteps={limit}. "
-                "Call observe with terminal=2 at the limit."
+                "Call observe with terminal=2 at the limit, or reset() where the environments begin anew, as after Agent.load."
             )
 
     def _actor(self, index: Any) -> Actor:

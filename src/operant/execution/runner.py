@@ -100,6 +100,7 @@ class Runner:
         if environments is None and remote is None and not evaluation:
             self._shortcut = Shortcut(environment, max_episode_timesteps, first)
         self._runs = 0
+        self._running = False
         self._closed = False
         self._ledger = Ledger(self, Order.read(), first, evaluation)
 
@@ -253,12 +254,17 @@ class Runner:
                 number of episodes over which to average the return instead of `mean_horizon`.
 
         Raises:
-            UsageError: no limit and no callback, or settings that exclude one another.
+            UsageError: no limit and no callback, settings that exclude one another, or a run inside a run.
             SpecError: a value that is not understood.
             EnvironmentError: an environment failed.
         """
         if self._closed:
             raise UsageError("The Runner is closed. Make another one.")
+        if self._running:
+            raise UsageError(
+                "run was called inside a run, from a callback. To evaluate there, make a Runner of its own with the same agent: "
+                "Runner(agent=runner.agent, environment=...).run(num_episodes=10, evaluation=True)."
+            )
         limits = {"num_episodes": num_episodes, "num_timesteps": num_timesteps, "num_updates": num_updates}
         limits = {name: whole(name, value, optional=True) for name, value in limits.items()}
         manner = {
@@ -300,12 +306,14 @@ class Runner:
             self._ledger.bar = Bar(counted.removeprefix("num_"), total)
         self._runs += 1
         seed = seed_of(self.agent.seed, self.agent.timesteps + self._runs)
+        self._running = True
         try:
             shortcut = self._shortcut
             if shortcut is not None and not (order.tells or evaluation):
                 shortcut.run(self.agent, plan, self._ledger, seed)
             Interaction(self.agent, self._seats, plan, self._ledger, seed).run()
         finally:
+            self._running = False
             if self._ledger.bar is not None:
                 self._ledger.show(episode=True)
                 self._ledger.bar.close()
