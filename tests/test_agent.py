@@ -144,6 +144,7 @@ def test_specification_as_dict_file_class_and_alias(tmp_path):
     import json
 
     (tmp_path / "a.json").write_text(json.dumps({"type": "ppo", "n_steps": 4, "learning_rate": 0.01}))
+    import operant
     from operant.agents.ppo import PPO
 
     same = {"n_steps": 4, "lr": 0.01}
@@ -155,6 +156,8 @@ def test_specification_as_dict_file_class_and_alias(tmp_path):
             ({"agent": "ppo"}, same),
             ("ppo", same),
             (PPO, same),
+            (operant.PPO, same),
+            ({"type": operant.PPO, **same}, {}),
             ("operant.agents.ppo.PPO", same),
         ]
     ]

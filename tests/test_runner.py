@@ -365,6 +365,14 @@ def test_a_callback_evaluates_by_a_runner_of_its_own(runner, agent):
     assert runner.episodes == len(runner.episode_returns) == len(scores) == 6
 
 
+def test_updates_are_no_limit_of_an_agent_that_never_updates():
+    with Runner("random", Walk) as runner:
+        with pytest.raises(UsageError, match="never updates"):
+            runner.run(num_updates=1, **QUIET)
+        runner.run(num_updates=1, num_episodes=1, **QUIET)
+        assert runner.episodes == 1
+
+
 def test_a_failed_or_interrupted_run_can_be_followed_by_another(runner, agent):
     def interrupt(runner, parallel):
         raise KeyboardInterrupt
@@ -477,6 +485,7 @@ def test_refused_arguments(agent, error, arguments, message):
         (SpecError, {"num_episodes": 1, "mean_horizon": None}, "mean_horizon must be a whole number"),
         (SpecError, {"num_episodes": 1, "evaluation_callback": "x"}, "evaluation_callback must be"),
         (SpecError, {"num_episodes": 1, "save_best_agent": True}, "save_best_agent must be a directory"),
+        (SpecError, {"num_episodes": 1, "save_best_agent": __file__}, "save_best_agent must be"),
         (SpecError, {"num_episodes": 1, "evaluation_callback": lambda r: "x"}, "must return a number or None"),
         (UsageError, {"num_episodes": 1, "evaluation": True}, "is for a single environment"),
     ],

@@ -82,8 +82,8 @@ def define(agent: Any, **options: Any) -> Definition:
     """Read the specification of an agent.
 
     Args:
-        agent: name, dict with `type` (or `agent`), path of a JSON file, algorithm class, import path of one, or a
-            `Definition`.
+        agent: name, dict with `type` (or `agent`), path of a JSON file, algorithm class (its own or the one with `fit`), import path of one, or
+            a `Definition`.
         options: hyperparameters beside those in the specification; they win over the specification's.
 
     Raises:
@@ -112,6 +112,9 @@ def define(agent: Any, **options: Any) -> Definition:
                 f"An agent must be a name, a dict with 'type', a JSON file or an algorithm class. Received: {agent!r}."
                 f"{suggest(str(agent), known)}"
             )
+    stands_for = getattr(agent, "agent", None)  # as the classes with `fit` say
+    if isinstance(stands_for, str) and stands_for in AGENTS:
+        return _named(stands_for, layers)
     if getattr(sys.modules[agent.__module__], "Config", None) is None or not hasattr(agent, "update"):
         raise SpecError(
             f"{agent.__name__} is not an algorithm: its module must define `Config` beside the class."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from operant.errors import SpecError, value_error, whole
+from operant.errors import SpecError, as_folder, value_error, whole
 from operant.execution.bar import Bar, figure
 from operant.execution.seats import Seat, Tally
 
@@ -89,6 +89,8 @@ class Scoring:
         """Check the arguments of `Runner.run`."""
         if directory is not None and not isinstance(directory, str | Path):
             raise value_error("save_best_agent", "a directory", directory)
+        if directory is not None:
+            as_folder("save_best_agent", directory)
         if callable(evaluation_callback):
             return cls(horizon, evaluation_callback, directory)
         episodes = whole("evaluation_callback", evaluation_callback, optional=True)

@@ -291,6 +291,12 @@ class Runner:
         if evaluation and (self.num_environments > 1 or num_updates is not None):
             what = "several environments" if num_updates is None else "num_updates, but nothing is learnt"
             raise UsageError(f"run(evaluation=True) is for a single environment. Received: {what}.")
+        limited = num_episodes is not None or num_timesteps is not None or order.calls.callbacks
+        if not limited and not self.agent.learner.algorithm.models:
+            raise UsageError(
+                f"num_updates is no limit for the agent {self.agent.definition.name!r}, which never updates. "
+                "Give num_episodes or num_timesteps."
+            )
         plan = Plan(num_episodes, num_timesteps, num_updates, **manner, num_sleep_secs=num_sleep_secs)
         self._ledger = Ledger(self, order, self._actors, self.evaluation)
         for seat in self._seats:
