@@ -115,6 +115,20 @@ def test_bad_states_rewards_and_terminals_name_what_is_wrong():
     assert agent.timesteps == 1 and agent.episodes == 1
 
 
+def test_batched_calls_of_unequal_lengths_name_what_is_wrong():
+    agent = create(parallel_interactions=2)
+    agent.act(states=[state(), state()], parallel=[0, 1])
+    for told, message in [
+        ({"reward": [1, 2, 3]}, "reward must be one number, or one for each of 2"),
+        ({"terminal": [0, 0, 0]}, "terminal must be one number"),
+        ({"parallel": 0, "terminal": np.zeros(2)}, "terminal must be 0, 1 or 2"),
+    ]:
+        with pytest.raises(SpaceError, match=message):
+            agent.observe(**{"parallel": [0, 1], **told})
+    with pytest.raises(SpecError, match="parallel must be an index"):
+        agent.act(states=state(), parallel=None)
+
+
 def test_creation_is_checked():
     for kwargs, message in [
         ({"agent": "ppoo"}, "Did you mean 'ppo'"),

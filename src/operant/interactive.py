@@ -230,6 +230,8 @@ class Interactive:
         return self.actors[int(index)]
 
     def _actors(self, parallel: Any) -> list[Actor]:
+        if np.ndim(parallel) != 1:
+            raise value_error("parallel", "an index, or a list of different ones", parallel)
         actors = [self._actor(index) for index in parallel]
         if not actors or len({actor.index for actor in actors}) < len(actors):
             raise value_error("parallel", "an index, or a list of different ones", parallel)
@@ -353,6 +355,11 @@ class Interactive:
 
     def _told_batch(self, parallel: Any, reward: Any, terminal: Any, next_states: Any) -> list[Told]:
         actors = self._actors(parallel)
+        for name, given in (("reward", reward), ("terminal", terminal)):
+            if np.shape(given) not in ((), (len(actors),)):
+                raise SpaceError(
+                    f"{name} must be one number, or one for each of {len(actors)} actors. Received: {name}={given!r}."
+                )
         rewards, terminals = np.broadcast_to(reward, len(actors)), np.broadcast_to(terminal, len(actors))
         told = []
         for i, actor in enumerate(actors):
@@ -372,7 +379,7 @@ class Interactive:
             raise SpaceError(f"reward must be a number. Received: reward={reward!r}.") from None
         if not math.isfinite(reward):
             raise SpaceError(f"reward must be finite. Received: reward={reward}.")
-        if terminal not in (0, 1, 2):
+        if np.ndim(terminal) or terminal not in (0, 1, 2):
             raise SpaceError(
                 f"terminal must be 0, 1 or 2 (aborted by a time limit). Received: terminal={terminal!r}."
             )
