@@ -217,6 +217,14 @@ def test_saver_writes_what_was_learnt_without_acting(tmp_path):
     np.testing.assert_array_equal(actions(Agent.load(tmp_path / "saved")), learnt)
 
 
+@pytest.mark.parametrize("format", ["checkpoint", "numpy"])
+def test_names_that_no_file_may_have(tmp_path, format):
+    for filename in (None, "sub/agent"):
+        with pytest.raises(SpecError, match="filename must be made of letters"):
+            create().save(tmp_path, filename, format=format)
+    assert not list(tmp_path.iterdir())
+
+
 def test_saver_by_the_clock(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr("operant.saving.time.monotonic", lambda: now[0])

@@ -307,13 +307,15 @@ class Agent(Interactive):
             The path written.
 
         Raises:
-            SpecError: an unknown format or counter, or a layer that an exported policy cannot have.
+            SpecError: an unknown format or counter, a name that no file may have, or a layer that an exported policy cannot have.
             UsageError: a policy's actions are drawn by chance, or what its format needs is not installed.
         """
         export.refuse_saved_model(format)
         saving.check_format(format, *export.FORMATS)
         if append not in (None, *saving.COUNTERS):
             raise value_error("append", "one of 'timesteps', 'episodes', 'updates', or None", append)
+        if not isinstance(filename, str) or not checkpoint.named_well(filename):
+            raise value_error("filename", checkpoint.NAMED, filename)
         name = filename if append is None else f"{filename}-{getattr(self, append)}"
         if format == "checkpoint":
             return self._save_checkpoint(directory, name, None)
