@@ -368,10 +368,14 @@ def test_networks_that_are_code(tmp_path, monkeypatch):
     own.small = small
     monkeypatch.setitem(sys.modules, "own_networks", own)
     layers = [{"type": "own_networks.Twice"}, {"type": "dense", "size": 4}]
-    for network in (layers, "own_networks.small"):
+    as_class = {"type": "keras", "layer": keras.layers.Dense, "units": 4}
+    objects = [Twice(), as_class, keras.layers.Dense(4)]
+    for network in (layers, ["own_networks.Twice"], objects, [objects], "own_networks.small"):
         agent = create({**ROLLOUT, "model": network})
         agent.save(directory=tmp_path / "agent")
         assert_equal(agent, Agent.load(directory=tmp_path / "agent"))
+        if isinstance(network, list):  # a function's layers have other names every time
+            assert agent.get_specification() == agent.get_specification()
     agent = create({**ROLLOUT, "model": layers})
     agent.save(directory=tmp_path / "agent")
     monkeypatch.setattr(keras.saving, "get_custom_objects", dict)
@@ -379,6 +383,18 @@ def test_networks_that_are_code(tmp_path, monkeypatch):
         Agent.load(directory=tmp_path / "agent")
     again = Agent.load(directory=tmp_path / "agent", agent={"type": "ppo", "model": layers})
     assert_equal(agent, again)
+
+
+def test_layers_must_be_registered():
+    keras = backend.keras()
+
+    class Unregistered(keras.layers.Layer):
+        pass
+
+    with pytest.raises(
+        SpecError, match=r"Keras does not know 'Unregistered'. Put @keras.*import the module that holds it.$"
+    ):
+        create({**ROLLOUT, "model": [Unregistered()]})
 
 
 def test_loading_says_what_is_missing(tmp_path):

@@ -74,8 +74,17 @@ def _network(value: Any) -> Any:
     from operant.nn.network import NETWORKS, parse
 
     kind = value.get("type") if isinstance(value, Mapping) else value
-    is_data = value is None or isinstance(value, list | tuple) or (isinstance(kind, str) and kind in NETWORKS)
-    return value if is_data else parse(value).to_spec()
+    known = value is None or isinstance(value, list | tuple) or (isinstance(kind, str) and kind in NETWORKS)
+    return value if known and _is_data(value) else parse(value).to_spec()
+
+
+def _is_data(value: Any) -> bool:
+    """Tell whether a value is JSON data as it stands: a list of layers may hold objects and classes."""
+    if isinstance(value, Mapping):
+        return all(map(_is_data, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_data, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def define(agent: Any, **options: Any) -> Definition:

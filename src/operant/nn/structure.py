@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -150,8 +151,10 @@ class KerasLayer(Layer):
     raw = True
 
     def to_spec(self) -> dict[str, Any]:
-        """Return the layer's configuration."""
-        return {"type": self.type, "layer": config(self.layer), **({"name": self.name} if self.name else {})}
+        """Return the layer's configuration, without the name that Keras counts up for every layer of the program."""
+        data = config(self.layer)
+        data["config"].pop("name", None)
+        return {"type": self.type, "layer": data, **({"name": self.name} if self.name else {})}
 
 
 def keras_layer(layer: Any, name: str | None = None, **arguments: Any) -> KerasLayer:
@@ -216,6 +219,11 @@ def from_config(data: Mapping[str, Any]) -> Any:
     try:
         return keras().saving.deserialize_keras_object(_uncompiled(json.dumps(data)), safe_mode=True)
     except (TypeError, ValueError, KeyError) as error:
+        if (unknown := re.match(r"Could not locate (?:class|function) '(\w+)'", str(error))) is not None:
+            raise SpecError(
+                f"Keras does not know {unknown[1]!r}. Put @keras.saving.register_keras_serializable() above its definition, and "
+                "import the module that holds it."
+            ) from None
         raise SpecError(f"Keras cannot read the configuration: {_first_line(error)}") from None
 
 
@@ -275,8 +283,9 @@ def read(spec: Any, label: str) -> Layer:
             return spec
         if isinstance(spec, k.layers.Layer):
             return keras_layer(spec)
-        if isinstance(spec, Mapping) and (own := _registered(spec.get("type"))) is not None:
-            spec = {**spec, "type": own}
+        own = _registered(spec.get("type") if isinstance(spec, Mapping) else spec)
+        if own is not None:
+            spec = {**spec, "type": own} if isinstance(spec, Mapping) else own
         cls, arguments, name = LAYERS.parse(spec)
         if isinstance(cls, type) and issubclass(cls, k.layers.Layer):
             return keras_layer(cls, **arguments)
