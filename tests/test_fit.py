@@ -354,3 +354,17 @@ def test_a_run_directory_is_that_of_a_run(tmp_path):
     assert replayed.identical, str(replayed)
     with pytest.raises(UsageError, match="run_dir must be a new or empty folder"):
         operant.PPO("jax:CartPole-v1", NET, run_dir=str(folder), **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("quite", r" Did you mean 'quiet'\?"),
+        ("run_dirr", r" Did you mean 'run_dir'\?"),
+        ("gae_lambda", r" Did you mean 'lam'\?"),
+        ("zzz", r" help\(operant.PPO\) lists them\."),
+    ],
+)
+def test_mistyped_options_are_looked_for_everywhere(name, remedy):
+    with pytest.raises(SpecError, match=f"^ppo takes no argument '{name}'\\.{remedy}$"):
+        operant.PPO("CartPole-v1", **{name: 1})

@@ -49,6 +49,31 @@ class BackendError(OperantError, RuntimeError):
     """JAX or Keras is set up in a way that operant cannot work with."""
 
 
+_TRAIN = {"total_timesteps": "max_steps", "num_envs": "n_envs", "env_id": "env", "tensorboard_log": "run_dir"}
+_ROLLOUT = {
+    "learning_rate": "lr", "num_steps": "n_steps", "gae_lambda": "lam", "n_epochs": "ppo_epochs", "update_epochs": "ppo_epochs",
+    "num_minibatches": "mini_batches", "clip_range": "clip_norm", "clip_coef": "clip_norm", "clip_range_vf": "clip_value",
+    "ent_coef": "entropy_coef", "vf_coef": "value_loss_coef", "max_grad_norm": "grad_norm", "norm_adv": "normalize_advantage",
+}  # fmt: skip
+_REPLAY = {
+    "buffer_size": "buffer_max_size", "learning_starts": "buffer_initial_size", "train_freq": "train_every",
+    "train_frequency": "train_every", "target_update_interval": "target_sync_steps",
+    "target_network_frequency": "target_sync_steps", "exploration_initial_eps": "epsilon_start", "start_e": "epsilon_start",
+    "exploration_final_eps": "epsilon_end", "end_e": "epsilon_end", "exploration_fraction": "epsilon_decay_steps",
+}  # fmt: skip
+SYNONYMS: dict[str, tuple[str, ...]] = {
+    **{name: (own,) for name, own in {**_TRAIN, **_ROLLOUT, **_REPLAY}.items()},
+    "batch_size": ("buffer_batch_size", "mini_batches"),
+    **dict.fromkeys(("hidden", "hidden_sizes", "net_arch", "policy_kwargs"), ("model", "actor_model")),
+    **dict.fromkeys(("eval_freq", "env_kwargs"), ()),
+}
+"""What other libraries call options, and the options here, of which the first that is there is meant. See docs/coming-from.md."""
+
+
+def _plain(name: str) -> str:
+    return name.lstrip("-").replace("-", "_")
+
+
 def suggest(name: str, known: Iterable[str], *, listed: bool = True) -> str:
     """Return `` Did you mean 'x'?`` for the closest of the known names, else the list of them, or with `listed` off nothing.
 
@@ -56,7 +81,11 @@ def suggest(name: str, known: Iterable[str], *, listed: bool = True) -> str:
     " Did you mean 'ppo'?"
     """
     names = sorted(str(k) for k in known)
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    meant = SYNONYMS.get(_plain(str(name)))
+    if meant is None:
+        close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    else:  # what else looks like it would mislead
+        close = [known for word in meant for known in names if _plain(known) == word]
     if close:
         return f" Did you mean {close[0]!r}?"
     return f" Known: {', '.join(names)}." if names and listed else ""

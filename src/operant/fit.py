@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 import gymnasium
 
-from operant.agents import AGENTS, config_class
-from operant.agents.making import define
+from operant.agents import AGENTS, DEFAULT, config_class
+from operant.agents.making import define, words
 from operant.envs import vector
 from operant.envs.vector_env import VectorEnv
 from operant.errors import SpecError, UsageError, suggest, value_error
@@ -360,6 +360,11 @@ def _split(agent: str, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str,
         raise UsageError(
             f"{name} is no argument of the class. Give max_steps and target_reward to fit(); the rest is for `operant train`."
         )
+    own = known | words(config_class(agent))
+    for name in given.keys() - own - words(config_class(DEFAULT)) - {"buffers"}:
+        remedy = suggest(name, own | options(RunConfig).keys(), listed=False)
+        remedy = remedy or f" help(operant.{AGENTS[agent].cls}) lists them."
+        raise SpecError(f"{agent} takes no argument {name!r}.{remedy}")
     return (
         {name: value for name, value in given.items() if name in known},
         {name: value for name, value in given.items() if name not in known},

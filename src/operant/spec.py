@@ -301,7 +301,7 @@ def canonical(cls: type[Config], given: Mapping[str, Any], label: str | None = N
         name = names.get(key, key)
         if name not in known:
             close = difflib.get_close_matches(key, [*known, *names], n=1)
-            raise SpecError(f"{label} takes no argument {key!r}.{suggest(key, close or known)}")
+            raise SpecError(f"{label} takes no argument {key!r}.{suggest(key, {*known, *close})}")
         if name in result:
             raise SpecError(f"{label} got {name!r} twice, once as {key!r}. Give one of them.")
         result[name] = value

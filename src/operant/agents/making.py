@@ -175,9 +175,9 @@ def from_file(source: str) -> contextlib.AbstractContextManager[None]:
 
 def _named(name: str, layers: list[Mapping[str, Any]]) -> Definition:
     """Define an agent of the table; in its other form if options are given that only that has."""
-    found, own = AGENTS[name], _words(config_type(algorithm_class(name)))
+    found, own = AGENTS[name], words(config_type(algorithm_class(name)))
     if found.form is not None:
-        other = _words(config_type(algorithm_class(DEFAULT)))
+        other = words(config_type(algorithm_class(DEFAULT)))
         config = config_type(algorithm_class(name))
         foreign = [key for layer in layers for key in config.translated(layer) if key not in own]
         if foreign and all(key in other for key in foreign):
@@ -186,7 +186,7 @@ def _named(name: str, layers: list[Mapping[str, Any]]) -> Definition:
     return _defined(name, algorithm_class(name), [*layers, found.options])
 
 
-def _words(config: type[Config]) -> set[str]:
+def words(config: type[Config]) -> set[str]:
     """Return everything that a config understands."""
     known = options(config)
     return {*known, *config.words(), *(alias for meta in known.values() for alias in meta.aliases)}

@@ -85,7 +85,8 @@ def parse(
         bad = unknown[0]
         if not bad.startswith("-"):
             raise _stray(bad, list(arguments), known, command)
-        raise UsageError(f"Unknown flag {bad!r} for {command}.{suggest(bad.split('=')[0], known)}")
+        remedy = suggest(bad.split("=")[0], known, listed=False) or f" `operant {command} --help` lists them."
+        raise UsageError(f"Unknown flag {bad!r} for {command}.{remedy}")
     return vars(given)
 
 
