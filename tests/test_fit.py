@@ -128,6 +128,8 @@ def test_an_id_of_a_game_is_preprocessed():
     shapes = {leaf.shape for leaf in agent.session.learner.algorithm.spaces.states.components.values()}
     assert shapes == {(84, 84, 4)}
     agent.close()
+    with pytest.raises(SpecError, match=r"^Cannot use --preprocess for non-atari.*give preprocess=False\.$"):
+        create_envs("CartPole-v1", 2)
     with pytest.raises(SpecError, match=r"preprocess is for an id.*create_envs"):
         operant.PPO(create_envs("CartPole-v1", preprocess=False), NET, preprocess=True, **SMALL)
 

@@ -74,7 +74,7 @@ def refusal(name: str, shape: Any) -> SpecError:
     """Return the error of an environment that shows no images."""
     return SpecError(
         f"Cannot use --preprocess for non-atari environment {name}, with input shape {shape}. "
-        "It is for images (height, width, 3 or 1). Leave preprocess out."
+        "It is for images (height, width, 3 or 1). Leave --preprocess out; in a program, give preprocess=False."
     )
 
 
