@@ -85,6 +85,8 @@ def test_messages(capsys, monkeypatch):
     assert "operant completion <shell>" in capsys.readouterr().out
     assert main(["completion", "bahs"]) == 2
     assert "There is no completion for 'bahs'. Did you mean 'bash'?" in capsys.readouterr().err
+    assert main(["completion", "tcsh"]) == 2
+    assert capsys.readouterr().err.count("Known: ") == 1
     assert main(["completion", "bash", "zsh"]) == 2
     assert "completion takes the name of a shell. Received: bash zsh." in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "shtab", None)

@@ -66,7 +66,7 @@ def run(arguments: list[str]) -> int:
     shell, *rest = arguments
     if shell not in SHELLS:
         raise UsageError(
-            f"There is no completion for {shell!r}.{suggest(shell, SHELLS)} Known: {', '.join(SHELLS)}."
+            f"There is no completion for {shell!r}.{suggest(shell, SHELLS, listed=False)} Known: {', '.join(SHELLS)}."
         )
     if rest:
         raise UsageError(f"completion takes the name of a shell. Received: {' '.join(arguments)}.")
