@@ -1,5 +1,6 @@
 """The command line as a user sees it: help, messages, exit status, files."""
 
+import io
 import json
 import re
 import subprocess
@@ -38,6 +39,11 @@ def fails(capsys, *arguments):
     assert out == ""
     assert "Traceback" not in err
     return err
+
+
+def test_output_that_its_encoding_lacks(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert main(["train", "ppo"]) == 0
 
 
 def test_a_folder_and_json_that_are_none_are_told(capsys):

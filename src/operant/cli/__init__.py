@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -48,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         with contextlib.suppress(ValueError):  # not in the main thread
             interruption.notice()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what its encoding lacks must not end a command
+            stream.reconfigure(errors="replace")
     try:
         return _dispatch(arguments)
     except OperantError as error:
