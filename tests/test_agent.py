@@ -400,6 +400,8 @@ def test_layers_must_be_registered():
 def test_loading_says_what_is_missing(tmp_path):
     with pytest.raises(CheckpointError, match="There is no checkpoint in"):
         Agent.load(directory=tmp_path)
+    with pytest.raises(CheckpointError, match="There is no checkpoint in 'nowhere', which is no folder.$"):
+        Agent.load(directory="nowhere")
     agent = create()
     agent.save(directory=tmp_path)
     other = Environment.create(environment="jax:Pendulum-v1")

@@ -239,7 +239,8 @@ def checkpoint_in(directory: Path, filename: str | None, *, numbered: bool = Fal
         named = "" if filename is None else f" {filename!r}"
         policies = [p.name for suffix in export.FORMATS.values() for p in directory.glob(f"*{suffix}")]
         remedy = f" {policies[0]!r} there is a policy: operant.load_policy reads it." if policies else ""
-        raise CheckpointError(f"There is no checkpoint{named} in {str(directory)!r}.{remedy}")
+        why = "." if directory.is_dir() else ", which is no folder."
+        raise CheckpointError(f"There is no checkpoint{named} in {str(directory)!r}{why}{remedy}")
     return found
 
 
