@@ -1,5 +1,6 @@
 """What an agent goes on with after interruptions, loading and experience from elsewhere: nothing lost, nothing joined that does not belong together."""
 
+import json
 import shutil
 import signal
 import warnings
@@ -429,6 +430,24 @@ def test_an_interrupted_resumption_goes_on_to_the_limits_that_it_was_given(monke
     train(resumed("run", {"max_steps": 128}))
     assert resumed("run", {}).run.max_steps == 128
     assert resumed("run", {"target_reward": 9.0}).run.target_reward == 9.0
+
+
+def test_options_without_effect_are_refused_but_those_of_stored_runs_forgotten(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    told = {"env": "jax:CartPole-v1", "max_steps": 64, "quiet": True, "run_dir": "run", "seed": 1}
+    idle = {"early_stop_patience": 1, "plateau_reduce_factor": 0.1, "plateau_reduce_patience": 1}
+    for name, value in idle.items():
+        with pytest.raises(SpecError, match=f"{name} is for divergence monitoring.*Add --divergence-mon"):
+            RunConfig.from_dict({**told, name: value})
+    assert RunConfig.from_dict({**told, **idle, "divergence_monitoring_steps": 0}).early_stop_patience == 1
+    for name in ("clip_rewards", "episodic_life"):
+        with pytest.raises(SpecError, match=f"{name} is for preprocessed games"):
+            train(Plan("a2c", {"model": NET}, RunConfig.from_dict({**told, name: False})))
+    (tmp_path / "run").mkdir()
+    stored = {**RunConfig.from_dict(told).to_dict(), **idle, "clip_rewards": False}
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"agent": {"type": "a2c"}, "run": stored}))
+    run = resumed("run", {"max_steps": 128}).run
+    assert (run.early_stop_patience, run.clip_rewards) == (3, True)
 
 
 def test_a_target_is_reached_at_the_same_step_in_two_parts_as_in_one(monkeypatch, tmp_path):

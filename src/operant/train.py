@@ -17,7 +17,7 @@ from operant.envs.checked import smaller_limit
 from operant.envs.source import is_native
 from operant.envs.vector_env import VectorEnv
 from operant.errors import CheckpointError, SpecError, UsageError, as_folder
-from operant.execution.config import PROCESSES, TOGETHER, RunConfig
+from operant.execution.config import GAMES, PROCESSES, TOGETHER, RunConfig, with_effect
 from operant.execution.records import Origin
 from operant.execution.training import Training
 from operant.session import Environments, Session
@@ -88,7 +88,9 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
     last = saved.get("resumed", [{}])[-1]
     limits = {name: last[name] for name in LIMITS if name in last}
     alone = dict.fromkeys(PROCESSES)
-    run = RunConfig.from_dict({**saved["run"], **limits, **alone, **changes, "run_dir": str(directory)})
+    run = RunConfig.from_dict(
+        {**with_effect(saved["run"]), **limits, **alone, **changes, "run_dir": str(directory)}
+    )
     reached = 0 if changes.get("max_steps") is None else _reached(directory)
     if run.max_steps is not None and 0 < run.max_steps <= reached:
         raise UsageError(
@@ -210,7 +212,8 @@ def host_vector(run: RunConfig, num_envs: int) -> VectorEnv:
 
     Of Atari games they give whole ones, with the rewards as they come: what is to be judged, not what is learnt from.
     """
-    made = make_environments(run.replace(n_envs=num_envs, clip_rewards=False, episodic_life=False))
+    whole = dict.fromkeys(GAMES, False) if run.preprocess else {}
+    made = make_environments(run.replace(n_envs=num_envs, **whole))
     if made.native is None:
         vector: VectorEnv = made.vector
         return vector
@@ -232,6 +235,15 @@ def make_environments(run: RunConfig, given: Any = None, count: int | None = Non
     """
     from operant.envs import native_ids, preprocessing, vector
 
+    games = run.preprocess or (
+        isinstance(given, list | tuple) and all(isinstance(env, preprocessing.Preprocessed) for env in given)
+    )
+    for name in () if games else GAMES:
+        if not getattr(run, name):
+            raise SpecError(
+                f"{name} is for preprocessed games. Received: {name}=False, preprocess=False. "
+                f"Add --preprocess (preprocess=True), or leave --no-{name.replace('_', '-')} out."
+            )
     native = (
         given if is_native(given) else native_ids.make(run.env) if native_ids.is_native(run.env) else None
     )
@@ -247,14 +259,9 @@ def make_environments(run: RunConfig, given: Any = None, count: int | None = Non
             native = TimeLimit(native, limit)
         return Environments(native, None)
     frames: dict[str, Any] = {"preprocess": True, "max_frame": run.max_frame} if run.preprocess else {}
-    games = run.preprocess
-    if given is not None:
-        if run.preprocess:
-            raise SpecError(
-                "preprocess is for an id. Preprocess objects where they are made: create_envs(name, n)."
-            )
-        games = isinstance(given, list | tuple) and all(
-            isinstance(env, preprocessing.Preprocessed) for env in given
+    if given is not None and run.preprocess:
+        raise SpecError(
+            "preprocess is for an id. Preprocess objects where they are made: create_envs(name, n)."
         )
     made = vector.create(
         run.env if given is None else given,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from operant.errors import SpecError, as_folder, value_error
-from operant.spec import Config, option
+from operant.spec import Config, default, option
 
 PROCESSES = ("coordinator", "n_processes", "process_id")
 """Options of a run that say which processes train together this time."""
 TOGETHER = ("n_devices", *PROCESSES)
 """Options of a run that say who computes it."""
+MONITORING = ("plateau_reduce_factor", "plateau_reduce_patience", "early_stop_patience")
+"""Options of a run without effect where `divergence_monitoring_steps` is not given."""
+GAMES = ("clip_rewards", "episodic_life")
+"""Options of a run without effect where no game is preprocessed."""
 
 
 class RunConfig(Config):
@@ -139,6 +143,22 @@ class RunConfig(Config):
                 "max_frame is a part of preprocessing. Received: max_frame=True, preprocess=False. "
                 "Add --preprocess (preprocess=True)."
             )
+        if self.divergence_monitoring_steps is None:
+            for name in MONITORING:
+                if getattr(self, name) != default(RunConfig, name):
+                    yield (
+                        f"{name} is for divergence monitoring. Received: {name}={getattr(self, name)!r} without "
+                        "divergence_monitoring_steps. Add --divergence-monitoring-steps (0: from the beginning)."
+                    )
+
+
+def with_effect(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out of the options of a stored run what had no effect and was accepted once."""
+    idle = {
+        *(MONITORING if run.get("divergence_monitoring_steps") is None else ()),
+        *(() if run.get("preprocess") else GAMES),
+    }
+    return {name: value for name, value in run.items() if name not in idle}
 
 
 class RunnerConfig(Config):
