@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
@@ -104,6 +105,23 @@ def test_several_environments_get_a_panel_each_with_the_same_colours(tmp_path):
     assert (first.get_title(loc="left"), second.get_title(loc="left")) == ("CartPole-v1", "Pendulum-v1")
     colors = {line.get_label(): line.get_color() for line in second.get_lines()}
     assert first.get_lines()[0].get_color() == colors["ppo (1 seed)"] != colors["dqn (1 seed)"]
+
+
+def test_a_run_without_episodes_is_left_out_by_name(tmp_path):
+    made(tmp_path / "runs" / "a", 10)
+    empty = made(tmp_path / "runs" / "b", 10, seed=2, history_checkpoint=str(tmp_path / "b.parquet"))
+    shutil.rmtree(tmp_path / "b.parquet")
+    History(tmp_path / "b.parquet").close()
+    config = PlotConfig.from_dict({"out": str(tmp_path / "x.svg")})
+    with pytest.warns(RuntimeWarning, match=f"Left out, without episodes.*{empty}"):
+        assert "ppo (1 seed)" in plot([tmp_path / "runs"], config).read_text()
+    with pytest.raises(SpecError, match=f"no episodes to plot.*{empty}"):
+        plot([empty], config)
+
+
+def test_a_run_given_twice_is_one_seed(tmp_path):
+    run = made(tmp_path / "runs" / "a", 10)
+    assert len(read([run, tmp_path / "runs", f"{run}/../a"])) == 1
 
 
 def test_history_interval_thins_the_histories(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -91,8 +92,34 @@ def plot(paths: Sequence[str | Path], config: PlotConfig | None = None) -> Path:
     runs = reading.read(paths)
     every = slice(None, None, config.history_interval)
     runs = [run._replace(columns={k: v[every] for k, v in run.columns.items()}) for run in runs]
-    groups = reading.grouped(runs, config.agents)
+    groups = _drawable(reading.grouped(runs, config.agents), config.plot)
     return save((_aggregates if config.aggregate else _curves)(groups, config), out)
+
+
+def _drawable(groups: Mapping[str, Mapping[str, list[Run]]], column: str) -> dict[str, dict[str, list[Run]]]:
+    """Leave out runs in which no episode has a value yet, where others remain.
+
+    Raises:
+        SpecError: none remain.
+    """
+    import numpy as np
+
+    runs = [run for group in groups.values() for own in group.values() for run in own]
+    empty = [run for run in runs if not np.isfinite(np.asarray(run.columns[column], np.float64)).any()]
+    names = ", ".join(repr(str(run.path)) for run in empty)
+    if len(empty) == len(runs):
+        raise SpecError(f"There are no episodes to plot ({column}) in {names}.")
+    if empty:
+        warnings.warn(
+            f"Left out, without episodes to plot ({column}): {names}.", RuntimeWarning, stacklevel=3
+        )
+    left_out = {id(run) for run in empty}
+    kept = {
+        env: {label: [run for run in own if id(run) not in left_out] for label, own in group.items()}
+        for env, group in groups.items()
+    }
+    kept = {env: {label: own for label, own in group.items() if own} for env, group in kept.items()}
+    return {env: group for env, group in kept.items() if group}
 
 
 def _colors(groups: Mapping[str, Mapping[str, object]]) -> dict[str, str]:

@@ -39,7 +39,7 @@ class Run(NamedTuple):
 
 
 def read(paths: Sequence[str | Path]) -> list[Run]:
-    """Read runs.
+    """Read runs, each once.
 
     Args:
         paths: folders of runs, folders that hold such, or histories (`.parquet`).
@@ -47,7 +47,8 @@ def read(paths: Sequence[str | Path]) -> list[Run]:
     Raises:
         SpecError: there is no run, or its history cannot be read.
     """
-    places = [place for path in paths for place in _places(Path(path))]
+    found = {place.resolve(): place for path in paths for place in _places(Path(path))}
+    places = list(found.values())
     return [_read(place, places) for place in places]
 
 
