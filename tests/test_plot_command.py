@@ -119,6 +119,20 @@ def test_a_run_without_episodes_is_left_out_by_name(tmp_path):
         plot([empty], config)
 
 
+def test_long_labels_fit_and_an_eighth_curve_has_a_look_of_its_own(tmp_path):
+    from operant.tracking.figures import _curves
+
+    for i in range(8):
+        made(tmp_path / "runs" / str(i), 10 + i, **{f"option_{name}_of_the_agent": i for name in "abcdef"})
+    figure = _curves(grouped(read([tmp_path / "runs"])), PlotConfig.from_dict({}))
+    (ax,) = figure.axes
+    looks = {(line.get_color(), str(line._unscaled_dash_pattern)) for line in ax.get_lines()}
+    assert len(looks) == 8
+    figure.canvas.draw()
+    legend = ax.get_legend().get_window_extent()
+    assert legend.x0 >= ax.bbox.x0 and legend.width < 0.75 * ax.bbox.width
+
+
 def test_a_run_given_twice_is_one_seed(tmp_path):
     run = made(tmp_path / "runs" / "a", 10)
     assert len(read([run, tmp_path / "runs", f"{run}/../a"])) == 1

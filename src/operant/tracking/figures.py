@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from operant.errors import SpecError, UsageError
 from operant.spec import Config, option, read_json
@@ -122,12 +122,12 @@ def _drawable(groups: Mapping[str, Mapping[str, list[Run]]], column: str) -> dic
     return {env: group for env, group in kept.items() if group}
 
 
-def _colors(groups: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
-    """Give every label one colour in all panels."""
-    from operant.tracking.looks import COLORS
+def _looks(groups: Mapping[str, Mapping[str, object]]) -> dict[str, tuple[str, Any]]:
+    """Give every label one colour, with dashes, in all panels."""
+    from operant.tracking.looks import look
 
     labels = list(dict.fromkeys(label for group in groups.values() for label in group))
-    return {label: COLORS[i % len(COLORS)] for i, label in enumerate(labels)}
+    return {label: look(i) for i, label in enumerate(labels)}
 
 
 def _curves(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfig) -> object:
@@ -135,6 +135,7 @@ def _curves(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfig) -
     from operant.tracking.looks import figure
     from operant.tracking.plot import learning_curve
 
+    looks = _looks(groups)
     columns = min(len(groups), 3)
     rows = math.ceil(len(groups) / columns)
     drawing = figure(7.2 if columns == 1 else 5.6 * columns, 4.4 * rows)
@@ -148,7 +149,8 @@ def _curves(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfig) -
             level=config.level,
             target=config.target,
             time_unit=config.time_unit,
-            colors=_colors(groups),
+            colors={label: color for label, (color, _) in looks.items()},
+            dashes={label: dashes for label, (_, dashes) in looks.items()},
             ax=drawing.add_subplot(rows, columns, i + 1),
         )
     return drawing
@@ -166,7 +168,7 @@ def aggregates(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfig
     from operant.tracking.seeds import stratified
 
     given = read_json(config.scores, "scores") if config.scores else {}
-    labels = _colors(groups)
+    labels = _looks(groups)
     scores: dict[str, list[list[float]]] = {label: [] for label in labels}
     for env, group in groups.items():
         low, high = _range(env, given, group, config.plot)
@@ -223,8 +225,8 @@ def _aggregates(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfi
     from operant.tracking.looks import INK, figure, finish
 
     found = aggregates(groups, config)
-    colors = _colors(groups)
-    labels = list(colors)[::-1]
+    looks = _looks(groups)
+    labels = list(looks)[::-1]
     drawing = figure(11.0, 1.9 + 0.5 * len(labels))
     titles = {"iqm": "IQM", "median": "Median", "mean": "Mean"}
     seeds = {len(runs) for group in groups.values() for runs in group.values()}
@@ -237,7 +239,7 @@ def _aggregates(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfi
         ax = drawing.add_subplot(1, 3, i + 1)
         for one in found:
             if one.statistic == statistic:
-                row, color = labels.index(one.label), colors[one.label]
+                row, color = labels.index(one.label), looks[one.label][0]
                 if math.isfinite(one.low):
                     ax.barh(row, one.high - one.low, left=one.low, height=0.5, color=color, alpha=0.55)
                 ax.plot([one.estimate] * 2, [row - 0.25, row + 0.25], color=INK, linewidth=2)

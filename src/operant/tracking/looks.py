@@ -5,6 +5,7 @@ matplotlib is imported when something is drawn.
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,21 @@ if TYPE_CHECKING:
 
 # Okabe and Ito 2008: told apart also by the colour-blind; yellow is left out, being unreadable on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
+DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
+"""Of lines whose colours are used up."""
 INK = "#333333"
 GRID = "#E4E4E4"
 PALE = "#777777"
+LEGEND_WIDTH = 44
+"""Characters in a line of a legend."""
+LEGEND_LINES = 12
+"""Lines of a legend, but for one of each curve: long labels are cut short for curves to be seen."""
 FORMATS = (".png", ".svg", ".pdf")
+
+
+def look(index: int) -> tuple[str, Any]:
+    """Return colour and dashes of the line of that number; no two of the first 28 are alike."""
+    return COLORS[index % len(COLORS)], DASHES[index // len(COLORS) % len(DASHES)]
 
 
 def figure(width: float = 7.2, height: float = 4.4) -> Figure:
@@ -73,7 +85,15 @@ def finish(
         axis.set_major_formatter(FuncFormatter(thousands))
     ax.margins(x=0.015, y=0.06)
     if ax.get_legend_handles_labels()[1]:
-        ax.legend(loc=legend, fontsize=10, labelcolor=INK, framealpha=0.85, edgecolor="none")
+        handles, labels = ax.get_legend_handles_labels()
+        lines = max(1, min(4, LEGEND_LINES // len(labels)))
+        wrapped = [
+            textwrap.fill(label, LEGEND_WIDTH, subsequent_indent="   ", max_lines=lines, placeholder=" ...")
+            for label in labels
+        ]
+        ax.legend(
+            handles, wrapped, loc=legend, fontsize=10, labelcolor=INK, framealpha=0.85, edgecolor="none"
+        )
 
 
 def thousands(value: float, position: int = 0) -> str:

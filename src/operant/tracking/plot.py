@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from operant.errors import SpecError, suggest, value_error
 from operant.tracking.history import COLUMNS, OPTIONAL, read_history
-from operant.tracking.looks import COLORS, INK, figure, finish, save
+from operant.tracking.looks import INK, figure, finish, look, save
 from operant.tracking.seeds import Statistic, band
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def plot_history(
         x = _abscissa(history, benchmark, time_unit)
         y = np.where(np.isfinite(history[plot]), history[plot], np.nan)
         every = slice(None, None, history_interval)
-        ax.plot(x[every], y[every], label=agent, color=COLORS[i % len(COLORS)], linewidth=1.8)
+        color, dashes = look(i)
+        ax.plot(x[every], y[every], label=agent, color=color, linestyle=dashes, linewidth=1.8)
     title = f"{agents[0]} - {env}" if len(agents) == 1 else env
     finish(ax, title, _label(benchmark, time_unit), plot.replace("_", " "), legend="lower right")
     return ax
@@ -87,6 +88,7 @@ def learning_curve(
     points: int = 200,
     time_unit: TimeUnit = "hour",
     colors: Mapping[str, str] | None = None,
+    dashes: Mapping[str, Any] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """Draw the learning curves of several agents, each over its seeds, with a bootstrap band.
@@ -105,6 +107,7 @@ def learning_curve(
         points: of each curve.
         time_unit: unit of time where `benchmark` is ``time``.
         colors: by label, so that several pictures agree; None: in order.
+        dashes: matplotlib's line styles by label, likewise; None: full lines where `colors` are given, else in order.
         ax: where to draw; None: a new figure, ``ax.figure``.
 
     Returns:
@@ -119,11 +122,12 @@ def learning_curve(
     for i, (label, histories) in enumerate(runs.items()):
         x, curves = _curves(label, histories, plot, benchmark, time_unit, points)
         center, low, high = band(curves, statistic, level)
-        color = colors[label] if colors else COLORS[i % len(COLORS)]
+        color, style = (colors[label], "-") if colors else look(i)
+        style = dashes[label] if dashes else style
         seeds = curves.shape[-1]
         several = seeds > 1
         name = f"{label} ({seeds} seed{'s' if several else ''})"
-        ax.plot(x, center, color=color, linewidth=2.0, label=name, zorder=3 + i / 100)
+        ax.plot(x, center, color=color, linestyle=style, linewidth=2.0, label=name, zorder=3 + i / 100)
         if several:
             ax.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0, zorder=2)
     if target is not None:
