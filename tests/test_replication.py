@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ from operant import Agent
 from operant.cli import main
 from operant.errors import UsageError
 from operant.execution.config import RunConfig
+from operant.execution.training import Outcome
 from operant.replication import replicate
 from operant.tracking import read_history
-from operant.train import Plan, resumed, train
+from operant.train import Plan, Result, resumed, train
 
 OPTIONS = {"model": MODEL, "n_steps": 16, "mini_batches": 2, "ppo_epochs": 2}
 
@@ -89,6 +91,18 @@ def test_other_environments_run_one_after_the_other(tmp_path, capsys):
 @pytest.mark.exhaustive
 def test_no_episode_has_ended(tmp_path):
     assert math.isnan(replicate(plan(tmp_path / "two", env="jax:Pendulum-v1"), 2).mean_reward[0])
+
+
+def test_an_interrupted_seed_is_named_and_there_is_no_interval(tmp_path, monkeypatch, capsys):
+    def trained(plan, command):
+        reason = "interrupted" if plan.run.seed == 6 else "max_steps"
+        return Result(Outcome(reason, "", 400, 9, 20.0, 20.0, 1.0), Path(plan.run.run_dir))
+
+    monkeypatch.setattr("operant.replication.train", trained)
+    replicate(plan(tmp_path / "two", env="CartPole-v1", quiet=False), 2)
+    said = capsys.readouterr().out
+    assert "Interrupted: 1 of 2 seeds (seed-6)" in said and "interval" not in said
+    assert f"Continue with: operant train --resume {tmp_path / 'two' / 'seed-6'}\n" in said
 
 
 @pytest.mark.parametrize(

@@ -76,13 +76,22 @@ def _replicate(plan: Plan, first: int, n_seeds: int, directory: Path, command: s
     rewards = [result.outcome.mean_reward for result in results]
     mean = interval(rewards) if all(math.isfinite(x) for x in rewards) else (math.nan, math.nan, math.nan)
     if not run.quiet:
-        value, low, high = (round(x, run.display_precision) for x in mean)
-        print(
-            f"Mean reward over {n_seeds} seeds: {value} [{low}, {high}] (95% bootstrap interval)\n"
-            f"Everything was written to {directory}",
-            flush=True,
-        )
+        print(_farewell(results, mean, directory, run.display_precision), flush=True)
     return Replicated(tuple(results), directory, mean)
+
+
+def _farewell(
+    results: Sequence[Result], mean: tuple[float, float, float], directory: Path, precision: int
+) -> str:
+    """Say what came out; an interval over seeds that did not go as far as planned would mislead."""
+    cut = [result.directory for result in results if result.outcome.reason == "interrupted"]
+    if cut:
+        lines = [f"Interrupted: {len(cut)} of {len(results)} seeds ({', '.join(each.name for each in cut)})"]
+        lines += [f"Continue with: operant train --resume {each}" for each in cut]
+    else:
+        value, low, high = (round(x, precision) for x in mean)
+        lines = [f"Mean reward over {len(results)} seeds: {value} [{low}, {high}] (95% bootstrap interval)"]
+    return "\n".join([*lines, f"Everything was written to {directory}"])
 
 
 def _together(plan: Plan, runs: Sequence[RunConfig], command: str | None) -> list[Result]:

@@ -105,6 +105,12 @@ def _without_weights(run: RunConfig, directory: Path) -> RunConfig:
     return run.replace(weights=()) if checkpoint.list_checkpoints(directory / "checkpoints") else run
 
 
+def finished(plan: Plan) -> bool:
+    """Return whether the run that is to be continued has gone as far as it may."""
+    limit = plan.run.max_steps
+    return plan.resume is not None and limit is not None and _reached(plan.resume) >= limit
+
+
 def _reached(directory: Path) -> int:
     """Return the step of a run's newest checkpoint; 0 where none can be read."""
     for path in reversed(checkpoint.list_checkpoints(directory / "checkpoints")):
@@ -475,7 +481,7 @@ def monitored(directory: Path, run: RunConfig, agent: dict[str, Any]) -> WandB:
 
 
 def _greeting(agent: str, run: RunConfig, environments: Environments, directory: Path) -> str:
-    return f"Training {agent} on {run.env}: {run.n_envs} environments, {environments.how}; seed {run.seed}; run {directory}"
+    return f"Training {agent} on {run.env}: {run.n_envs} environment{'s' if run.n_envs > 1 else ''}, {environments.how}; seed {run.seed}; run {directory}"
 
 
 def _farewell(outcome: Any, directory: Path, agent: str) -> str:

@@ -10,7 +10,7 @@ from operant import presets
 from operant.agents import AGENTS, config_class, entry, resolve
 from operant.agents.config import AgentConfig
 from operant.cli import parse, tables
-from operant.errors import SpecError
+from operant.errors import SpecError, UsageError
 from operant.execution.config import RunConfig
 from operant.spec import Config, option, options, read_json
 
@@ -75,7 +75,7 @@ def _trained(flags: list[str]) -> str | None:
 
 
 def _resume(agent: str | None, given: dict[str, Any]) -> Any:
-    from operant.train import resumed
+    from operant.train import finished, resumed
 
     directory = given.pop("resume")
     plan = resumed(directory, given)
@@ -83,6 +83,11 @@ def _resume(agent: str | None, given: dict[str, Any]) -> Any:
     if agent is not None and resolve(agent) != saved:
         raise SpecError(
             f"The run in {directory!r} trains {saved}, not {agent}. Use: operant train --resume {directory}"
+        )
+    if not {"max_steps", "target_reward"} & set(given) and finished(plan):
+        raise UsageError(
+            f"The run in {directory!r} has reached its {plan.run.max_steps} steps: nothing is left to do. "
+            "Give --max-steps, which counts them in."
         )
     return plan
 
