@@ -599,7 +599,7 @@ def test_a_real_study_and_training_from_it(tmp_path, monkeypatch, capsys):
     ]  # fmt: skip
     assert main(command) == 0
     out = capsys.readouterr().out
-    assert "Finished: 1 trials complete" in out
+    assert "Finished: 1 trial complete" in out
     for trial in study.load("s", None).trials:
         rewards = read_history(f"h-trial{trial.number}.parquet")["episode_reward"]
         assert trial.value == pytest.approx(rewards[-100:].mean())  # the mean reward of the run's buffer

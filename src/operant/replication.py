@@ -122,7 +122,7 @@ def _together(plan: Plan, runs: Sequence[RunConfig], command: str | None) -> lis
             trainings.append(training)
         display = _display(runs[0], len(runs))
         display.message(
-            f"Training {definition.name} on {runs[0].env}: {len(runs)} seeds at once, {runs[0].n_envs} environments each, "
+            f"Training {definition.name} on {runs[0].env}: {len(runs)} seeds at once, {runs[0].n_envs} environment{'s' if runs[0].n_envs > 1 else ''} each, "
             f"{environments.how}; seeds {runs[0].seed} to {runs[-1].seed}; runs {Path(runs[0].run_dir or '').parent}"
         )
         outcomes = _loop(population, trainings, display)

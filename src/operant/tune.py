@@ -78,7 +78,7 @@ def _summary(tuned: Tuned, config: TuneConfig, trouble: str) -> str:
     name, best = tuned.study.study_name, tuned.best
     where = "" if config.storage is None else f" --storage {studies.shown(config.storage)}"
     lines = [
-        f"{'Interrupted' if tuned.interrupted else 'Finished'}: {tuned.complete} trials complete, {tuned.pruned} pruned, "
+        f"{'Interrupted' if tuned.interrupted else 'Finished'}: {tuned.complete} trial{'' if tuned.complete == 1 else 's'} complete, {tuned.pruned} pruned, "
         f"{tuned.failed} failed; {len(tuned.study.get_trials(deepcopy=False))} in the study {name}"
     ]
     if best is not None:
