@@ -102,11 +102,16 @@ class Config(EpsilonConfig, SequenceConfig, ModelConfig):
     dueling: bool = option(False, "Separate streams for the state's value and the actions' advantages")
     prioritized: bool = option(False, "Replay in proportion to the last TD error")
     priority_alpha: Scalar = option(
-        0.6, "Exponent of priorities (0: uniform)", low=0.0, high=1.0, search="log_uniform", traced=True
+        0.6,
+        "With prioritized: exponent of priorities (0: uniform)",
+        low=0.0,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
     )
     priority_beta: Scalar = option(
         0.4,
-        "Exponent of the importance weights (1: full correction)",
+        "With prioritized: exponent of the importance weights (1: full correction)",
         low=0.0,
         high=1.0,
         search="log_uniform",
@@ -118,15 +123,20 @@ class Config(EpsilonConfig, SequenceConfig, ModelConfig):
         "Learn the distribution of the return: c51 (fixed atoms) or quantile, instead of its mean (none)",
         choices=("none", "c51", "quantile"),
     )
-    atoms: int = option(51, "Number of atoms (c51) or of quantiles (quantile)", low=2, search="categorical")
-    value_min: Scalar = option(-10.0, "Return at the first atom of c51", unit="reward", traced=True)
-    value_max: Scalar = option(10.0, "Return at the last atom of c51", unit="reward", traced=True)
+    atoms: int = option(
+        51,
+        "With distributional: number of atoms (c51) or of quantiles (quantile)",
+        low=2,
+        search="categorical",
+    )
+    value_min: Scalar = option(-10.0, "With c51: return at the first atom", unit="reward", traced=True)
+    value_max: Scalar = option(10.0, "With c51: return at the last atom", unit="reward", traced=True)
     noisy: bool = option(
         False, "Explore by noise of learned size on the weights of dense layers, instead of by epsilon"
     )
     noisy_std: Scalar = option(
         0.5,
-        "First deviation of that noise",
+        "With noisy: first deviation of the noise",
         unit="1 / √inputs of a layer",
         low=0.0,
         search="log_uniform",
