@@ -91,12 +91,12 @@ def test_bad_input(capsys, arguments, message):
 
 @pytest.mark.slow
 def test_runs_saves_and_goes_on(tiny, capsys):
-    assert main([*tiny, "-n", "6", "--num-parallel", "2", "--batch-agent-calls", "-c", "saved,mine", "-s", "events",
+    assert main([*tiny, "-n", "6", "--num-parallel", "2", "--batch-agent-calls", "-c", "saved,mine", "-s", "events,mine",
                  "--save-best-agent", "best", "--seed", "4"]) == 0  # fmt: skip
     agent = Agent.load("saved", filename="mine")
     assert agent.episodes == 6 and agent.seed == 4 and agent.parallel_interactions == 2
     assert Agent.load("best").parallel_interactions == 2
-    assert list(Path("events").glob("events*"))
+    assert list(Path("events/mine").glob("events*")) and not Path("events,mine").exists()
     line = ["run", "--agent", "saved", "-e", "CartPole-v1", "-t", "30", "--quiet"]
     assert main([*line, "-c", "later"]) == 0
     assert Agent.load("later").timesteps == agent.timesteps + 30

@@ -214,7 +214,9 @@ class RunnerConfig(Config):
     checkpoints: str | None = option(
         None, "DIRECTORY[,NAME] where the agent is saved, every five minutes and at the end"
     )
-    summaries: str | None = option(None, "Directory for TensorBoard's event files")
+    summaries: str | None = option(
+        None, "Directory for TensorBoard's event files, or DIRECTORY,NAME for a folder within it"
+    )
     recordings: str | None = option(
         None, "Directory for traces of the agent's episodes, which another can be pretrained on"
     )
@@ -261,7 +263,7 @@ class RunnerConfig(Config):
             value = getattr(self, name)
             if value is None:
                 continue
-            place: str | Path = value.partition(",")[0] if name == "checkpoints" else value
+            place: str | Path = value.partition(",")[0] if name in ("checkpoints", "summaries") else value
             try:
                 as_folder(name, Path(value).parent if name == "path" else place, value)
             except SpecError as fault:

@@ -23,7 +23,7 @@ class Following:
 
     Args:
         checkpoints: ``DIRECTORY[,NAME]`` where the agent is saved, every five minutes and at the end; None: not.
-        summaries: directory of the event files; None: none.
+        summaries: ``DIRECTORY[,NAME]``: directory of the event files, in a folder of that name within it; None: none.
         horizon: episodes over which returns and lengths are averaged.
 
     Raises:
@@ -34,7 +34,8 @@ class Following:
         self._directory, _, name = (checkpoints or "").partition(",")
         self._name = name or "agent"
         _expect_place(self._directory, self._name)
-        self._sink = None if summaries is None else TensorBoard(summaries)
+        place, _, folder = (summaries or "").partition(",")
+        self._sink = None if summaries is None else TensorBoard(Path(place) / folder)
         self._horizon = horizon
         self._began = self._saved = self._recorded = time.monotonic()
 
