@@ -122,6 +122,10 @@ def test_batched_calls_of_unequal_lengths_name_what_is_wrong():
         ({"reward": [1, 2, 3]}, "reward must be one number, or one for each of 2"),
         ({"terminal": [0, 0, 0]}, "terminal must be one number"),
         ({"parallel": 0, "terminal": np.zeros(2)}, "terminal must be 0, 1 or 2"),
+        (
+            {"terminal": [1, 1], "next_states": [state()]},
+            "next_states must hold a state for each of 2 actors",
+        ),
     ]:
         with pytest.raises(SpaceError, match=message):
             agent.observe(**{"parallel": [0, 1], **told})

@@ -365,7 +365,12 @@ class Interactive:
         for i, actor in enumerate(actors):
             last = None
             if next_states is not None and terminals[i]:
-                last = take(next_states, i)
+                try:
+                    last = take(next_states, i)
+                except (IndexError, KeyError, TypeError):
+                    raise SpaceError(
+                        f"next_states must hold a state for each of {len(actors)} actors. Received none for parallel={actor.index}."
+                    ) from None
             told.append(self._told(actor, rewards[i], terminals[i], last))
         return told
 
