@@ -19,12 +19,13 @@ from operant.errors import EnvironmentError, NumericalError, SpaceError, SpecErr
 from operant.execution.config import RunConfig
 from operant.execution.device import DeviceDriver
 from operant.fit import trainer
+from operant.folder import claimed
 from operant.memory.recent import Recent
 from operant.nn.backend import keras
 from operant.replay import replay
 from operant.spaces import Spaces
 from operant.tracking import read_history
-from operant.train import Plan, claimed, opened, resumed, train
+from operant.train import Plan, opened, resumed, train
 
 A2C = {"agent": "a2c", "model": NET}
 CRITIC = {"agent": "ac", "batch_size": 64, "network": NET}

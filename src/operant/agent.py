@@ -360,7 +360,8 @@ class Agent(Interactive):
                 of that name.
             format: see `save`; default: a checkpoint if there is one, else weights of any format.
             environment: checked against the saved spaces, if given.
-            agent: the algorithm's class, for one that is not operant's own: a file never says what to import.
+            agent: what the file cannot hold, since a file never says what to import: the class of an algorithm that is not operant's
+                own, or a specification with the optimizer or networks made by code (`dict(type='ppo', model=...)`).
             parallel_interactions: how many actors act, if others than when it was saved. Parameters, optimizer and
                 counters are taken over then; unfinished episodes and a replay memory stay behind.
             recorder: as in `create`.

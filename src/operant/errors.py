@@ -63,7 +63,7 @@ _REPLAY = {
 }  # fmt: skip
 SYNONYMS: dict[str, tuple[str, ...]] = {
     **{name: (own,) for name, own in {**_TRAIN, **_ROLLOUT, **_REPLAY}.items()},
-    "batch_size": ("buffer_batch_size", "mini_batches"),
+    "batch_size": ("buffer_batch_size",),
     **dict.fromkeys(("hidden", "hidden_sizes", "net_arch", "policy_kwargs"), ("model", "actor_model")),
     **dict.fromkeys(("eval_freq", "env_kwargs"), ()),
 }

@@ -22,6 +22,7 @@ from operant.errors import SpecError, UsageError, suggest, value_error
 from operant.execution.config import PROCESSES, RunConfig
 from operant.execution.progress import Progress
 from operant.execution.training import Outcome, Training
+from operant.folder import describe, new_directory
 from operant.inputs import buffer_options, is_id, made_again, optimizer_options
 from operant.ops.optimise import Given
 from operant.play import PlayConfig, Played, environment
@@ -30,13 +31,7 @@ from operant.session import Session
 from operant.spec import options
 from operant.tracking import Tracker
 from operant.tracking.history import check_place
-from operant.train import (
-    describe,
-    history_origin,
-    make_environments,
-    new_directory,
-    writers,
-)
+from operant.train import history_origin, make_environments, writers
 from operant.tuning.trial import report_steps
 
 MODELS = {"model": "model", "actor_model": "actor", "critic_model": "critic"}

@@ -230,9 +230,10 @@ class Interactive:
         return self.actors[int(index)]
 
     def _actors(self, parallel: Any) -> list[Actor]:
-        if np.ndim(parallel) != 1:
-            raise value_error("parallel", "an index, or a list of different ones", parallel)
-        actors = [self._actor(index) for index in parallel]
+        try:
+            actors = [self._actor(index) for index in parallel]
+        except TypeError:  # nothing that can be gone through
+            actors = []
         if not actors or len({actor.index for actor in actors}) < len(actors):
             raise value_error("parallel", "an index, or a list of different ones", parallel)
         return actors
@@ -384,7 +385,11 @@ class Interactive:
             raise SpaceError(f"reward must be a number. Received: reward={reward!r}.") from None
         if not math.isfinite(reward):
             raise SpaceError(f"reward must be finite. Received: reward={reward}.")
-        if np.ndim(terminal) or terminal not in (0, 1, 2):
+        try:
+            known = terminal in (0, 1, 2)
+        except ValueError:  # an array
+            known = False
+        if not known:
             raise SpaceError(
                 f"terminal must be 0, 1 or 2 (aborted by a time limit). Received: terminal={terminal!r}."
             )

@@ -17,9 +17,10 @@ from operant.execution.config import TOGETHER, RunConfig
 from operant.execution.episodes import Finished
 from operant.execution.records import Record
 from operant.execution.training import LOG_SECONDS, Outcome, Training
+from operant.folder import claimed, describe
 from operant.session import Session, build
 from operant.tracking import Console, Tracker, interval
-from operant.train import Plan, Result, claimed, describe, make_environments, train, writers
+from operant.train import Plan, Result, make_environments, train, writers
 
 if TYPE_CHECKING:
     from operant.execution.population import Population

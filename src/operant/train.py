@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import datetime
-import json
 import secrets
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from operant import checkpoint, provenance, runtime
+from operant import checkpoint, runtime
 from operant.agents.making import Definition, define
 from operant.envs.checked import smaller_limit
 from operant.envs.source import is_native
 from operant.envs.vector_env import VectorEnv
-from operant.errors import CheckpointError, SpecError, UsageError, as_folder
+from operant.errors import CheckpointError, SpecError, UsageError
 from operant.execution.config import GAMES, PROCESSES, TOGETHER, RunConfig, with_effect
 from operant.execution.records import Origin
 from operant.execution.training import Training
+from operant.folder import LIMITS, claimed, describe, describe_resume
 from operant.session import Environments, Session
-from operant.spec import plain, read_json
+from operant.spec import read_json
 from operant.tracking import Console, History, TensorBoard, Tracker, WandB
 from operant.tracking.history import check_place, end_of
 
@@ -32,14 +28,6 @@ RESUMABLE = frozenset(
     }
 )  # fmt: skip
 """Options of a run that may change when it is resumed; the others are what the run is."""
-
-
-LIMITS = ("max_steps", "target_reward", "n_devices")
-"""Of these, those that hold from one resumption to the next unless they are changed again."""
-
-
-CLAIM = ".claim"
-"""File that says that a process trains in a folder."""
 
 
 class Plan(NamedTuple):
@@ -281,59 +269,6 @@ def make_environments(run: RunConfig, given: Any = None, count: int | None = Non
     return Environments(None, made)
 
 
-def new_directory(run: RunConfig, agent: str) -> Path:
-    """Choose the folder of a run, without making it.
-
-    Raises:
-        SpecError: it would be inside a file.
-        UsageError: that of the options is not empty.
-    """
-    if run.run_dir is not None:
-        directory = Path(run.run_dir)
-        as_folder("run_dir", directory.parent, run.run_dir)
-        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise UsageError(
-                f"run_dir must be a new or empty folder. Received: run_dir={run.run_dir!r}. "
-                "Give another one, or continue that run with --resume."
-            )
-        return directory
-    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    place = "".join(c if c.isalnum() or c in "-._" else "-" for c in run.env)
-    directory = as_folder("run_dir", "runs", "runs") / f"{agent.rpartition(':')[2]}-{place}-{stamp}"
-    for i in range(2, 1000):
-        if not directory.exists():
-            break
-        directory = directory.with_name(f"{directory.name.rpartition('_')[0] or directory.name}_{i}")
-    return directory
-
-
-@contextlib.contextmanager
-def claimed(run: RunConfig, agent: str) -> Iterator[Path]:
-    """Choose the folder of a run and take it at once, so that no other process does; it is gone afterwards if nothing was written.
-
-    Raises:
-        SpecError: it would be inside a file.
-        UsageError: that of the options is not empty, or another process took it.
-    """
-    while True:
-        directory = new_directory(run, agent)
-        missing = [path for path in (directory, *directory.parents) if not path.exists()]
-        directory.mkdir(parents=True, exist_ok=True)
-        claim = directory / CLAIM
-        try:
-            claim.touch(exist_ok=False)
-            break
-        except FileExistsError:
-            continue  # somebody was faster
-    try:
-        yield directory
-    finally:
-        claim.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # up to the first folder that holds something
-            for path in missing:
-                path.rmdir()
-
-
 def history_origin(run: RunConfig) -> Origin:
     """Return where the history ends that a new run continues: nowhere, where it has one of its own.
 
@@ -351,75 +286,6 @@ def history_origin(run: RunConfig) -> Origin:
             f"Received: max_steps={run.max_steps}. Give more, which counts them in, or another history."
         )
     return origin
-
-
-def describe(
-    directory: Path,
-    agent: dict[str, Any],
-    run: RunConfig,
-    environments: Environments,
-    command: str | None,
-    *,
-    together: int | None = None,
-    given: bool = False,
-    fits: int = 1,
-) -> None:
-    """Make the run's folder and write what the run is.
-
-    Args:
-        directory: its folder.
-        agent: what it trains.
-        run: its options.
-        environments: where.
-        command: how it was begun; None: as this process was.
-        together: how many runs are one program mapped over their seeds.
-        given: whether the environments are objects that cannot be made of an id again.
-        fits: in how many parts it is trained by one program.
-    """
-    data = {
-        "agent": agent,
-        "run": run.to_dict(),
-        **_circumstances(command),
-        "together": together,
-        "given": given,
-        "fits": fits,
-        "vector": None if environments.vector is None else environments.vector.mode,
-        "weights": {path: provenance.digest(path) for path in run.weights},
-    }
-    directory.mkdir(parents=True, exist_ok=True)
-    _write(directory, data)
-
-
-def describe_resume(directory: Path, training: Training, run: RunConfig, command: str | None) -> None:
-    """Add to what was written about a run that it is resumed, from which step, by which versions."""
-    data = read_json(directory / "run.json", "run")
-    entry = {
-        "step": training.driver.step,
-        **{name: getattr(run, name) for name in LIMITS},
-        **_circumstances(command),
-    }
-    if training.memory_anew:
-        entry["memory"] = "anew"
-    data["resumed"] = [*data.get("resumed", []), entry]
-    _write(directory, data)
-
-
-def _circumstances(command: str | None) -> dict[str, Any]:
-    """Return when, how and with what a run begins."""
-    return {
-        "command": command if command is not None else " ".join(sys.argv),
-        "begun": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "versions": provenance.versions(),
-        "machine": provenance.machine(),
-        "git": provenance.git_state(),
-    }
-
-
-def _write(directory: Path, data: dict[str, Any]) -> None:
-    """Write `run.json`, whole or not at all."""
-    temporary = directory / ".run.json.tmp"
-    temporary.write_text(json.dumps(plain(data), indent=2) + "\n", encoding="utf-8")
-    temporary.replace(directory / "run.json")
 
 
 def _restored(training: Training, directory: Path) -> bool:

@@ -84,8 +84,8 @@ def finish(
         axis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
         axis.set_major_formatter(FuncFormatter(thousands))
     ax.margins(x=0.015, y=0.06)
-    if ax.get_legend_handles_labels()[1]:
-        handles, labels = ax.get_legend_handles_labels()
+    handles, labels = ax.get_legend_handles_labels()
+    if labels:
         lines = max(1, min(4, LEGEND_LINES // len(labels)))
         wrapped = [
             textwrap.fill(label, LEGEND_WIDTH, subsequent_indent="   ", max_lines=lines, placeholder=" ...")
