@@ -24,12 +24,19 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # XLA's own passes are those that users get. With XLA_FLAGS set, to nothing for example, all is as there.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
 
+import hypothesis
 import jax
 import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
+
+# How long an example takes says how busy the machine is, not whether it holds: first calls import and compile.
+hypothesis.settings.register_profile(
+    "operant", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("operant")
 
 # Who is started in the background of a shell ignores interrupts, and so would all that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
