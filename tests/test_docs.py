@@ -77,6 +77,19 @@ def test_the_readme_example_of_a_class_runs(capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("start", ["from operant import PPO, Agent", "from operant import DQN"])
+def test_the_examples_of_the_page_of_classes_run(start, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = code_of("docs/classes.md", start)
+    for steps in ("0_000", "2_000"):
+        code = code.replace(steps, "500")
+    made = {}
+    exec(compile(code, "docs/classes.md", "exec"), made)
+    assert made["agent"].evaluated.best_reward is not None
+    made["agent"].close()
+
+
+@pytest.mark.slow
 def test_the_page_on_adding_an_algorithm_followed_literally_works(monkeypatch):
     """The file of the page, put where the page says, with the line that the page says, learns."""
     import jax

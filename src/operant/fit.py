@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,21 +17,31 @@ import gymnasium
 from operant.agents import AGENTS, DEFAULT, config_class
 from operant.agents.making import define, words
 from operant.envs import vector
+from operant.envs.source import is_native
 from operant.envs.vector_env import VectorEnv
-from operant.errors import SpecError, UsageError, suggest, value_error
+from operant.errors import SpaceError, SpecError, UsageError, suggest, value_error
 from operant.execution.config import PROCESSES, RunConfig
-from operant.execution.progress import Progress
+from operant.execution.progress import Evaluated, Progress
+from operant.execution.records import Record
 from operant.execution.training import Outcome, Training
 from operant.folder import describe, new_directory
 from operant.inputs import buffer_options, is_id, made_again, optimizer_options
 from operant.ops.optimise import Given
 from operant.play import PlayConfig, Played, environment
 from operant.play import run as run_episodes
+from operant.saving import checkpoint_in
 from operant.session import Session
 from operant.spec import options
 from operant.tracking import Tracker
 from operant.tracking.history import check_place
-from operant.train import history_origin, make_environments, writers
+from operant.train import (
+    evaluating,
+    evaluation_count,
+    history_origin,
+    host_vector,
+    make_environments,
+    writers,
+)
 from operant.tuning.trial import report_steps
 
 MODELS = {"model": "model", "actor_model": "actor", "critic_model": "critic"}
@@ -53,11 +63,13 @@ class Trainer:
         parts: the networks, actor before critic, then the replay buffers (a list, one for each environment), as far as the
             algorithm has them. Keywords `model`, `actor_model`, `critic_model` and `buffers` do the same.
         n_envs: how many environments, if `envs` is an id.
+        eval_envs: with `eval_frequency`: environments in which the policy is evaluated, as `envs` may be (default: others like those
+            that train).
         weights: files of variables to start from, one for each model.
         trial: an Optuna trial to report the mean reward to, at twenty equal parts of `max_steps`; it may end `fit` by
             `optuna.TrialPruned`.
         settings: hyperparameters, and options of the run that concern a program (`seed`, `checkpoints`, `quiet`,
-            `history_checkpoint`, `reward_buffer_size`, ...). None is the default of networks, buffers and options of the run; of
+            `history_checkpoint`, `reward_buffer_size`, `eval_frequency`, ...). None is the default of networks, buffers and options of the run; of
             hyperparameters it is a value (`grad_norm`: gradients are not clipped).
 
     Networks given as compiled Keras models bring their optimizer. Their weights are the trained ones after `fit`.
@@ -74,6 +86,7 @@ class Trainer:
         envs: Any,
         *parts: Any,
         n_envs: int | None = None,
+        eval_envs: Any = None,
         weights: Sequence[str] = (),
         trial: Any = None,
         **settings: Any,
@@ -117,16 +130,47 @@ class Trainer:
             self.session = Session(definition, environments, self.run)
             if weights:
                 self.session.weights.load(self.session.driver)
+            self._evaluating = self._evaluation_envs(eval_envs)
         except BaseException:
             environments.close()
             raise
         self._progress = Progress(self.run)
         self._begun, self._fits = False, 0
+        self._loaded: str | None = None
 
     @property
     def elapsed(self) -> float:
         """Seconds of training so far."""
         return self._progress.elapsed
+
+    def _evaluation_envs(self, given: Any) -> VectorEnv | None:
+        """Make environments in which the policy is evaluated, if it is to be."""
+        run, envs = self.run, self._envs
+        if run.eval_frequency is None:
+            if given is not None:
+                raise UsageError(
+                    "eval_envs are for evaluations. Received: eval_envs without eval_frequency. Give both."
+                )
+            return None
+        count = evaluation_count(run)
+        if given is None:
+            several = isinstance(envs, list | tuple)
+            if isinstance(envs, gymnasium.Env) or several:
+                given = [made_again(envs[i % len(envs)] if several else envs) for i in range(count)]
+            elif isinstance(envs, str):
+                return host_vector(run, count)
+            elif is_native(envs):
+                given = envs
+            else:
+                raise SpecError(
+                    f"To evaluate, environments like those that train are made, and no others can be made like {envs!r}. Give eval_envs."
+                )
+        number = len(given) if isinstance(given, list | tuple) else count
+        env = host_vector(run, number, given)
+        if env.spaces != self.session.environments.spaces:
+            env.close()
+            raise SpaceError("eval_envs must have the states and actions of envs.")
+        return env
 
     def _named(self, parts: Sequence[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
         """Give positional arguments their names."""
@@ -166,6 +210,7 @@ class Trainer:
         target_reward: float | None = None,
         max_steps: int | None = None,
         monitor_session: str | None = None,
+        callback: Callable[[Trainer, Record], bool | None] | None = None,
     ) -> Outcome:
         """Train until the mean of the last episodes reaches a reward, or for a number of steps.
 
@@ -174,6 +219,8 @@ class Trainer:
             max_steps: environment steps of all environments, over all calls, at which training ends; those of the history
                 that `history_checkpoint` continues count.
             monitor_session: name of a Weights & Biases run to write metrics to.
+            callback: called with this object and a `Record` of step, time and metrics whenever training reports: about every second, or
+                every `log_frequency` episodes, and after each evaluation. Training ends where it returns False.
 
         Raises:
             UsageError: neither was given, or no `max_steps` with a trial.
@@ -193,12 +240,23 @@ class Trainer:
             session = self.session
             definition, environments = session.definition.to_dict(), session.environments
             self._fits += 1
+            given = not is_id(self._envs)
             describe(
-                directory, definition, run, environments, None, given=not is_id(self._envs), fits=self._fits
+                directory,
+                definition,
+                run,
+                environments,
+                None,
+                given=given,
+                fits=self._fits,
+                loaded=self._loaded,
             )
+        if callback is not None:
+            training.on_record = functools.partial(callback, self)
         training.sinks = writers(directory, run, training)
         try:
-            outcome = training.loop() if self.trial is None else self._reported(training)
+            with evaluating([training], self.session.learner, self._evaluating):
+                outcome = training.loop() if self.trial is None else self._reported(training)
             training.sinks.message(outcome.message)
         finally:
             training.sinks.close()
@@ -254,6 +312,42 @@ class Trainer:
             print(played)
         return played
 
+    def save(self, directory: str | Path) -> str:
+        """Write a checkpoint of everything that going on needs.
+
+        `load` continues from it, and `Agent.load(directory)` makes an agent of it, which acts in a program and writes weights and policies
+        in other formats. Also a callback of `fit` may save.
+
+        Args:
+            directory: folder to which it is added, as `step-N`.
+
+        Returns:
+            The path of the checkpoint.
+
+        Raises:
+            SpecError: the folder cannot be made.
+        """
+        training = self.session.training(self.run, Tracker(), None, self._progress)
+        return str(training.write(Path(directory), keep=None, memory=self.run.save_memory))
+
+    def load(self, directory: str | Path) -> None:
+        """Continue from a checkpoint: of `save`, or of a run of the same algorithm with the same options and as many environments.
+
+        What was learnt here before is lost; counts and mean rewards go on with those of the checkpoint.
+
+        Args:
+            directory: a checkpoint, a folder of such (the newest is taken), or the folder of a run.
+
+        Raises:
+            CheckpointError: there is none, or it does not fit.
+        """
+        place = Path(directory)
+        place = place / "checkpoints" if (place / "checkpoints").is_dir() else place
+        training = self.session.training(self.run, Tracker(), None, self._progress)
+        training.restore(checkpoint_in(place, None))
+        self._begun, self._loaded = True, str(place)
+        self._put_back()
+
     def _another(self, config: PlayConfig) -> VectorEnv:
         """Make one more environment like those that train."""
         first = self._envs[0] if isinstance(self._envs, list | tuple) else self._envs
@@ -264,7 +358,7 @@ class Trainer:
                 f"play makes an environment like the first one, and cannot make another {first!r}."
             )
         limit = config.max_episode_timesteps
-        return vector.create(made_again(first), mode="in-process", max_episode_timesteps=limit)
+        return vector.create(made_again(first, "rgb_array"), mode="in-process", max_episode_timesteps=limit)
 
     def _reported(self, training: Training) -> Outcome:
         """Train from report to report: at steps that are the same in every trial, so that a pruner compares like with like."""
@@ -317,6 +411,11 @@ class Trainer:
         return self._progress.score.mean
 
     @property
+    def evaluated(self) -> Evaluated:
+        """What the evaluations came to: step and mean of the last one and of the best one."""
+        return self._progress.evaluated
+
+    @property
     def best_reward(self) -> float:
         """Best that the mean has been."""
         return self._progress.score.best
@@ -324,6 +423,8 @@ class Trainer:
     def close(self) -> None:
         """Close the environments."""
         self.session.environments.close()
+        if self._evaluating is not None:
+            self._evaluating.close()
 
 
 @functools.cache

@@ -17,8 +17,10 @@ from operant.execution.training import Training
 from operant.session import Environments
 from operant.spec import plain, read_json
 
-LIMITS = ("max_steps", "target_reward", "n_devices")
+LIMITS = ("max_steps", "target_reward", "n_devices", "eval_frequency", "eval_episodes")
 """Options of a run that hold from one resumption to the next unless they are changed again."""
+BEST = "best"
+"""Folder with the checkpoint of the best evaluation, there."""
 CLAIM = ".claim"
 """File that says that a process trains in a folder."""
 
@@ -86,6 +88,7 @@ def describe(
     together: int | None = None,
     given: bool = False,
     fits: int = 1,
+    loaded: str | None = None,
 ) -> None:
     """Make the run's folder and write what the run is.
 
@@ -98,6 +101,7 @@ def describe(
         together: how many runs are one program mapped over their seeds.
         given: whether the environments are objects that cannot be made of an id again.
         fits: in how many parts it is trained by one program.
+        loaded: checkpoint of elsewhere that it goes on from.
     """
     data = {
         "agent": agent,
@@ -106,6 +110,7 @@ def describe(
         "together": together,
         "given": given,
         "fits": fits,
+        "loaded": loaded,
         "vector": None if environments.vector is None else environments.vector.mode,
         "weights": {path: provenance.digest(path) for path in run.weights},
     }

@@ -153,14 +153,19 @@ def is_id(envs: Any) -> bool:
     return told == own.kwargs and limits == (own.max_episode_steps, own.additional_wrappers)
 
 
-def made_again(env: Any) -> Any:
-    """Make an environment once more, one that gives pictures."""
+def made_again(env: Any, render_mode: str | None = None) -> Any:
+    """Make an environment once more.
+
+    Raises:
+        SpecError: it is not known how.
+    """
     from operant.envs.preprocessing import Preprocessed
 
     if isinstance(env, Preprocessed):
-        return Preprocessed(made_again(env.env), env.settings)
+        return Preprocessed(made_again(env.env, render_mode), env.settings)
     if env.spec is None:
         raise SpecError(
-            f"{env!r} was not made by gymnasium.make, so play cannot make another. Register it, or evaluate by hand."
+            f"{env!r} was not made by gymnasium.make, so no other can be made like it. Register it and make it so. "
+            "To play, or to evaluate elsewhere: Agent.load what save() wrote; to evaluate while it trains: eval_envs."
         )
-    return gymnasium.make(env.spec, render_mode="rgb_array")
+    return gymnasium.make(env.spec, render_mode=render_mode)

@@ -25,6 +25,9 @@ class PlayConfig(Config):
 
     env: str = option("", "Environment id (default: the run's)")
     run_dir: str | None = option(None, "Folder of a run, or of a saved agent, whose policy plays")
+    best: bool = option(
+        False, "With a run: the policy of its best evaluation (--eval-frequency), not the newest"
+    )
     policy: str | None = option(None, "File of an exported policy (.onnx, .stablehlo) that plays")
     weights: tuple[str, ...] = option((), "Path(s) to model(s) weight(s) to be loaded by agent output_models")
     episodes: int = option(1, "Episodes to play", low=1)
@@ -56,6 +59,8 @@ class PlayConfig(Config):
                 as_folder(name, getattr(self, name) or ".")
             except SpecError as fault:
                 yield str(fault)
+        if self.best and self.run_dir is None:
+            yield "best is for a run's folder. Received: best=True without run_dir. Give the folder: operant play RUN --best."
         if self.policy is None:
             return
         if self.run_dir is not None or self.weights:
@@ -161,7 +166,7 @@ def play(config: PlayConfig, agent: Any = None, **options: Any) -> Played:
     from operant.agents.learner import Learner
     from operant.agents.making import define, define_saved, from_file
 
-    path = None if config.run_dir is None else _newest(config.run_dir)
+    path = None if config.run_dir is None else _newest(config.run_dir, config.best)
     saved = None if path is None else checkpoint.read_header(path)["specification"]
     if saved is None and agent is None:
         raise SpecError(
@@ -235,10 +240,19 @@ def _exported(config: PlayConfig, path: str) -> Played:
     )
 
 
-def _newest(directory: str) -> Path:
-    """Return the newest whole checkpoint of a run or of a saved agent."""
+def _newest(directory: str, best: bool) -> Path:
+    """Return the newest whole checkpoint of a run or of a saved agent, or that of a run's best evaluation."""
     from operant import checkpoint
+    from operant.folder import BEST
 
+    if best:
+        place = Path(directory) / BEST
+        found = checkpoint.latest(place) if place.is_dir() else None
+        if found is None:
+            raise SpecError(
+                f"The run {directory!r} has no best evaluation. Train with --eval-frequency, or leave best out for the newest policy."
+            )
+        return found
     for place in (Path(directory) / "checkpoints", Path(directory)):
         found = checkpoint.latest(place) if place.is_dir() else None
         if found is not None:

@@ -148,6 +148,8 @@ def _obstacles(data: dict[str, Any], training: dict[str, Any], run: RunConfig) -
             f"it was trained at once with other seeds ({data['together']} in all), and one program for many adds up in "
             "another order than one for a single run."
         )
+    if data.get("loaded") is not None:
+        yield f"it went on from a checkpoint of elsewhere, {data['loaded']!r}."
     parts = data.get("resumed", [])
     if parts and data.get("vector") is not None:
         yield (

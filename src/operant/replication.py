@@ -20,7 +20,7 @@ from operant.execution.training import LOG_SECONDS, Outcome, Training
 from operant.folder import claimed, describe
 from operant.session import Session, build
 from operant.tracking import Console, Tracker, interval
-from operant.train import Plan, Result, make_environments, train, writers
+from operant.train import Plan, Result, evaluating, make_environments, train, writers
 
 if TYPE_CHECKING:
     from operant.execution.population import Population
@@ -126,7 +126,8 @@ def _together(plan: Plan, runs: Sequence[RunConfig], command: str | None) -> lis
             f"Training {definition.name} on {runs[0].env}: {len(runs)} seeds at once, {runs[0].n_envs} environment{'s' if runs[0].n_envs > 1 else ''} each, "
             f"{environments.how}; seeds {runs[0].seed} to {runs[-1].seed}; runs {Path(runs[0].run_dir or '').parent}"
         )
-        outcomes = _loop(population, trainings, display)
+        with evaluating(trainings, learner):
+            outcomes = _loop(population, trainings, display)
     finally:
         for each in sinks:
             each.close()

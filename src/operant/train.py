@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from operant import checkpoint, runtime
+from operant.agents.learner import Learner
 from operant.agents.making import Definition, define
 from operant.envs.checked import smaller_limit
 from operant.envs.source import is_native
 from operant.envs.vector_env import VectorEnv
 from operant.errors import CheckpointError, SpecError, UsageError
 from operant.execution.config import GAMES, PROCESSES, TOGETHER, RunConfig, with_effect
+from operant.execution.evaluate import Evaluation, Evaluator
 from operant.execution.records import Origin
 from operant.execution.training import Training
-from operant.folder import LIMITS, claimed, describe, describe_resume
+from operant.folder import BEST, LIMITS, claimed, describe, describe_resume
 from operant.session import Environments, Session
 from operant.spec import read_json
 from operant.tracking import Console, History, TensorBoard, Tracker, WandB
 from operant.tracking.history import check_place, end_of
+from operant.tracking.runs import EVALUATIONS
 
 RESUMABLE = frozenset(
     {
         "max_steps", "target_reward", "quiet", "log_frequency", "display_precision", "save_seconds", "save_memory", "resume",
-        *TOGETHER,
+        "eval_frequency", "eval_episodes", *TOGETHER,
     }
 )  # fmt: skip
 """Options of a run that may change when it is resumed; the others are what the run is."""
@@ -168,7 +173,8 @@ def _train(
                 sinks.message(
                     f"Continuing the history {run.history_checkpoint}: {origin.step} steps, {origin.episodes} games"
                 )
-            outcome = training.loop()
+            with evaluating([training], session.learner):
+                outcome = training.loop()
             sinks.message(_farewell(outcome, directory, definition.name))
         finally:
             sinks.close()
@@ -201,19 +207,71 @@ def opened(directory: str | Path) -> tuple[Session, RunConfig]:
     return session, plan.run
 
 
-def host_vector(run: RunConfig, num_envs: int) -> VectorEnv:
+def host_vector(run: RunConfig, num_envs: int, given: Any = None) -> VectorEnv:
     """Make the environments of a run anew, as a vector on the host also where they are JAX-native.
 
     Of Atari games they give whole ones, with the rewards as they come: what is to be judged, not what is learnt from.
+
+    Args:
+        run: its options.
+        num_envs: how many.
+        given: environments of the user's program instead, as `make_environments` takes them.
     """
-    whole = dict.fromkeys(GAMES, False) if run.preprocess else {}
-    made = make_environments(run.replace(n_envs=num_envs, **whole))
+    whole = dict.fromkeys(GAMES, False) if _games(run, given) else {}
+    counted = not isinstance(given, list | tuple)
+    made = make_environments(run.replace(n_envs=num_envs, **whole), given, num_envs if counted else None)
     if made.native is None:
         vector: VectorEnv = made.vector
         return vector
     from operant.envs.batched import from_native
 
     return from_native(made.native, num_envs, run.env)
+
+
+@contextlib.contextmanager
+def evaluating(
+    trainings: Sequence[Training], learner: Learner, env: VectorEnv | None = None
+) -> Iterator[None]:
+    """Have runs of one agent evaluate its policy while they train, if their options say so.
+
+    A run that has a folder writes what came out there: `evaluations.parquet`, and the best policy in `best`.
+
+    Args:
+        trainings: the runs.
+        learner: the algorithm.
+        env: environments for all; None: as many as are needed are made, and closed afterwards.
+
+    Raises:
+        OperantError: the environments cannot be made.
+    """
+    run = trainings[0].run
+    if run.eval_frequency is None:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        if env is None:
+            env = stack.enter_context(host_vector(run, evaluation_count(run)))
+        evaluator = Evaluator(learner, env)
+        for training in trainings:
+            folder = None if training.directory is None else training.directory.parent
+            sink = None
+            if folder is not None:
+                sink = Tracker([History(folder / EVALUATIONS, resume_at_step=training.step)])
+                stack.callback(sink.close)
+            training.evaluation = Evaluation(
+                evaluator,
+                run.eval_frequency,
+                run.eval_episodes,
+                training.run.seed or 0,
+                sink,
+                None if folder is None else folder / BEST,
+            )
+        yield
+
+
+def evaluation_count(run: RunConfig) -> int:
+    """Return how many environments evaluate, if nobody says so: as many as train, and no more than there are episodes."""
+    return min(run.eval_episodes, run.n_envs)
 
 
 def make_environments(run: RunConfig, given: Any = None, count: int | None = None) -> Environments:
@@ -229,9 +287,7 @@ def make_environments(run: RunConfig, given: Any = None, count: int | None = Non
     """
     from operant.envs import native_ids, preprocessing, vector
 
-    games = run.preprocess or (
-        isinstance(given, list | tuple) and all(isinstance(env, preprocessing.Preprocessed) for env in given)
-    )
+    games = _games(run, given)
     for name in () if games else GAMES:
         if not getattr(run, name):
             raise SpecError(
@@ -267,6 +323,15 @@ def make_environments(run: RunConfig, given: Any = None, count: int | None = Non
         **frames,
     )
     return Environments(None, made)
+
+
+def _games(run: RunConfig, given: Any) -> bool:
+    """Tell whether the environments are preprocessed games."""
+    from operant.envs.preprocessing import Preprocessed
+
+    return run.preprocess or (
+        isinstance(given, list | tuple) and all(isinstance(env, Preprocessed) for env in given)
+    )
 
 
 def history_origin(run: RunConfig) -> Origin:

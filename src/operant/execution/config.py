@@ -108,6 +108,14 @@ class RunConfig(Config):
     )
     display_precision: int = option(2, "Number of decimals to be displayed", low=0, high=17)
     quiet: bool = option(False, "If specified, no messages by the agent will be displayed\nto the console")
+    eval_frequency: int | None = option(
+        None,
+        "Evaluate the policy's best actions every so many steps, in environments of their own;\n"
+        "the best policy is kept in the run's folder (default: no evaluations)",
+        unit="environment steps",
+        low=1,
+    )
+    eval_episodes: int = option(10, "Episodes of each evaluation", low=1)
     divergence_monitoring_steps: int | None = option(
         None, "Steps after which, plateau and early stopping are active", unit="environment steps", low=0
     )
@@ -138,6 +146,17 @@ class RunConfig(Config):
             yield "coordinator needs --n-processes and --process-id, or is auto, without them."
         elif self.seed is None and self.resume is None:
             yield "Processes that train together need the same --seed."
+        if self.eval_frequency is None:
+            if self.eval_episodes != default(RunConfig, "eval_episodes"):
+                yield (
+                    f"eval_episodes is for evaluations. Received: eval_episodes={self.eval_episodes} without eval_frequency. "
+                    "Add --eval-frequency."
+                )
+        elif self.coordinator is not None:
+            yield (
+                f"eval_frequency is for a single process. Received: eval_frequency={self.eval_frequency} with coordinator. "
+                "Leave it out, and evaluate the run by `operant play RUN --episodes N`."
+            )
         if self.max_frame and not self.preprocess:
             yield (
                 "max_frame is a part of preprocessing. Received: max_frame=True, preprocess=False. "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
@@ -13,8 +14,98 @@ from operant.engine import Ahead
 from operant.envs.vector_env import VectorEnv
 from operant.errors import whole
 from operant.execution.episodes import Accounts, Finished
+from operant.execution.records import Sink
 
 Choose: TypeAlias = Callable[[Any, Any, np.ndarray, int], tuple[Any, Any]]
+
+
+class Evaluator:
+    """Runs whole episodes with an algorithm's policy as it is. Compiles once, for all states of the algorithm.
+
+    Args:
+        learner: the algorithm.
+        env: environments with its spaces.
+    """
+
+    def __init__(self, learner: Learner, env: VectorEnv) -> None:
+        self.env = env
+        self._carry = learner.algorithm.initial_carry(env.num_envs)
+        self._acting = jax.jit(learner.acting)
+        self._act = jax.jit(learner.act, static_argnames="explore")
+        self._noise = Ahead(lambda key, row: learner.noise(key, row, env.num_envs))
+
+    def run(
+        self,
+        train: Train,
+        episodes: int,
+        *,
+        seed: int = 0,
+        explore: bool = False,
+        max_steps: int | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> list[Finished]:
+        """Run episodes and return them in the order in which they ended; see `run_episodes`.
+
+        Args:
+            train: the algorithm's state.
+            episodes: how many.
+            seed: root of the environments' seeds and of exploration.
+            explore: draw actions as in training; otherwise take the best.
+            max_steps: environment steps after which no more are taken; episodes that are open then do not count.
+            stop: looked at before each step; True: no more are taken.
+
+        Raises:
+            SpecError: `episodes` is below 1.
+            EnvironmentError: an environment failed.
+        """
+        key, acting = jax.random.key(seed), self._acting(train)
+
+        def choose(observation: Any, carry: Any, first: np.ndarray, row: int) -> tuple[Any, Any]:
+            noise = self._noise.at(key, row)
+            chosen = self._act(acting, observation, carry, first, noise, explore=explore)
+            return {name: np.asarray(value) for name, value in chosen.action.items()}, chosen.carry
+
+        return run_episodes(choose, self._carry, self.env, episodes, seed, max_steps, stop)
+
+
+class Evaluation:
+    """What a training run needs to evaluate its policy now and then, in environments of its own.
+
+    Args:
+        evaluator: runs the episodes.
+        frequency: environment steps of training from one evaluation to the next.
+        episodes: how many each takes.
+        seed: of the run; every evaluation draws other episodes, the same ones each time that the run is repeated.
+        sink: takes the episodes.
+        directory: folder for a checkpoint of the best policy; None: it is not kept.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        frequency: int,
+        episodes: int,
+        seed: int,
+        sink: Sink | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        self.evaluator = evaluator
+        self.frequency = frequency
+        self.episodes = episodes
+        self.seed = seed
+        self.sink = sink
+        self.directory = directory
+
+    def run(self, train: Train, step: int, stop: Callable[[], bool]) -> list[Finished] | None:
+        """Run the episodes that are due at a step of training, by the policy's best actions.
+
+        Returns:
+            The episodes; None where `stop` was True before all of them had ended.
+        """
+        seeds = np.random.SeedSequence([self.seed, step // self.frequency])
+        seed = int(seeds.generate_state(1)[0] >> 1)
+        finished = self.evaluator.run(train, self.episodes, seed=seed, stop=stop)
+        return finished if len(finished) == self.episodes else None
 
 
 def evaluate(
@@ -27,35 +118,18 @@ def evaluate(
     explore: bool = False,
     max_steps: int | None = None,
 ) -> list[Finished]:
-    """Run episodes with an algorithm's policy and return them in the order in which they ended; see `run_episodes`.
-
-    Args:
-        learner: the algorithm.
-        train: its state.
-        env: environments with the algorithm's spaces; reset here.
-        episodes: how many.
-        seed: root of the environments' seeds and of exploration.
-        explore: draw actions as in training; otherwise take the best.
-        max_steps: environment steps after which no more are taken; episodes that are open then do not count.
-
-    Raises:
-        SpecError: `episodes` is below 1.
-        EnvironmentError: an environment failed.
-    """
-    n, key = env.num_envs, jax.random.key(seed)
-    act = jax.jit(learner.act, static_argnames="explore")
-    noise = Ahead(lambda key, row: learner.noise(key, row, n))
-    acting = jax.jit(learner.acting)(train)
-
-    def choose(observation: Any, carry: Any, first: np.ndarray, row: int) -> tuple[Any, Any]:
-        chosen = act(acting, observation, carry, first, noise.at(key, row), explore=explore)
-        return {name: np.asarray(value) for name, value in chosen.action.items()}, chosen.carry
-
-    return run_episodes(choose, learner.algorithm.initial_carry(n), env, episodes, seed, max_steps)
+    """Run episodes with an algorithm's policy once; see `Evaluator`."""
+    return Evaluator(learner, env).run(train, episodes, seed=seed, explore=explore, max_steps=max_steps)
 
 
 def run_episodes(
-    choose: Choose, carry: Any, env: VectorEnv, episodes: int, seed: int = 0, max_steps: int | None = None
+    choose: Choose,
+    carry: Any,
+    env: VectorEnv,
+    episodes: int,
+    seed: int = 0,
+    max_steps: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> list[Finished]:
     """Run episodes and return them in the order in which they ended.
 
@@ -70,6 +144,7 @@ def run_episodes(
         episodes: how many.
         seed: root of the environments' seeds.
         max_steps: environment steps after which no more are taken; episodes that are open then do not count.
+        stop: looked at before each step; True: no more are taken.
 
     Raises:
         SpecError: `episodes` is below 1.
@@ -81,7 +156,7 @@ def run_episodes(
     accounts, finished = Accounts(n), list[Finished]()
     first, ended = np.ones(n, bool), np.zeros(n, bool)
     observation, row, steps = env.reset(seed), 0, 0
-    while left.any():
+    while left.any() and not stop():
         action, carry = choose(observation, carry, first, row)
         after = env.step(action)
         valid = ~ended

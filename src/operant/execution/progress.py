@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from operant.execution.config import RunConfig
 from operant.execution.episodes import Score
 from operant.execution.monitor import Monitor
 from operant.execution.records import Origin
+
+
+class Evaluated(NamedTuple):
+    """What the evaluations of a run came to so far."""
+
+    step: int = 0
+    """Environment steps of training at the last one."""
+    mean_reward: float | None = None
+    """Mean return of the last one."""
+    best_reward: float | None = None
+    """Mean return of the best one."""
+    best_step: int = 0
+    """Environment steps of training at the best one."""
+
+    def next(self, step: int, mean: float) -> Evaluated:
+        """Return this after one more, at a step; of equal ones the first stays the best."""
+        if self.best_reward is None or mean > self.best_reward:
+            return Evaluated(step, mean, mean, step)
+        return self._replace(step=step, mean_reward=mean)
 
 
 class Progress:
@@ -26,6 +45,7 @@ class Progress:
         self.skipped = 0
         """Gradient steps that were left out because they were not finite."""
         self.origin = Origin()
+        self.evaluated = Evaluated()
 
     def begin_at(self, origin: Origin) -> None:
         """Count on from the end of an earlier history; before the run begins.
@@ -36,6 +56,7 @@ class Progress:
         best = -math.inf if origin.best_reward is None else origin.best_reward
         self.score.go_on(origin.episodes, best)
         self.monitor.episodes = origin.episodes
+        self.evaluated = Evaluated(origin.step)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON data that `restore` takes."""
@@ -45,6 +66,7 @@ class Progress:
             "monitor": self.monitor.to_dict(),
             "skipped": self.skipped,
             "origin": self.origin._asdict(),
+            "evaluated": self.evaluated._asdict(),
         }
 
     def restore(self, data: dict[str, Any]) -> None:
@@ -52,5 +74,6 @@ class Progress:
         self.elapsed = data["elapsed"]
         self.skipped = data.get("skipped", 0)
         self.origin = Origin(**data.get("origin", {}))
+        self.evaluated = Evaluated(**data.get("evaluated", {}))
         self.score.restore(data["score"])
         self.monitor.restore(data["monitor"])

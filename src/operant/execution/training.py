@@ -10,13 +10,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+import numpy as np
+
 from operant import checkpoint, interruption
 from operant.agents.learner import Train, without_replay
 from operant.agents.making import Definition
 from operant.errors import CheckpointError, OperantError
 from operant.execution.config import RunConfig
 from operant.execution.episodes import Finished
-from operant.execution.progress import Progress
+from operant.execution.evaluate import Evaluation
+from operant.execution.progress import Evaluated, Progress
 from operant.execution.records import Episode, Record, Sink
 
 LOG_SECONDS = 1.0
@@ -83,7 +86,7 @@ class Outcome(NamedTuple):
     """How a training run ended."""
 
     reason: str
-    """'target', 'max_steps', 'early_stop' or 'interrupted'."""
+    """'target', 'max_steps', 'early_stop', 'callback' or 'interrupted'."""
     message: str
     step: int
     episodes: int
@@ -92,6 +95,8 @@ class Outcome(NamedTuple):
     seconds: float
     skipped: int = 0
     """Gradient steps that were left out because they were not finite."""
+    evaluated: Evaluated = Evaluated()
+    """What the evaluations came to."""
 
     @property
     def summary(self) -> str:
@@ -100,6 +105,10 @@ class Outcome(NamedTuple):
         counts = f"{self.step} steps, {self.episodes} games, mean reward {mean}"
         if self.skipped:
             counts += f", {self.skipped} gradient step(s) left out"
+        if self.evaluated.best_reward is not None:
+            counts += (
+                f", best evaluation {self.evaluated.best_reward:.2f} at {self.evaluated.best_step} steps"
+            )
         return f"{self.message}: {counts}, {self.seconds:.1f} s"
 
 
@@ -113,7 +122,8 @@ class Training:
         specification: the agent's, for the header of checkpoints.
         sinks: where records go.
         directory: folder of the run's checkpoints; None: none are written.
-        on_best: called with the `Train` when the rolling mean is better than ever, at a log point.
+        on_best: called with the `Train` when the rolling mean is better than ever, at a log point; in a run with evaluations, when
+            one of these is.
         agree: turns seconds and a flag of this process into those that hold for all processes of the run; None: there is one.
         progress: what an earlier part of the run came to, which this one goes on from and changes; None: nothing.
     """
@@ -141,8 +151,13 @@ class Training:
         self.progress = Progress(run) if progress is None else progress
         self.most_blocks: int | None = None
         """Blocks after which the run ends, whatever its options say: for repeating one up to where it ended."""
+        self.evaluation: Evaluation | None = None
+        """How the policy is evaluated at every `eval_frequency` steps; None: it is not."""
+        self.on_record: Callable[[Record], bool | None] | None = None
+        """Called with everything that is reported; the run ends where it returns False."""
         self.ended: str | None = None
         """How the run ended; None while it goes on."""
+        self._called_off = False  # by `on_record`
         self._interrupted = False  # here
         self._ending = False  # everywhere
         self.memory_anew = False
@@ -184,11 +199,17 @@ class Training:
         """
         if self.directory is None and self._agree is None:
             return None
-        # For a snapshot all processes are needed, also those that write nothing.
+        return self.write(self.directory, keep=3, memory=self.run.save_memory)
+
+    def write(self, directory: Path | None, *, keep: int | None, memory: bool) -> Path | None:
+        """Write a checkpoint of the run to a folder, with the replay memory or without.
+
+        With None only take part in it: for a snapshot all processes are needed, also those that write nothing.
+        """
         whole = self.driver.train
-        train = whole if self.run.save_memory else without_replay(whole)
+        train = whole if memory else without_replay(whole)
         tree = {"train": train, "driver": self.driver.snapshot()}
-        if self.directory is None:
+        if directory is None:
             return None
         header = {
             "specification": self.specification,
@@ -202,7 +223,7 @@ class Training:
         }
         self.sinks.flush()
         name = f"step-{self.driver.step:012d}"
-        return checkpoint.save(self.directory, tree, header, keep=3, name=name)
+        return checkpoint.save(directory, tree, header, keep=keep, name=name)
 
     def loop(self) -> Outcome:
         """Train until the target or the last step is reached, or the user interrupts; save at the end.
@@ -223,8 +244,8 @@ class Training:
             raise
 
     def _loop(self) -> Outcome:
-        reason = self.begin()
         with interruption.orderly(self.interrupt):
+            reason = self.begin()
             while reason is None:
                 reason = self.take(self.driver.advance(self.blocks()))
             return self.end(reason)
@@ -237,6 +258,9 @@ class Training:
         self.ended = None
         rows = int(self.driver.train.counters.rows)
         self._earlier = rows * self.run.n_envs // self.driver.block_steps - self._collected
+        self._called_off = False
+        if found := self._evaluate():  # one that was interrupted
+            self._log(found)
         return self._stop()
 
     def blocks(self) -> int:
@@ -247,12 +271,15 @@ class Training:
             blocks = min(blocks, self.most_blocks - self._collected)
         if self.run.max_steps is not None:
             blocks = min(blocks, math.ceil((self.run.max_steps - self.step) / self.driver.block_steps))
+        if (every := self.run.eval_frequency) is not None:
+            blocks = min(blocks, math.ceil((every - self.step % every) / self.driver.block_steps))
         blocks = max(1, blocks)
         self._collected += blocks
         return blocks
 
     def take(self, finished: list[Finished]) -> str | None:
         """Take the episodes that ended in those blocks in; log and save when it is time; return why the run ends, if it does."""
+        found = self._evaluate()  # first: an interrupt in it is one at this step
         self.progress.elapsed, self._ending = self._agreed(
             time.perf_counter() - self._begun, self._interrupted
         )
@@ -266,20 +293,60 @@ class Training:
         due = now - logged >= LOG_SECONDS
         if self.run.log_frequency is not None:
             due = self.progress.score.episodes - episodes >= self.run.log_frequency
-        if due or reason is not None:
-            self._log((self.driver.step - step) / max(now - logged, 1e-9))
+        if due or found or reason is not None:
+            found["time/steps_per_second"] = (self.driver.step - step) / max(now - logged, 1e-9)
+            self._log(found)
             self._logged = now, self.driver.step, self.progress.score.episodes
+            if reason is None and self._called_off:
+                reason = "callback"
         if now - self._saved >= self.run.save_seconds and reason is None:
-            self._save_meanwhile()
+            self._meanwhile(self.save)
             self._saved, _ = self._agreed(time.perf_counter() - self._begun, False)
         return reason
 
-    def _save_meanwhile(self) -> None:
-        """Write a checkpoint that is not the last. Training outlives a full disk, which may have room again for the next one."""
+    def _meanwhile(self, write: Callable[[], Any]) -> None:
+        """Write files that are not the last. Training outlives a full disk, which may have room again for the next ones."""
         try:
-            self.save()
+            write()
         except OSError as error:
-            warnings.warn(f"No checkpoint at step {self.step}: {error}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"No checkpoint at step {self.step}: {error}", RuntimeWarning, stacklevel=3)
+
+    def _evaluate(self) -> dict[str, float]:
+        """Evaluate the policy if it is time, and keep one that is better than ever; return what is to be reported.
+
+        The clock of training stands still meanwhile.
+        """
+        evaluation, last = self.evaluation, self.progress.evaluated
+        if evaluation is None or self.step // evaluation.frequency == last.step // evaluation.frequency:
+            return {}
+        began, step = time.perf_counter(), self.step
+        finished = evaluation.run(self.driver.train, step, lambda: self._interrupted)
+        found: dict[str, float] = {}
+        if finished is not None:
+            rewards = [ended.reward for ended in finished]
+            mean = sum(rewards) / len(rewards)
+            self.progress.evaluated = now = last.next(step, mean)
+            assert now.best_reward is not None
+            best = found["evaluation/reward_best"] = now.best_reward
+            found["evaluation/reward_mean"] = mean
+            found["evaluation/reward_std"] = float(np.std(rewards))
+            found["evaluation/length_mean"] = sum(ended.length for ended in finished) / len(finished)
+            if evaluation.sink is not None:
+                seconds = began - self._begun
+                evaluation.sink.episodes(
+                    [Episode(step, seconds, e.reward, e.length, e.actor, mean, best) for e in finished]
+                )
+            if now.best_step == step:
+                self._meanwhile(self._keep_best)
+        self._begun += time.perf_counter() - began
+        return found
+
+    def _keep_best(self) -> None:
+        """Write the policy of the best evaluation."""
+        if self.on_best is not None:
+            self.on_best(self.driver.train)
+        if self.evaluation is not None and self.evaluation.directory is not None:
+            self.write(self.evaluation.directory, keep=1, memory=False)
 
     def end(self, reason: str) -> Outcome:
         """Save, and tell how the run ended."""
@@ -306,8 +373,9 @@ class Training:
         if episodes:
             self.sinks.episodes(episodes)
 
-    def _log(self, speed: float) -> None:
-        values = {"time/steps_per_second": speed, **self.driver.metrics()}
+    def _log(self, found: dict[str, float]) -> None:
+        """Report, beside what was found, metrics and the last episodes."""
+        values = {**found, **self.driver.metrics()}
         skipped = int(values.get("update/skipped", 0.0))
         self.progress.skipped += skipped
         if skipped and self.progress.skipped == skipped:  # the first ones; at the end all are told
@@ -325,9 +393,12 @@ class Training:
             values["episode/length_mean"] = score.mean_length
             values["episode/count"] = float(score.episodes)
             values["episode/reward_best"] = score.best
-        self.sinks.record(Record(self.step, self.progress.elapsed, values))
-        if score.improved() and self.on_best is not None:
+        record = Record(self.step, self.progress.elapsed, values)
+        self.sinks.record(record)
+        if score.improved() and self.on_best is not None and self.evaluation is None:
             self.on_best(self.driver.train)
+        if self.on_record is not None and self.on_record(record) is False:
+            self._called_off = True
 
     def _watch(self) -> str | None:
         """Look for a plateau: lower the learning rate, or stop."""
@@ -352,6 +423,7 @@ class Training:
             "target": f"Reward achieved in {self.step} steps",
             "max_steps": "Maximum steps exceeded",
             "early_stop": "Early stopping",
+            "callback": "Ended by the callback",
             "interrupted": "Interrupted",
         }
         return Outcome(
@@ -363,4 +435,5 @@ class Training:
             self.progress.score.best,
             self.progress.elapsed,
             self.progress.skipped,
+            self.progress.evaluated,
         )

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.progress import Progress
 
+EVALUATION = "evaluation/reward_mean"
+
 
 def number(value: float | None, precision: int) -> str:
     """Return a value rounded to `precision` decimals without trailing zeros (``22.7``, ``500.0``); ``-`` for none."""
@@ -72,6 +74,7 @@ class Console:
         self._max_steps = max_steps
         self._speed = 0.0
         self._mean: float | None = None
+        self._evaluation: float | None = None
         self._step = start_step
         self._live: Live | None = None
         self._bar: Progress | None = None
@@ -94,10 +97,15 @@ class Console:
         values = record.values
         self.games = int(values.get("episode/count", self.games))
         self._mean = values.get("episode/reward_mean", self._mean)
+        self._evaluation = values.get(EVALUATION, self._evaluation)
         if not self._lines:
             self._best = values.get("episode/reward_best", self._best)
             self._show(record.step, record.time)
-        elif self.log_frequency is None or self.games - self._logged[2] >= self.log_frequency:
+        elif (
+            EVALUATION in values
+            or self.log_frequency is None
+            or self.games - self._logged[2] >= self.log_frequency
+        ):
             self._log(record)
 
     def message(self, text: str) -> None:
@@ -120,6 +128,7 @@ class Console:
 
     def _log(self, record: Record) -> None:
         self._measure(record.step, record.time)
+        evaluated = EVALUATION in record.values
         best = record.values.get("episode/reward_best", self._best)
         old, new = number(self._best, self.precision), number(best, self.precision)
         if old != new:
@@ -129,6 +138,7 @@ class Console:
             f"time: {datetime.timedelta(seconds=record.time)}, steps: {record.step}, games: {self.games}, "
             f"speed: {round(self._speed)} steps/s, mean reward: {number(self._mean, self.precision)}, "
             f"best reward: {new}"
+            + (f", evaluation: {number(self._evaluation, self.precision)}" if evaluated else "")
         )
 
     def _measure(self, step: int, seconds: float) -> None:
@@ -186,6 +196,8 @@ class Console:
             f"mean {number(self._mean, self.precision)}",
             f"best {number(self._best, self.precision)}",
         ]
+        if self._evaluation is not None:
+            parts.append(f"evaluation {number(self._evaluation, self.precision)}")
         if self._target is not None:
             parts.append(f"target {number(self._target, self.precision)}")
         return Group(self._bar.get_renderable(), Text("  ".join(parts)))

@@ -35,6 +35,9 @@ class PlotConfig(Config):
     time_unit: Literal["hour", "minute", "second"] = option(
         "hour", "Unit of time: hour, minute or second", choices=("hour", "minute", "second")
     )
+    evaluations: bool = option(
+        False, "Draw evaluations (--eval-frequency of a run) instead of the episodes of training"
+    )
     history_interval: int = option(1, "Use every n-th episode", low=1)
     statistic: Literal["mean", "iqm"] = option(
         "mean", "Over seeds: mean, or iqm, the interquartile mean", choices=("mean", "iqm")
@@ -89,7 +92,7 @@ def plot(paths: Sequence[str | Path], config: PlotConfig | None = None) -> Path:
     out = check_format(config.out)
     if not paths:
         raise UsageError("plot needs runs: operant plot RUN ... (folders of runs, or histories).")
-    runs = reading.read(paths)
+    runs = reading.read(paths, evaluations=config.evaluations)
     every = slice(None, None, config.history_interval)
     runs = [run._replace(columns={k: v[every] for k, v in run.columns.items()}) for run in runs]
     groups = _drawable(reading.grouped(runs, config.agents), config.plot)

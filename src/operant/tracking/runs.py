@@ -14,11 +14,13 @@ from operant.execution.config import TOGETHER
 from operant.spec import read_json
 from operant.tracking.history import read_history
 
+EVALUATIONS = "evaluations.parquet"
+"""History of the evaluations of a run, in its folder."""
 _OWN = frozenset(
     {
         "seed", "max_steps", "target_reward", "checkpoints", "weights", "history_checkpoint", "monitor_session",
         "run_dir", "resume", "save_seconds", "save_memory", "log_frequency", "display_precision", "quiet", "env", "vector",
-        "threads", *TOGETHER,
+        "threads", "eval_frequency", "eval_episodes", *TOGETHER,
     }
 )  # fmt: skip
 """Options of a run that do not make it another experiment."""
@@ -38,18 +40,19 @@ class Run(NamedTuple):
     """Its history."""
 
 
-def read(paths: Sequence[str | Path]) -> list[Run]:
+def read(paths: Sequence[str | Path], evaluations: bool = False) -> list[Run]:
     """Read runs, each once.
 
     Args:
         paths: folders of runs, folders that hold such, or histories (`.parquet`).
+        evaluations: read what the evaluations of runs came to, instead of their episodes.
 
     Raises:
-        SpecError: there is no run, or its history cannot be read.
+        SpecError: there is no run, or its history cannot be read, or it was not evaluated.
     """
     found = {place.resolve(): place for path in paths for place in _places(Path(path))}
     places = list(found.values())
-    return [_read(place, places) for place in places]
+    return [_read(place, places, evaluations) for place in places]
 
 
 def _places(path: Path) -> list[Path]:
@@ -66,7 +69,7 @@ def _places(path: Path) -> list[Path]:
     return inside
 
 
-def _read(path: Path, among: Sequence[Path]) -> Run:
+def _read(path: Path, among: Sequence[Path], evaluations: bool) -> Run:
     if path.suffix == ".parquet":
         return Run(path, "", _name(path, among), {}, read_history(path))
     saved = read_json(path / "run.json", "run")
@@ -77,7 +80,14 @@ def _read(path: Path, among: Sequence[Path]) -> Run:
         raise SpecError(f"{str(path / 'run.json')!r} does not describe a run.") from None
     settings = {**agent, **{name: value for name, value in run.items() if name not in _OWN}}
     own = run.get("history_checkpoint")
-    return Run(path, env, kind, settings, read_history(Path(own) if own else path / "history.parquet"))
+    history = Path(own) if own else path / "history.parquet"
+    if evaluations:
+        history = path / EVALUATIONS
+        if not history.exists():
+            raise SpecError(
+                f"The run {str(path)!r} has no evaluations. Train with --eval-frequency, or plot its episodes."
+            )
+    return Run(path, env, kind, settings, read_history(history))
 
 
 def _name(path: Path, among: Sequence[Path]) -> str:

@@ -21,6 +21,8 @@ NOT_TUNED = frozenset(
         "resume",
         "save_seconds",
         "save_memory",
+        "eval_frequency",
+        "eval_episodes",
         *PROCESSES,
     }
 )

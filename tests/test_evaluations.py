@@ -1,0 +1,281 @@
+"""Evaluations while a run trains: when, of what, and that training does not notice them."""
+
+from __future__ import annotations
+
+import io
+import shutil
+
+import gymnasium
+import numpy as np
+import pytest
+
+import operant
+from operant import checkpoint
+from operant.checkpoint import compare
+from operant.cli import main
+from operant.envs.classic import CartPole
+from operant.errors import SpaceError, SpecError, UsageError
+from operant.execution.config import RunConfig
+from operant.execution.evaluate import Evaluation, Evaluator
+from operant.execution.progress import Evaluated
+from operant.inputs import create_envs
+from operant.play import PlayConfig, play
+from operant.replay import replay
+from operant.replication import replicate
+from operant.tracking import Console, Record, read_history
+from operant.tracking.figures import PlotConfig, plot
+from operant.train import Plan, host_vector, opened, resumed, train
+
+NET = [{"type": "dense", "size": 8}]
+OPTIONS = {"model": NET, "lr": 0.01}
+SMALL = {"n_steps": 16, "mini_batches": 2, "ppo_epochs": 1, "quiet": True, "seed": 1}
+
+
+def plan(env="jax:CartPole-v1", max_steps=600, **told):
+    run = {
+        "env": env,
+        "n_envs": 2,
+        "seed": 1,
+        "quiet": True,
+        "run_dir": "run",
+        **told,
+        "max_steps": max_steps,
+    }
+    return Plan("a2c", OPTIONS, RunConfig.from_dict(run))
+
+
+def rows(path="run"):
+    columns = read_history(f"{path}/evaluations.parquet")
+    return {name: column for name, column in columns.items() if name != "time"}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("env", ["jax:CartPole-v1", "CartPole-v1"])
+def test_training_does_not_notice_and_every_policy_is_scored(env):
+    train(plan(env, eval_frequency=200, eval_episodes=5))
+    train(plan(env, run_dir="without"))
+    newest = [checkpoint.latest(f"{name}/checkpoints") for name in ("run", "without")]
+    assert compare.differences(*newest) == []
+    found = rows()
+    steps, counts = np.unique(found["step"], return_counts=True)
+    assert list(counts) == [5, 5, 5] and [step // 200 for step in steps] == [1, 2, 3]
+    assert all(step % 200 < 2 * 5 for step in steps)  # as soon as the block is complete
+    for step in steps:
+        at = found["step"] == step
+        np.testing.assert_allclose(found["mean_reward"][at], found["episode_reward"][at].mean())
+    np.testing.assert_array_equal(found["best_reward"], np.maximum.accumulate(found["mean_reward"]))
+    # The last one is that of the policy which the run ended with.
+    session, run = opened("run")
+    with host_vector(run, 2) as envs:
+        evaluation = Evaluation(Evaluator(session.learner, envs), 200, 5, run.seed)
+        again = evaluation.run(session.driver.train, steps[-1], lambda: False)
+    session.environments.close()
+    assert sorted(e.reward for e in again) == sorted(found["episode_reward"][-5:])
+
+
+def test_the_best_policy_is_kept_and_played():
+    outcome = train(plan(eval_frequency=150, eval_episodes=3, checkpoints=("w/best.tf",))).outcome
+    found = rows()
+    best = found["step"][np.argmax(found["mean_reward"])]
+    assert (outcome.evaluated.best_step, outcome.evaluated.best_reward) == (best, found["mean_reward"].max())
+    assert f"best evaluation {outcome.evaluated.best_reward:.2f} at {best} steps" in outcome.summary
+    path = checkpoint.latest("run/best")
+    assert path.name == f"step-{best:012d}" and len(checkpoint.list_checkpoints("run/best")) == 1
+    # The weights are those of the best evaluation, too, not of the best mean in training.
+    session, _ = opened("run")
+    algorithm, state = session.learner.algorithm, session.driver.train.state
+    kept = checkpoint.load("w/best.tf", algorithm.weights(state)["model"])[0]
+    saved = algorithm.weights(checkpoint.load_part(path, "train", state, "state"))["model"]
+    session.environments.close()
+    for name, x in kept["params"].items():
+        np.testing.assert_array_equal(x, saved["params"][name])
+    agent = operant.Agent.load("run/best")
+    assert agent.timesteps == best
+    played = play(PlayConfig(run_dir="run", best=True, episodes=2))
+    assert len(played.rewards) == 2
+    with pytest.raises(SpecError, match=r"best is for a run's folder.*best=True without run_dir"):
+        PlayConfig.from_dict({"best": True})
+    shutil.rmtree("run/best")
+    with pytest.raises(SpecError, match=r"'run' has no best evaluation. Train with --eval-frequency"):
+        play(PlayConfig(run_dir="run", best=True))
+
+
+def test_a_resumed_run_evaluates_as_one_in_one_part():
+    train(plan(eval_frequency=200, eval_episodes=3))
+    train(plan(max_steps=300, run_dir="parts", eval_frequency=200, eval_episodes=3))
+    result = train(resumed("parts", {"max_steps": 600}))
+    one, parts = rows(), rows("parts")
+    for name, column in one.items():
+        np.testing.assert_array_equal(column, parts[name], err_msg=name)
+    assert result.outcome.evaluated.best_reward == one["mean_reward"].max()
+    assert replay("run").identical
+
+
+def test_a_run_without_evaluations_can_be_resumed_with_them():
+    train(plan(max_steps=300))
+    train(resumed("run", {"max_steps": 450, "eval_frequency": 100}))
+    train(resumed("run", {"max_steps": 600}))  # it still evaluates
+    assert [step // 100 for step in np.unique(rows()["step"])] == [3, 4, 5, 6]
+
+
+def test_an_interrupted_evaluation_is_made_up_for(monkeypatch):
+    train(plan(eval_frequency=200, eval_episodes=3))
+    whole, calls = Evaluation.run, []
+
+    def interrupted(self, train, step, stop):
+        calls.append(step)
+        if len(calls) == 2:
+            import signal
+
+            signal.raise_signal(signal.SIGINT)
+            assert stop()
+        return whole(self, train, step, stop)
+
+    monkeypatch.setattr(Evaluation, "run", interrupted)
+    outcome = train(plan(eval_frequency=200, eval_episodes=3, run_dir="cut")).outcome
+    assert outcome.reason == "interrupted" and outcome.step == calls[-1]
+    assert len(np.unique(rows("cut")["step"])) == 1
+    train(resumed("cut", {}))
+    one, parts = rows(), rows("cut")
+    for name, column in one.items():
+        np.testing.assert_array_equal(column, parts[name], err_msg=name)
+
+
+def test_seeds_at_once_are_evaluated_each():
+    result = replicate(plan(eval_frequency=300, eval_episodes=3), 2)
+    train(plan(eval_frequency=300, eval_episodes=3, run_dir="single"))
+    one, other = (rows(each.directory) for each in result.results)
+    assert list(one["step"] // 300) == list(other["step"] // 300) == [1] * 3 + [2] * 3
+    assert list(one["episode_reward"]) != list(other["episode_reward"])
+    np.testing.assert_array_equal(one["episode_reward"][:3], rows("single")["episode_reward"][:3])
+
+
+def test_evaluations_are_told_and_drawn(capsys):
+    told = [
+        "--env",
+        "CartPole-v1",
+        "--n-envs",
+        "2",
+        "--model",
+        '[{"type": "dense", "size": 8}]',
+        "--seed",
+        "1",
+    ]
+    steps = ["--max-steps", "300", "--eval-frequency", "100", "--eval-episodes", "2", "--run-dir", "run"]
+    assert main(["train", "a2c", *told, *steps]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count(", evaluation: ") == 3 and "best evaluation" in printed
+    assert plot(["run"], PlotConfig(out="curve.png", evaluations=True)).stat().st_size > 5000
+    shutil.rmtree("run/evaluations.parquet")
+    with pytest.raises(SpecError, match=r"'run' has no evaluations. Train with --eval-frequency"):
+        plot(["run"], PlotConfig(out="curve.png", evaluations=True))
+
+
+def test_the_console_shows_an_evaluation_where_lines_wait_for_games():
+    stream = io.StringIO()
+    console = Console(log_frequency=100, stream=stream)
+    console.record(Record(10, 1.0, {"episode/count": 3.0, "episode/reward_mean": 1.0}))
+    assert not stream.getvalue()
+    values = {"episode/count": 3.0, "episode/reward_mean": 1.0, "evaluation/reward_mean": 7.25}
+    console.record(Record(20, 2.0, values))
+    assert stream.getvalue().rstrip().endswith("best reward: -, evaluation: 7.25")
+
+
+def test_options_without_effect_are_refused(capsys):
+    with pytest.raises(
+        SpecError, match=r"eval_episodes is for evaluations.*eval_episodes=3 without eval_frequency"
+    ):
+        plan(eval_episodes=3)
+    with pytest.raises(
+        SpecError, match=r"eval_frequency is for a single process.*eval_frequency=5 with coordinator"
+    ):
+        plan(eval_frequency=5, coordinator="auto")
+    assert main(["tune", "a2c", "--env", "CartPole-v1", "--eval-frequency", "5"]) == 2
+    assert "eval-frequency" in capsys.readouterr().err
+
+
+def test_of_equal_evaluations_the_first_is_the_best():
+    found = Evaluated().next(10, -5.0).next(20, -5.0).next(30, -7.0)
+    assert found == Evaluated(30, -7.0, -5.0, 10)
+
+
+class Games(gymnasium.Env):
+    """Brings its steps as reward; cannot be made again."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (3,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(3, np.float32), 1.0, self.t == 7, False, {}
+
+
+@pytest.mark.parametrize(
+    "envs",
+    [
+        pytest.param(lambda: create_envs("CartPole-v1", 2, preprocess=False), id="objects"),
+        pytest.param(lambda: "CartPole-v1", id="id", marks=pytest.mark.slow),
+        pytest.param(CartPole, id="native"),
+    ],
+)
+def test_classes_evaluate_and_call_back(envs):
+    records = []
+    agent = operant.PPO(envs(), NET, eval_frequency=100, eval_episodes=3, run_dir="run", **SMALL)
+    agent.fit(max_steps=250, callback=lambda *told: records.append(told))
+    evaluated = [record for _, record in records if "evaluation/reward_mean" in record.values]
+    assert all(who is agent for who, _ in records) and len(evaluated) == 2
+    assert agent.evaluated.mean_reward == evaluated[-1].values["evaluation/reward_mean"]
+    assert len(rows()["step"]) == 6
+    outcome = agent.fit(max_steps=2000, callback=lambda agent, record: record.step < 300)
+    assert (outcome.reason, outcome.message) == ("callback", "Ended by the callback") and outcome.step < 700
+    assert agent.fit(max_steps=outcome.step + 100).reason == "max_steps"
+    agent.close()
+
+
+def test_classes_evaluate_in_what_they_are_given():
+    with pytest.raises(SpecError, match="no other can be made like it.*eval_envs"):
+        operant.PPO([Games(), Games()], NET, eval_frequency=100, **SMALL)
+    with pytest.raises(UsageError, match="eval_envs without eval_frequency"):
+        operant.PPO([Games()], NET, eval_envs=[Games()], **SMALL)
+    with pytest.raises(SpaceError, match="eval_envs must have the states and actions of envs"):
+        operant.PPO([Games()], NET, eval_envs="CartPole-v1", eval_frequency=100, **SMALL)
+    agent = operant.PPO(
+        [Games(), Games()], NET, eval_envs=[Games()], eval_frequency=100, eval_episodes=4, **SMALL
+    )
+    agent.fit(max_steps=120)
+    assert agent.evaluated == Evaluated(*agent.evaluated[:1], 7.0, 7.0, agent.evaluated[0])
+    agent.close()
+
+
+def test_classes_save_and_load():
+    def made(**told):
+        return operant.DQN("CartPole-v1", NET, n_envs=2, buffer_max_size=500, buffer_initial_size=50, **told)
+
+    agent = made(seed=1, quiet=True)
+    agent.fit(max_steps=200)
+    path = agent.save("kept")
+    assert path.startswith("kept/step-")
+    other = made(seed=1, quiet=True, run_dir="run")
+    other.load("kept")
+    assert (other.steps, other.games, other.mean_reward) == (agent.steps, agent.games, agent.mean_reward)
+    learnt = [each.session.driver.train.state.variables["params"] for each in (agent, other)]
+    for name, x in learnt[0].items():
+        np.testing.assert_array_equal(x, learnt[1][name])
+    assert other.fit(max_steps=300).step > 300 - 1
+    with pytest.raises(SpecError, match="went on from a checkpoint of elsewhere, 'kept'"):
+        replay("run")
+    acting = operant.Agent.load("kept")
+    assert acting.timesteps == agent.steps and acting.act(np.zeros(4), independent=True) in (0, 1)
+    with pytest.raises(operant.errors.CheckpointError, match="There is no checkpoint in 'nothing'"):
+        other.load("nothing")
+    agent.close()
+    other.close()
