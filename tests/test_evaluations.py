@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -18,6 +19,7 @@ from operant.errors import SpaceError, SpecError, UsageError
 from operant.execution.config import RunConfig
 from operant.execution.evaluate import Evaluation, Evaluator
 from operant.execution.progress import Evaluated
+from operant.folder import runs_in
 from operant.inputs import create_envs
 from operant.play import PlayConfig, play
 from operant.replay import replay
@@ -102,6 +104,29 @@ def test_the_best_policy_is_kept_and_played():
     shutil.rmtree("run/best")
     with pytest.raises(SpecError, match=r"'run' has no best evaluation. Train with --eval-frequency"):
         play(PlayConfig(run_dir="run", best=True))
+
+
+def test_runs_are_listed(capsys):
+    assert main(["list", "runs"]) == 0
+    assert "There are no runs in 'runs'" in capsys.readouterr().out
+    train(plan(max_steps=300, eval_frequency=200, eval_episodes=2, run_dir="runs/one"))
+    (Path("runs") / "broken").mkdir()
+    Path("runs/broken/run.json").write_text("{")
+    assert main(["list", "runs"]) == 0
+    shown = capsys.readouterr().out
+    (entry,) = runs_in("runs")
+    assert (entry.directory, entry.agent, entry.env, entry.seed) == (
+        Path("runs/one"),
+        "a2c",
+        "jax:CartPole-v1",
+        1,
+    )
+    assert entry.ended == "max_steps" and entry.step >= 300 and entry.episodes >= len(entry.rewards) > 0
+    mean = f"{np.mean(entry.rewards):.2f}"
+    for cell in ("runs/one", mean, f"{entry.best_evaluation:.2f}", "max_steps"):
+        assert f" {cell} " in shown
+    assert main(["list", "runs", "dqn"]) == 0
+    assert "No runs match 'dqn'" in capsys.readouterr().out
 
 
 def test_a_resumed_run_evaluates_as_one_in_one_part():

@@ -6,12 +6,12 @@ import contextlib
 import datetime
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from operant import provenance
-from operant.errors import UsageError, as_folder
+from operant import checkpoint, provenance
+from operant.errors import CheckpointError, SpecError, UsageError, as_folder
 from operant.execution.config import RunConfig
 from operant.execution.training import Training
 from operant.session import Environments
@@ -76,6 +76,53 @@ def claimed(run: RunConfig, agent: str) -> Iterator[Path]:
         with contextlib.suppress(OSError):  # up to the first folder that holds something
             for path in missing:
                 path.rmdir()
+
+
+class Entry(NamedTuple):
+    """A run on the disk, as its newest checkpoint has it."""
+
+    directory: Path
+    begun: str
+    """When, in ISO's format and universal time."""
+    agent: str
+    env: str
+    seed: int
+    step: int = 0
+    episodes: int = 0
+    rewards: Sequence[float] = ()
+    """Returns of the last episodes."""
+    best_evaluation: float | None = None
+    ended: str | None = None
+    """Why; None: it goes on, or its process died."""
+
+
+def runs_in(place: str | Path) -> list[Entry]:
+    """Return the runs directly in a folder and in folders within (`seed-N` of one with several seeds), the oldest first.
+
+    What is no run, or cannot be read, is left out.
+    """
+    found = []
+    for file in (*Path(place).glob("*/run.json"), *Path(place).glob("*/*/run.json")):
+        with contextlib.suppress(SpecError, CheckpointError, KeyError, TypeError):
+            found.append(_entry(file.parent, read_json(file, "run")))
+    return sorted(found, key=lambda entry: (entry.begun, entry.directory))
+
+
+def _entry(directory: Path, data: dict[str, Any]) -> Entry:
+    """Return what `run.json` and the newest checkpoint tell."""
+    run = data["run"]
+    entry = Entry(directory, data["begun"], data["agent"]["type"], run["env"], run["seed"])
+    newest = checkpoint.latest(directory / "checkpoints")
+    if newest is None:
+        return entry
+    training = checkpoint.read_header(newest)["training"]
+    return entry._replace(
+        step=training["step"] + training.get("origin", {}).get("step", 0),
+        episodes=training["score"]["episodes"],
+        rewards=training["score"]["rewards"],
+        best_evaluation=training.get("evaluated", {}).get("best_reward"),
+        ended=training.get("ended"),
+    )
 
 
 def describe(
