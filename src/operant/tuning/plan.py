@@ -45,6 +45,12 @@ class TuneConfig(Config):
     n_trials: int = option(1, "Number of trials to run", low=1)
     n_jobs: int = option(1, "Parallel trials", low=1)
     trial_steps: int = option(500000, "Maximum steps for a trial", unit="environment steps", low=1)
+    trial_episodes: int | None = option(
+        None,
+        "Score trials by so many whole episodes with the best actions\n(default: by the mean reward of training)",
+        low=1,
+    )
+    trial_seeds: int = option(1, "Seeds that a trial trains with; its score is their mean", low=1)
     warmup_trials: int = option(5, "warmup trials before pruning starts", low=0)
     prune: bool = option(
         True,
@@ -101,6 +107,12 @@ def plan(agent: str, config: TuneConfig | None = None, **settings: Any) -> Plan:
             f"tune takes no argument {name!r}: trials decide for themselves, each in a process of its own; how long one trains "
             "is trial_steps."
         )
+    for name in ("checkpoints", "history_checkpoint"):
+        if config.trial_seeds > 1 and settings.get(name):
+            raise SpecError(
+                f"{name} names what belongs to one seed. Received: {name}={settings[name]!r}, trial_seeds={config.trial_seeds}. "
+                "Leave one of them out."
+            )
     fixed, ranges = split([RunConfig, own], settings)
     known = options(RunConfig)
     run = {name: value for name, value in fixed.items() if name in known}

@@ -93,8 +93,7 @@ class Search:
             own, run = self.plan.settings(edge)
             # Files of trials have other names than those given, and are none of this process.
             run = {name: value for name, value in run.items() if name != "history_checkpoint"}
-            order = {"do": "build", "agent": self.plan.agent, "options": own, "run": {"seed": 0, **run}}
-            self._spare.send(order)
+            self._spare.send(self._order("build", own, {"seed": 0, **run}))
             while not self._spare.connection.poll(0.2):
                 if self.stopped:  # nothing has been written yet
                     raise KeyboardInterrupt
@@ -106,6 +105,11 @@ class Search:
                 return
             faults.append(answer["text"])
         raise SpecError(faults[0])
+
+    def _order(self, do: str, own: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
+        """Return what a process is to do."""
+        scored = {"episodes": self.plan.config.trial_episodes, "seeds": self.plan.config.trial_seeds}
+        return {"do": do, "agent": self.plan.agent, "options": own, "run": run, **scored}
 
     def _open(self) -> None:
         from optuna.pruners import MedianPruner, NopPruner
@@ -119,6 +123,8 @@ class Search:
             "agent": self.plan.agent,
             "env": self.plan.run["env"],
             "trial_steps": config.trial_steps,
+            "trial_episodes": config.trial_episodes,
+            "trial_seeds": config.trial_seeds,
             "reward_buffer_size": self.plan.run.get("reward_buffer_size", RunConfig.reward_buffer_size),
         }
         self.study = studies.create(self.name, self.storage, attributes, pruner=pruner)
@@ -139,7 +145,8 @@ class Search:
         self.study.sampler = self._sampler(trial.number)
         own, run = self.plan.settings(suggest(trial, self.plan.ranges))
         seed = run.get("seed")
-        run["seed"] = secrets.randbelow(2**31) if seed is None else (seed + trial.number) % 2**32
+        first = trial.number * self.plan.config.trial_seeds
+        run["seed"] = secrets.randbelow(2**31) if seed is None else (seed + first) % 2**32
         for name, value in {
             "options": own,
             "run": {name: value for name, value in run.items() if name not in OWN_TO_TRIALS},
@@ -153,7 +160,7 @@ class Search:
         if run.get("history_checkpoint") is not None:
             run["history_checkpoint"] = numbered(run["history_checkpoint"], trial.number)
         process, self._spare = self._spare or self._process(), None
-        process.send({"do": "train", "agent": self.plan.agent, "options": own, "run": run})
+        process.send(self._order("train", own, run))
         self._running[process.connection] = _Running(trial, process, time.monotonic())
 
     def _owned(self, running: _Running, act: Callable[[_Running], None]) -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 FOLDER = "studies"
 """Where studies are, unless the user says otherwise: `studies/NAME/study.db` and the plots beside it."""
+EARLIER: Mapping[str, Any] = {"trial_episodes": None, "trial_seeds": 1}
+"""What studies did whose attributes do not say it."""
 JOURNALS = (".journal", ".log")
 """Endings of paths that mean Optuna's journal file."""
 DATABASES = (".db", ".sqlite", ".sqlite3")
@@ -207,7 +209,7 @@ def create(name: str, storage: str, attributes: Mapping[str, Any], **settings: A
         load_if_exists=True,
         **settings,
     )
-    recorded = study.user_attrs
+    recorded = {**EARLIER, **study.user_attrs} if "agent" in study.user_attrs else study.user_attrs
     for key, value in attributes.items():
         if key in recorded and recorded[key] != value:
             raise SpecError(
@@ -215,7 +217,7 @@ def create(name: str, storage: str, attributes: Mapping[str, Any], **settings: A
                 "Give another --study, or the same settings."
             )
     for key, value in attributes.items():
-        if key not in recorded:
+        if key not in study.user_attrs:
             study.set_user_attr(key, value)
     return study
 

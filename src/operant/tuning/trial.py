@@ -14,15 +14,17 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
+    from operant.agents.making import Definition
     from operant.execution.config import RunConfig
-    from operant.execution.training import Outcome, Training
+    from operant.execution.evaluate import Evaluation
+    from operant.execution.training import Training
 
 REPORTS = 20
 """How often a trial tells its mean reward: at the same steps in every trial, so that pruning compares like with like."""
@@ -133,30 +135,59 @@ def _attempt(order: Mapping[str, Any], connection: Connection | None) -> dict[st
         return {"kind": "failed", "text": text, "traceback": trace}
 
 
+class _Seed(NamedTuple):
+    """A part of a trial: its training under one seed."""
+
+    training: Training
+    evaluation: Evaluation | None
+    """How it is scored; None: by the mean reward of training."""
+
+    def value(self) -> float | None:
+        """Return its score where it stands; None where no episode has ended."""
+        training = self.training
+        if self.evaluation is None:
+            return training.progress.score.mean if training.progress.score.episodes else None
+        finished = self.evaluation.run(training.driver.train, training.step, lambda: False)
+        assert finished is not None
+        return sum(episode.reward for episode in finished) / len(finished)
+
+
 def _train(order: Mapping[str, Any], connection: Connection | None) -> dict[str, Any]:
     from operant.agents.making import define
     from operant.execution.config import RunConfig
-    from operant.session import Session
-    from operant.tracking import Tracker
-    from operant.train import make_environments
 
     run = RunConfig.from_dict(order["run"])
     definition = define(order["agent"], **order["options"])
-    environments = make_environments(run)
-    try:
-        session = Session(definition, environments, run)
-        if run.weights:
-            session.weights.load(session.driver)
+    with contextlib.ExitStack() as stack:
         if connection is None:
+            _seed(definition, run, None, stack)
             return {"kind": "built"}
-        training = session.training(run, Tracker())
-        training.sinks = _sinks(run, training)
-        try:
-            return _advance(training, run, connection)
-        finally:
-            training.sinks.close()
-    finally:
-        environments.close()
+        first = run.seed or 0
+        runs = [run.replace(seed=(first + i) % 2**32) for i in range(order["seeds"])]
+        return _advance(
+            [_seed(definition, own, order["episodes"], stack) for own in runs], run.max_steps, connection
+        )
+
+
+def _seed(definition: Definition, run: RunConfig, episodes: int | None, stack: contextlib.ExitStack) -> _Seed:
+    """Build what trains under one seed; the stack closes it."""
+    from operant.execution.evaluate import Evaluation, Evaluator
+    from operant.session import Session
+    from operant.tracking import Tracker
+    from operant.train import host_vector, make_environments
+
+    environments = make_environments(run)
+    stack.callback(environments.close)
+    session = Session(definition, environments, run)
+    if run.weights:
+        session.weights.load(session.driver)
+    training = session.training(run, Tracker())
+    training.sinks = _sinks(run, training)
+    stack.callback(training.sinks.close)
+    if episodes is None:
+        return _Seed(training, None)
+    env = stack.enter_context(host_vector(run, min(episodes, run.n_envs)))
+    return _Seed(training, Evaluation(Evaluator(session.learner, env), 1, episodes, run.seed or 0))
 
 
 def _sinks(run: RunConfig, training: Training) -> Any:
@@ -167,25 +198,37 @@ def _sinks(run: RunConfig, training: Training) -> Any:
     return Tracker([*history, console(run, training)])
 
 
-def _advance(training: Training, run: RunConfig, connection: Connection) -> dict[str, Any]:
+def _advance(seeds: Sequence[_Seed], steps: int | None, connection: Connection) -> dict[str, Any]:
     """Train from report to report, until the end or until nobody wants more."""
-    assert run.max_steps is not None
-    for step in report_steps(0, run.max_steps):
-        training.run = run.replace(max_steps=step)
-        outcome = training.loop()
-        if outcome.reason != "max_steps":
+    assert steps is not None
+    going, value = list(seeds), None
+    for step in report_steps(0, steps):
+        for seed in tuple(going):
+            seed.training.run = seed.training.run.replace(max_steps=step)
+            reason = seed.training.loop().reason
+            if reason == "interrupted":
+                return {"kind": "failed", "text": "The trial was interrupted.", "traceback": ""}
+            if reason != "max_steps":
+                going.remove(seed)
+        value = _mean([seed.value() for seed in seeds])
+        if not going:
             break
-        if not outcome.episodes:
+        if value is None:
             continue
-        _send(connection, {"kind": "report", "step": step, "value": outcome.mean_reward})
-        if json.loads(connection.recv_bytes())["prune"] and step < run.max_steps:
-            return _ended(training, outcome, "pruned")
-    if outcome.reason == "interrupted":
-        return {"kind": "failed", "text": "The trial was interrupted.", "traceback": ""}
-    if not outcome.episodes:
-        text = f"No episode ended within {outcome.step} steps, so there is no reward. Raise --trial-steps."
+        _send(connection, {"kind": "report", "step": step, "value": value})
+        if json.loads(connection.recv_bytes())["prune"] and step < steps:
+            return _ended(seeds, value, "pruned")
+    if value is None:
+        step = max(seed.training.step for seed in seeds)
+        text = f"No episode ended within {step} steps, so there is no reward. Raise --trial-steps."
         return {"kind": "failed", "text": text, "traceback": ""}
-    return _ended(training, outcome, "ended")
+    return _ended(seeds, value, "ended")
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean, if there are all values."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None
 
 
 def report_steps(begin: int, end: int) -> list[int]:
@@ -197,13 +240,14 @@ def report_steps(begin: int, end: int) -> list[int]:
     return sorted({begin + -(-(end - begin) * k // REPORTS) for k in range(1, REPORTS + 1)})
 
 
-def _ended(training: Training, outcome: Outcome, kind: str) -> dict[str, Any]:
+def _ended(seeds: Sequence[_Seed], value: float, kind: str) -> dict[str, Any]:
+    progress = [seed.training.progress for seed in seeds]
     return {
         "kind": kind,
-        "value": outcome.mean_reward,
-        "step": outcome.step,
-        "episodes": outcome.episodes,
-        "seconds": training.progress.elapsed,
+        "value": value,
+        "step": max(seed.training.step for seed in seeds),
+        "episodes": sum(each.score.episodes for each in progress),
+        "seconds": sum(each.elapsed for each in progress),
     }
 
 
