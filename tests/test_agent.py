@@ -182,6 +182,24 @@ def test_specification_as_dict_file_class_and_alias(tmp_path):
     assert all(config == made[0] for config in made)
 
 
+def test_specification_with_arguments(tmp_path):
+    spec = {
+        "type": "ppo", "n_steps": 4, "max_episode_timesteps": 9, "parallel_interactions": 2, "seed": 5, "saver": str(tmp_path / "s"),
+        "recorder": None, "config": {"debug": True}, "states": STATE, "actions": CHOICE,
+    }  # fmt: skip
+    (tmp_path / "a.json").write_text(json.dumps(spec))
+    for agent in (spec, tmp_path / "a.json", {"agent": str(tmp_path / "a.json")}):
+        made = Agent.create(agent=agent, seed=6)
+        told = (made.parallel_interactions, made.max_episode_timesteps, made.seed, made._debug)
+        assert told == (2, 9, 6, True) and made.definition.config.n_steps == 4
+        assert made._writers.saving.directory == spec["saver"] and made._writers.recording is None
+    other = Agent.create(agent=spec, parallel_interactions=1, config={"seed": 7})
+    assert (other.parallel_interactions, other.seed) == (1, 7)
+    for wrong, message in [({"seed": "x"}, "seed must be"), ({"config": 3}, "config must be a dict")]:
+        with pytest.raises(SpecError, match=message):
+            Agent.create(agent={**spec, **wrong})
+
+
 @pytest.mark.parametrize("spec", [ROLLOUT, REPLAY])
 @pytest.mark.slow
 def test_save_and_load_in_mid_episode_goes_on_bit_for_bit(spec, tmp_path):

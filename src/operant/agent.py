@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,10 +22,15 @@ from operant.interactive import Interactive, Settings
 from operant.nn.drawing import mermaid
 from operant.saving import Format
 from operant.spaces import Spaces
-from operant.spec import canonical, plain
+from operant.spec import canonical, plain, read_json
 from operant.traces import Trace
 from operant.writers import Writers
 
+ARGUMENTS = (
+    "environment", "states", "actions", "max_episode_timesteps", "parallel_interactions", "seed", "config", "recorder", "saver",
+    "summarizer",
+)  # fmt: skip
+"""Arguments of `Agent.create` that a specification may hold."""
 ROUND_TRIP = Literal["timesteps", "episodes", "updates"]
 
 
@@ -50,7 +56,7 @@ class Agent(Interactive):
         states: Any = None,
         actions: Any = None,
         max_episode_timesteps: int | None = None,
-        parallel_interactions: int = 1,
+        parallel_interactions: int | None = None,
         seed: int | None = None,
         config: dict[str, Any] | None = None,
         recorder: Any = None,
@@ -62,13 +68,14 @@ class Agent(Interactive):
 
         Args:
             agent: its specification: a name (`'ppo'`), a dict with `type`, a JSON file, or an algorithm class. Default: the
-                modular agent, whose parts the options choose.
+                modular agent, whose parts the options choose. A dict or file may hold the other arguments, too (`seed`,
+                `saver`, ...); those that are given beside it win, of `config` each setting.
             environment: an `Environment`, from which states, actions and the time limit are taken.
             states: instead, the specification of states: `dict(type='float', shape=(4,))`, or a nested dict of such.
                 `'<action>_mask'` entries declare action masks.
             actions: the specification of actions: `dict(type='int', num_values=3)`, or a nested dict of such.
             max_episode_timesteps: longest episode; more steps are an error.
-            parallel_interactions: how many actors act in turn.
+            parallel_interactions: how many actors act in turn (default 1).
             seed: root of all randomness (default 0).
             config: settings that are not hyperparameters: `seed`; `device` of the arrays ('cpu', 'gpu', 'gpu:1'; default: JAX's own
                 choice); `precision` of matrix products ('bfloat16', 'tensorfloat32', 'float32'; default: JAX's own, see
@@ -88,31 +95,30 @@ class Agent(Interactive):
                 not an `Environment`.
             SpaceError: the algorithm cannot serve the spaces.
         """
-        given = dict(config or {})
-        if seed is not None:
-            if "seed" in given:
-                raise SpecError(
-                    f"seed is given twice. Received: {seed} and {given['seed']}, in config. Give one."
-                )
-            given["seed"] = seed
-        settings = Settings(**canonical(Settings, given, "config"))
-        if environment is not None:
+        beside = {
+            "environment": environment, "states": states, "actions": actions, "seed": seed, "config": config,
+            "max_episode_timesteps": max_episode_timesteps, "parallel_interactions": parallel_interactions,
+            "recorder": recorder, "saver": saver, "summarizer": summarizer,
+        }  # fmt: skip
+        given = specified({"agent": DEFAULT if agent is None else agent, **beside})
+        settings = Settings(**canonical(Settings, given.get("config", {}), "config"))
+        states, actions, limit = given.get("states"), given.get("actions"), None
+        if "environment" in given:
             if states is not None or actions is not None:
                 raise SpecError("Give either environment, or states and actions, not both.")
-            states, actions, limit = _described(environment)
-            if max_episode_timesteps is None:
-                max_episode_timesteps = limit
+            states, actions, limit = _described(given["environment"])
         elif states is None or actions is None:
             raise SpecError("Give environment, or both states and actions.")
-        parallel_interactions = whole("parallel_interactions", parallel_interactions)
-        definition = define(DEFAULT if agent is None else agent, **options).limited(max_episode_timesteps)
+        limit = given.get("max_episode_timesteps", limit)
+        actors = whole("parallel_interactions", given.get("parallel_interactions", 1))
+        definition = define(given["agent"], **options).limited(limit)
         spaces = Spaces.read(states, actions)
-        writers = Writers(recorder, saver, summarizer)
+        writers = Writers(*map(given.get, ("recorder", "saver", "summarizer")))
         made = Agent(
             definition,
             spaces,
-            parallel_interactions=parallel_interactions,
-            max_episode_timesteps=max_episode_timesteps,
+            parallel_interactions=actors,
+            max_episode_timesteps=limit,
             settings=settings,
         )
         if writers.saving is not None and writers.saving.load:
@@ -507,6 +513,39 @@ class Agent(Interactive):
         self._engine.put(tree["train"])
         self.actors.restore(tree, interaction)
         self._reported = interaction["reported"]
+
+
+def specified(agent: Any) -> dict[str, Any]:
+    """Return the arguments of `Agent.create` that a specification stands for, without those that are None.
+
+    `agent` is what remains of it, for `define`; `config` holds the seed, too.
+
+    Args:
+        agent: any specification; a dict or JSON file may hold the arguments beside options, and one in it (`agent`) those that
+            count where the outer one gives none.
+
+    Raises:
+        SpecError: a file cannot be read, `config` is no dict, or the seed is given twice.
+    """
+    if isinstance(agent, Path) or (isinstance(agent, str) and agent.endswith(".json")):
+        agent = read_json(agent, "agent")
+    if not isinstance(agent, Mapping):
+        return {"agent": agent}
+    found = {name: agent[name] for name in ARGUMENTS if agent.get(name) is not None}
+    rest = {name: value for name, value in agent.items() if name not in ARGUMENTS}
+    kind = "agent" if rest.get("agent") else "type"
+    inner = specified(rest.get(kind))
+    config, seed = found.get("config", {}), found.pop("seed", None)
+    if not isinstance(config, Mapping):
+        raise value_error("config", "a dict", config)
+    if seed is not None:
+        if "seed" in config:
+            raise SpecError(
+                f"seed is given twice. Received: {seed} and {config['seed']}, in config. Give one."
+            )
+        config = {**config, "seed": seed}
+    config = {**inner.get("config", {}), **config}
+    return {**inner, **found, "config": config, "agent": {**rest, kind: inner["agent"]}}
 
 
 def _described(environment: Any) -> tuple[Any, Any, int | None]:

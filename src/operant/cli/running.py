@@ -133,11 +133,10 @@ def _agent(config: RunnerConfig, number: int) -> Any:
         return {"directory": agent, **recorder}
     if config.seed is None and number == 0 and not recorder:
         return agent
-    from operant.spec import read_json
+    from operant.agent import specified
 
-    given = read_json(agent, "agent") if str(agent).endswith(".json") else {"agent": agent}
-    first = config.seed if config.seed is not None else given.get("seed", 0)
-    return {**given, **recorder, "seed": first + number}
+    first = config.seed if config.seed is not None else specified(agent).get("config", {}).get("seed", 0)
+    return {"agent": agent, **recorder, "seed": first + number}
 
 
 def _environment(config: RunnerConfig) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from operant.agent import Agent
+from operant.agent import Agent, specified
 from operant.envs.connection import Connection
 from operant.envs.vector_env import seed_of
 from operant.errors import SpaceError, SpecError, UsageError, value_error, whole
@@ -17,7 +17,6 @@ from operant.execution.interaction import Interaction, Plan
 from operant.execution.ledger import Ledger, Order, flags
 from operant.execution.seats import Seat
 from operant.execution.shortcut import Shortcut
-from operant.spec import read_json
 
 
 class Runner:
@@ -395,14 +394,7 @@ def _agent(agent: Any, connection: Connection, actors: int) -> Agent:
 
 def _created(agent: Any, connection: Connection, actors: int) -> Agent:
     """Make an agent of a specification, which may hold any argument of `Agent.create`."""
-    given: dict[str, Any] = {"agent": agent}
-    if isinstance(agent, Path) or (isinstance(agent, str) and agent.endswith(".json")):
-        agent = read_json(agent, "agent")
-    if isinstance(agent, Mapping):
-        given = dict(agent)
-        given["agent"] = given.pop("agent", None) or given.pop("type", None)
-        if given["agent"] is None:
-            raise SpecError("An agent given as a dict needs a 'type' (or 'directory', to load one).")
+    given = specified(agent)
     for name in ("environment", "states", "actions"):
         if name in given:
             raise SpecError(
