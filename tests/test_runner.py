@@ -365,8 +365,12 @@ def test_a_callback_evaluates_by_a_runner_of_its_own(runner, agent):
     assert runner.episodes == len(runner.episode_returns) == len(scores) == 6
 
 
-def test_updates_are_no_limit_of_an_agent_that_never_updates():
-    with Runner("random", Walk) as runner:
+@pytest.mark.parametrize(
+    "agent",
+    ["random", {"type": "modular", "update": {"unit": "timesteps", "batch_size": 4, "frequency": "never"}}],
+)
+def test_updates_are_no_limit_of_an_agent_that_never_updates(agent):
+    with Runner(agent, Walk) as runner:
         with pytest.raises(UsageError, match="never updates"):
             runner.run(num_updates=1, **QUIET)
         runner.run(num_updates=1, num_episodes=1, **QUIET)

@@ -39,6 +39,11 @@ class Definition(NamedTuple):
         """Return the options that are networks."""
         return {name: value for name, value in vars(self.config).items() if name.endswith("model")}
 
+    @property
+    def learns(self) -> bool:
+        """Whether updates ever come, as far as the options tell."""
+        return bool(getattr(self.config, "learns", True))
+
     def limited(self, steps: int | None) -> Definition:
         """Return it with the length of the longest episode, if its options ask for that and do not say it."""
         if steps is None or getattr(self.config, "episode_limit", steps) is not None:

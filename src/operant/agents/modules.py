@@ -314,6 +314,11 @@ class ModularConfig(
         return self.batch_size if self.unit == "timesteps" else 100 * self.batch_size
 
     @property
+    def learns(self) -> bool:
+        """Whether updates ever come."""
+        return self.frequency is None or bool(self.frequency != 0)
+
+    @property
     def predicts(self) -> bool:
         """Whether something predicts values."""
         return self.objective == "action_value" or self.baseline_model is not None

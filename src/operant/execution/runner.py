@@ -291,7 +291,8 @@ class Runner:
             what = "several environments" if num_updates is None else "num_updates, but nothing is learnt"
             raise UsageError(f"run(evaluation=True) is for a single environment. Received: {what}.")
         limited = num_episodes is not None or num_timesteps is not None or order.calls.callbacks
-        if not limited and not self.agent.learner.algorithm.models:
+        learns = self.agent.definition.learns and self.agent.learner.algorithm.models
+        if not limited and not learns:
             raise UsageError(
                 f"num_updates is no limit for the agent {self.agent.definition.name!r}, which never updates. "
                 "Give num_episodes or num_timesteps."
