@@ -62,7 +62,12 @@ def test_weights_go_round(tmp_path, spec, format):
     agent = create(spec, normalize_observations=True)
     run(agent, 12)
     path = agent.save(directory=tmp_path, format=format, append="episodes")
-    assert path == str(tmp_path / f"agent-2{FORMATS[format]}")
+    suffix = FORMATS[format]
+    assert path == str(tmp_path / f"agent-2{suffix}")
+    assert agent.save(tmp_path, filename=f"agent{suffix}", format=format, append="episodes") == path
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([f"agent-2{suffix}", "agent.json"])
+    for name in ("agent-2", f"agent-2{suffix}"):
+        assert Agent.load(tmp_path, filename=name).updates == agent.updates
     again = Agent.load(tmp_path, format=format if format == "hdf5" else None)
     np.testing.assert_array_equal(actions(agent), actions(again))
     assert again.updates == agent.updates and again.get_specification() == agent.get_specification()

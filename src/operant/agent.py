@@ -303,7 +303,7 @@ class Agent(Interactive):
 
         Args:
             directory: where; made if it does not exist.
-            filename: name of the file in it, without suffix.
+            filename: name of the file in it; the format's suffix may stand there or be left out.
             format: 'checkpoint': everything that it needs to go on exactly (parameters, optimizer, memory, unfinished rows,
                 keys). 'numpy', 'hdf5', 'safetensors': weights and counters, as `operant.saving` describes, and the specification
                 as JSON beside them. 'stablehlo', 'onnx': the policy alone, to act without operant; see `operant.export`.
@@ -322,6 +322,7 @@ class Agent(Interactive):
             raise value_error("append", "one of 'timesteps', 'episodes', 'updates', or None", append)
         if not isinstance(filename, str) or not checkpoint.named_well(filename):
             raise value_error("filename", checkpoint.NAMED, filename)
+        filename = filename.removesuffix((saving.FORMATS | export.FORMATS).get(format, ""))
         name = filename if append is None else f"{filename}-{getattr(self, append)}"
         if format == "checkpoint":
             return self._save_checkpoint(directory, name, None)
