@@ -182,6 +182,7 @@ class Agent(Interactive):
             self._declare_masks(states[0] if isinstance(states, list | tuple) else states)
         trace = Trace.read(self.spaces, states, actions, terminal, reward, next_states)
         experience.bring(self._engine, self.actors, trace, internals)
+        self._writers.recount()
 
     def update(self) -> int:
         """Learn from all experience that waits, in blocks of the algorithm's size; the last may be short.
@@ -260,6 +261,7 @@ class Agent(Interactive):
             return
         for trace in drawn:
             experience.bring(self._engine, self.actors, trace)
+            self._writers.recount()
             for _ in range(num_updates):
                 self.update()
 

@@ -465,6 +465,7 @@ class Interactive:
                 self._complete(actor, 0.0, 2, last)
             elif not actor.first and actor.rows and actor.rows[-1].valid:
                 self._complete(actor, actor.rows[-1].reward, 2, last)
+        self._writers.recount()
         self._learn()
 
     @contextlib.contextmanager

@@ -101,11 +101,9 @@ class Summarizer:
     Args:
         config: its options.
         actors: how many actors act.
-        timesteps: steps taken before.
-        episodes: episodes finished before.
     """
 
-    def __init__(self, config: SummarizerConfig, actors: int, timesteps: int = 0, episodes: int = 0) -> None:
+    def __init__(self, config: SummarizerConfig, actors: int) -> None:
         from tensorboardX import SummaryWriter
 
         self.config = config
@@ -120,7 +118,7 @@ class Summarizer:
         )
         for folder in old[: max(0, len(old) + 1 - config.max_summaries)]:
             shutil.rmtree(folder, ignore_errors=True)
-        self._steps, self._episodes = timesteps, episodes
+        self._steps = self._episodes = 0
         self._returns, self._lengths = np.zeros(actors), np.zeros(actors, np.int64)
         self._weights: dict[str, np.ndarray] = {}
 
@@ -133,6 +131,15 @@ class Summarizer:
         """Write the networks' layers."""
         if "graph" in self._labels:
             self._writer.add_text("graph", f"```\n{text}\n```", 0)
+
+    def go_on(self, timesteps: int, episodes: int) -> None:
+        """Count on from here, where more happened than was observed.
+
+        Args:
+            timesteps: steps taken, and observed, so far.
+            episodes: episodes finished so far.
+        """
+        self._steps, self._episodes = timesteps, episodes
 
     def observe(self, actor: int, reward: float, terminal: int) -> None:
         """Note what an action brought."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from operant import saving
-from operant.actors import Actor
+from operant.actors import Actor, Actors
 from operant.engine import Engine
 from operant.saving import Saver, SaverConfig
 from operant.spaces import Spaces
@@ -22,6 +22,7 @@ class Written(Protocol):
     spaces: Spaces
     parallel_interactions: int
     engine: Engine | None
+    actors: Actors
 
     @property
     def timesteps(self) -> int:
@@ -84,9 +85,8 @@ class Writers:
 
             self._saver = Saver(config, write, lambda name: int(getattr(agent, name)))
         if self.summarizing is not None:
-            self._summarizer = Summarizer(
-                self.summarizing, agent.parallel_interactions, agent.timesteps, agent.episodes
-            )
+            self._summarizer = Summarizer(self.summarizing, agent.parallel_interactions)
+            self.recount()
             self._summarizer.graph(agent.get_architecture())
 
     def spaces_changed(self, spaces: Spaces) -> None:
@@ -110,6 +110,13 @@ class Writers:
             self._recorder.observe(actor, reward, terminal, last)
         if self._summarizer is not None:
             self._summarizer.observe(actor, reward, terminal)
+
+    def recount(self) -> None:
+        """Count on from the agent's counters: something else than `observed` moved them."""
+        if self._summarizer is not None:
+            agent = self._agent
+            acted = sum(actor.acted for actor in agent.actors)  # counted there, still to be observed
+            self._summarizer.go_on(agent.timesteps - acted, agent.episodes)
 
     def updated(self) -> None:
         """Write what an update measured."""
