@@ -170,11 +170,40 @@ def test_a_whole_specification_becomes_a_config_that_is_plain_data():
         ({"memory": "replay", "horizon": 1, "lam": 0.5}, "memory='replay' has no λ-returns"),
         ({"memory": "replay", "horizon": 1, "capacity": 8}, "capacity must be at least batch_size"),
         ({"objective": "action_value", "baseline": "auto"}, "baseline_model belongs to objective='policy_gradient'"),
+        ({"objective": "action_value", "temperature": 0.5}, "temperature belongs to objective='policy_gradient'. Received: temperature=0.5, objective='action_value'"),
+        ({"objective": "action_value", "use_beta_distribution": True}, "distribution belongs to objective='policy_gradient'"),
+        ({"objective": "action_value", "std": "predicted"}, "std belongs to objective='policy_gradient'"),
+        ({"double": True}, "double belongs to objective='action_value'. Received: double=True, objective='policy_gradient'"),
+        ({"dueling": True}, "dueling belongs to objective='action_value'"),
+        ({"target_sync_frequency": 3}, "target_sync_frequency belongs to objective='action_value' or 'deterministic_policy_gradient'"),
+        ({"huber_loss": 1.0}, "huber_loss belongs to values: give baseline_model. Received: huber_loss=1.0, baseline_model=None"),
+        ({"baseline_optimizer": 0.5}, "baseline_weight belongs to a baseline"),
+        ({"baseline_optimizer": "adam"}, "baseline_optimizer belongs to a baseline"),
+        ({"baseline": "auto", "baseline_weight": 0.5, "baseline_optimizer": "adam"}, "baseline_weight belongs to a baseline without an opt"),
+        ({"baseline": "auto", "baseline_lr": 0.1}, "baseline_lr belongs to a baseline with an optimizer of its own"),
+        ({"baseline": "auto", "baseline_multi_step": 3}, "baseline_multi_step belongs to a baseline with an optimizer of its own"),
+        ({"cg_damping": 0.2}, "cg_damping belongs to gradient='natural'. Received: cg_damping=0.2, gradient='exact'"),
+        ({"evolutionary_samples": 4}, "evolutionary_samples belongs to gradient='evolutionary'"),
+        ({"gradient": "natural", "optimizer": "sgd"}, "optimizer belongs to gradient='exact' or 'evolutionary'. Received: optimizer='sgd'"),
+        ({"linesearch_factor": 0.5}, "linesearch_factor belongs to linesearch_iterations above 1"),
     ],
 )  # fmt: skip
 def test_contradictions_are_refused(options, message):
     with pytest.raises(SpecError, match=message):
         define("modular", **options)
+
+
+def test_modules_that_say_more_than_the_objective_asks():
+    """In one specification with the objective they are words for what a baseline is here."""
+    spec = {
+        "policy": {"type": "parametrized_value_policy", "network": "auto"},
+        "reward_estimation": {"horizon": 1, "predict_action_values": True},
+    }
+    config = define("modular", objective="policy_gradient", **spec).config
+    assert not config.double and not config.dueling
+    config = define("modular", objective="action_value", **spec).config
+    assert config.double and config.dueling
+    assert define("dpg", use_beta_distribution=True, update_frequency=2).name == "modular"
 
 
 LAYERS = [{"type": "dense", "size": 8}]

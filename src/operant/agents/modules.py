@@ -11,7 +11,7 @@ from typing import Any, Literal
 from operant.agents import vocabulary
 from operant.agents.config import ModelConfig, PolicyConfig
 from operant.errors import SpecError
-from operant.spec import Config, Scalar, option
+from operant.spec import Config, Scalar, default, option
 
 DETERMINISTIC = "deterministic_policy_gradient"
 
@@ -411,26 +411,45 @@ class ModularConfig(
             )
 
     def _objective_faults(self) -> Iterator[str]:
-        if self.objective == "policy_gradient":
-            return
-        unused: dict[str, Any] = {
-            "importance_sampling": False,
-            "clipping_value": None,
-            "entropy_regularization": 0.0,
-            "normalize_advantage": False,
-        }
         if self.objective == DETERMINISTIC:
-            unused["estimate_advantage"] = None
             yield from self._deterministic_faults()
-        else:
-            unused["baseline_model"] = None
-        for name, idle in unused.items():
-            value = getattr(self, name)
-            if value != idle:
-                yield (
-                    f"{name} belongs to objective='policy_gradient'. Received: {name}={value!r}, objective={self.objective!r}. "
-                    "Leave it out."
-                )
+        for decides, works, to, names in self._effects():
+            for name in () if works else names:
+                value = getattr(self, name)
+                if value != default(type(self), name):
+                    yield (
+                        f"{name} belongs to {to}. Received: {name}={value!r}, {decides}={getattr(self, decides)!r}. Leave it out."
+                    )
+
+    def _effects(self) -> Iterator[tuple[str, bool, str, tuple[str, ...]]]:
+        """Yield the option that decides whether others have an effect, whether they have, to what they belong, and these."""
+        policy, values = (self.objective == kind for kind in ("policy_gradient", "action_value"))
+        baseline, own = self.baseline_model is not None, self.baseline_optimizer is not None
+        natural, evolutionary = (self.gradient == kind for kind in ("natural", "evolutionary"))
+        to_policy = (
+            "importance_sampling", "clipping_value", "entropy_regularization", "normalize_advantage", "std", "temperature",
+        )  # fmt: skip
+        yield "objective", policy, "objective='policy_gradient'", to_policy
+        yield "objective", policy or values, "objective='policy_gradient'", ("estimate_advantage",)
+        # `dpg` is given `use_beta_distribution` elsewhere, as an agent of any actions.
+        yield "objective", not values, "objective='policy_gradient'", ("baseline_model", "distribution")
+        yield "objective", values, "objective='action_value'", ("double", "dueling")
+        targets = ("target_update_weight", "target_sync_frequency")
+        yield "objective", not policy, f"objective='action_value' or {DETERMINISTIC!r}", targets
+        yield "baseline_model", baseline or not policy, "values: give baseline_model", ("huber_loss",)
+        yield "baseline_model", baseline, "a baseline (baseline_model)", ("baseline_weight",)
+        # The form of `trpo` has an optimizer ready for whoever gives it a baseline.
+        yield "baseline_model", baseline or natural, "a baseline (baseline_model)", ("baseline_optimizer",)
+        together = "a baseline without an optimizer of its own"
+        yield "baseline_optimizer", not own, together, ("baseline_weight",)
+        separate = "a baseline with an optimizer of its own (baseline_optimizer)"
+        yield "baseline_optimizer", own, separate, ("baseline_lr", "baseline_multi_step")
+        yield "gradient", natural, "gradient='natural'", ("cg_iterations", "cg_damping")
+        to_samples = ("evolutionary_samples", "evolutionary_deviation")
+        yield "gradient", evolutionary, "gradient='evolutionary'", to_samples
+        yield "gradient", not natural, "gradient='exact' or 'evolutionary'", ("optimizer",)
+        searched = self.linesearch_iterations > 1
+        yield "linesearch_iterations", searched, "linesearch_iterations above 1", ("linesearch_factor",)
 
     def _deterministic_faults(self) -> Iterator[str]:
         if self.baseline_model is None or self.baseline_model == "shared":

@@ -67,6 +67,9 @@ def options(given: Given) -> dict[str, Any]:
                     f"{name} is given twice, as {found[name]!r} and, by {key}, as {own!r}. Give one of them."
                 )
             found[name] = own
+    if found.get("objective", "action_value") != "action_value":
+        for name in {"double", "dueling"} - given.keys():
+            found.pop(name, None)  # said by modules, of what is the baseline's here
     if "baseline_objective" in given and not {"baseline", "baseline_model", "critic"} & given.keys():
         found["baseline_model"] = "shared"
     return found
