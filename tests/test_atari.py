@@ -379,6 +379,18 @@ def test_arguments_that_would_break_the_stream():
         vector.create(PONG, 2, preprocess=True, life_loss_info=True)
 
 
+@needs_ale
+def test_modes_of_a_game_are_played_in_a_loop():
+    arguments = {"preprocess": True, "env_kwargs": {"mode": 1, "size": 42, "repeat_action_probability": 0.5}}
+    made = vector.create("ALE/Pong-v5", 2, episodic_life=True, **arguments)
+    assert made.mode == "in-process" and "ALE's vector plays the default mode" in made.why
+    assert made.spaces.states.components["state"].shape == (42, 42, 4)
+    with pytest.raises(
+        SpecError, match="A preprocessed Atari game takes no argument 'obs_type': preprocessing sets"
+    ):
+        vector.create("ALE/Pong-v5", 1, "in-process", preprocess=True, obs_type="ram")
+
+
 def test_max_frame_of_a_run_needs_preprocess():
     with pytest.raises(SpecError, match=r"max_frame is a part of preprocessing.*Add --preprocess"):
         RunConfig.from_dict({"env": PONG, "max_steps": 1, "max_frame": True})

@@ -12,7 +12,8 @@ import pytest
 from operant import Agent, __version__, presets
 from operant.agents import AGENTS, config_class
 from operant.agents.making import define
-from operant.cli import main, tables
+from operant.cli import main, parse, tables
+from operant.execution.config import RunConfig
 from operant.spec import default, options
 from operant.tracking import read_history
 
@@ -165,6 +166,11 @@ def test_presets_are_legal():
         (["train", "dqn", "--env", "jax:Pendulum-v1", "--max-steps", "10"], "dqn"),
         (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--checkpoints", "a", "b"], "checkpoints must be 1 path(s)"),
         (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--weights", "none.tf"], "The weights 'none.tf' do not exist."),
+        (["train", "ppo", "--env", "x", "--env-kwargs", "slippery"], "must be NAME=VALUE ..., or a JSON object. Received: 'slippery'."),
+        (["train", "ppo", "--env", "x", "--env-kwargs", '{"a":', "True}"], "inside, use double quotes, true, false and null.\n"),
+        (["train", "ppo", "--env", "x", "--max-steps", "9", "--env-kwargs", "render_mode=human"], "env_kwargs must be without 'render_mode', which operant sets itself. Received: render_mode='human'. Watch a policy with"),
+        (["train", "ppo", "--env", "FrozenLake-v1", "--max-steps", "9", "--env-kwargs", "slippery=no"], "'FrozenLake-v1' takes no argument 'slippery'. Did you mean 'is_slippery'?\n"),
+        (["train", "ppo", "--env", "jax:CartPole-v1", "--max-steps", "9", "--env-kwargs", "gravity=1"], "'jax:CartPole-v1' takes no argument 'gravity'. Known: sutton_barto_reward.\n"),
         (["train", "ppo", "--resume", "nowhere"], "There is no run to resume in 'nowhere'"),
         (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--model", '[{"type": "dens"}]'], "dense"),
         (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--run-dir", __file__ + "/x"], "run_dir must be in a folder: "),
@@ -225,6 +231,20 @@ def test_places_of_weights_are_checked_before_training(paths, message, capsys, t
     history = ["--history-checkpoint", "h.parquet"]
     assert message in fails(capsys, *command, *small, *history, "--checkpoints", *paths)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (["a=1", "b=True", "c=.5", "d=8x8", "e=[1, 2]", "f=x=y", "g=none"], {"a": 1, "b": True, "c": 0.5, "d": "8x8", "e": [1, 2], "f": "x=y", "g": None}),
+        (['{"a": [1, {"b": null}]}'], {"a": [1, {"b": None}]}),
+        (["{}"], {}),
+        (["none"], None),
+    ],
+)  # fmt: skip
+def test_arguments_of_environments_are_words_or_json(words, value):
+    given = parse.parse([RunConfig], ["--quiet", "--env-kwargs", *words, "--n-envs", "2"], "train")
+    assert given == {"quiet": True, "env_kwargs": value, "n_envs": 2}
 
 
 def test_train_writes_a_run_that_an_agent_loads_and_that_resumes(capsys, tmp_path, monkeypatch):

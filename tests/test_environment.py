@@ -400,6 +400,22 @@ def test_known_ids():
     assert [row.id for row in table.known("adapter")] == ["gymnax:*", "brax:*"]
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("jax:Pendulum-v1", {"gravity": 1}, r"'jax:Pendulum-v1' takes no argument 'gravity'\. Known: g\."),
+        ("jax:Pendulum-v1", {"g": "strong"}, r"g must be a number\. Received: g='strong'\. The default is 10\.0"),
+        ("jax:Pendulum-v1", {"g": True}, r"g must be a number\. Received: g=True"),
+        ("jax:Acrobot-v1", {"name": 1}, r"takes no argument 'name'\. It takes none\."),
+        ("jax:probe/action", {"continuous": 1}, "continuous must be True or False"),
+    ],
+)  # fmt: skip
+def test_arguments_that_a_native_environment_does_not_take(name, arguments, message):
+    with pytest.raises(SpecError, match=message):
+        native_ids.make(name, **arguments)
+    assert native_ids.make("jax:Pendulum-v1", g=3).g == 3
+
+
 def test_native_ids():
     assert (
         native_ids.is_native("jax:CartPole-v1")

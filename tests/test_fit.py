@@ -20,6 +20,7 @@ from operant.inputs import ReplayBuffer1, ReplayBuffer2, create_envs
 from operant.replay import ReplayConfig, replay
 from operant.spec import options
 from operant.tracking import read_history
+from operant.train import host_vector, opened
 
 CFG = operant.agents["a2c"]["model"]["ann"][0]
 NET = [{"type": "dense", "size": 16}]
@@ -259,6 +260,9 @@ def test_actor_and_critic_may_be_compiled_with_learning_rates_of_their_own():
         (lambda: operant.PPO("CartPole-v1", n_stepps=10), "n_stepps.*n_steps"),
         (lambda: operant.DQN("CartPole-v1", NET, [7]), "buffers must be a list of ReplayBuffer1"),
         (lambda: operant.PPO("CartPole-v1", NET, checkpoints=["a", "b"]), r"checkpoints must be 1 path\(s\)"),
+        (lambda: operant.PPO([gymnasium.make("CartPole-v1")], env_kwargs={"a": 1}), r"env_kwargs is for an id or a class.*Give it where they are made: gymnasium.make"),
+        (lambda: operant.PPO("CartPole-v1", env_kwargs={"a": object()}), "env_kwargs must be plain data"),
+        (lambda: operant.PPO("CartPole-v1", env_kwargs=[1]), r"env_kwargs must be a dict. Received: env_kwargs=\(1,\)"),
         (lambda: create_envs("CartPole-v1", 0, preprocess=False), "n must be a whole number of at least 1"),
         (lambda: create_envs("CartPole-v1", preprocess=False, max_frame=True), "max_frame must be False"),
     ],
@@ -266,6 +270,24 @@ def test_actor_and_critic_may_be_compiled_with_learning_rates_of_their_own():
 def test_mistakes_are_named(arguments, message):
     with pytest.raises((SpecError, UsageError), match=message):
         arguments()
+
+
+def test_arguments_of_the_environment(tmp_path):
+    """They hold wherever the run's environment is made again."""
+    given = {"is_slippery": False, "desc": ["SF", "FG"]}
+    agent = operant.PPO(
+        "FrozenLake-v1", NET, env_kwargs=given, run_dir=str(tmp_path / "run"), quiet=True, n_steps=8
+    )
+    agent.fit(max_steps=8)
+    assert agent.session.environments.vector.spaces.states.components["state"].num_values == 4
+    assert agent.play(max_steps=5).rewards in ([], [0.0], [1.0])
+    agent.close()
+    session, run = opened(tmp_path / "run")
+    session.environments.close()
+    for vector in (session.environments.vector, host_vector(run, 2)):
+        made = vector.cells[0].env.unwrapped
+        assert made.desc.tolist() == [[b"S", b"F"], [b"F", b"G"]] and len(made.P[0][0]) == 1
+        vector.close()
 
 
 @pytest.mark.slow

@@ -176,6 +176,11 @@ def test_gymnax_shape_keeps_termination_truncation_and_last_observation(counter)
 def test_gymnax_limit_and_params_can_be_given():
     assert from_gymnax(Counter(), max_episode_timesteps=7).max_episode_timesteps == 7
     assert from_gymnax(Counter(), params=Params(9)).max_episode_timesteps == 9
+    assert from_gymnax(Counter(), params={"max_steps_in_episode": 8}).max_episode_timesteps == 8
+    with pytest.raises(SpecError, match=r"has no 'max_step'. Known: max_steps_in_episode"):
+        from_gymnax(Counter(), params={"max_step": 8})
+    with pytest.raises(SpecError, match="max_steps_in_episode must be a number. Received: .*='x'"):
+        from_gymnax(Counter(), params={"max_steps_in_episode": "x"})
 
 
 @jax.tree_util.register_dataclass

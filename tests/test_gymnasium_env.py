@@ -148,7 +148,6 @@ def test_visualize_asks_for_a_window():
         adapter.find("CartPole-v1"),
         dict(visualize=True),
         gymnasium.envs.classic_control.CartPoleEnv,
-        vector=False,
     )
     assert made == dict(render_mode="human")
 

@@ -65,6 +65,15 @@ def test_letters_are_used_once():
         ("-a ppo -e CartPole-v1 -n 3 --remote x", "remote must be one of 'multiprocessing'"),
         ("-a ppo -e CartPole-v1 --remote socket-server", "serves an environment; the agent is elsewhere"),
         ("-a ppo -n 3 -e CartPole-v1 --remote socket-client", "the servers have the environments"),
+        (
+            "-a ppo -n 3 --env-kwargs a=1 --remote socket-client",
+            "Leave --environment, --level and --env-kwargs out",
+        ),
+        ("-a ppo -e CartPole-v1 -n 3 --env-kwargs host=x", "without 'host', which operant sets itself"),
+        (
+            "-a ppo -e CartPole-v1 -n 3 --env-kwargs gravity=1",
+            "takes no argument 'gravity'. Known: .*sutton_barto_reward",
+        ),
         ("-a ppo -e CartPole-v1 -t 3 --path x", "--path writes a row for each episode"),
         ("-a ppo -e CartPole-v1 --episode", "Unknown flag|expected one argument"),
         ("-a ppo -e CartPole-v1 -n 3 --evaluatoin", "Did you mean '--evaluation'"),

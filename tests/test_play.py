@@ -393,3 +393,32 @@ def test_a_run_does_not_say_what_to_import(tmp_path, monkeypatch):
         with pytest.raises(SpecError, match="Give the environment yourself, if you trust it: env="):
             play(PlayConfig(run_dir=path))
     assert play(PlayConfig(run_dir=path, env="CartPole-v1")).lengths
+    saved["run"]["env"] = "CartPole-v1"
+    for name, value, message in (
+        ("sutton_barto_reward", [str(tmp_path / "planted.json")], "if you trust it: --env-kwargs"),
+        ("sutton_barto_reward", {"entry": "planted:x"}, "argument 'sutton_barto_reward' of the environment"),
+        ("import_modules", "planted", "env_kwargs must be without 'import_modules'"),
+    ):
+        saved["run"]["env_kwargs"] = {name: value}
+        file.write_text(json.dumps(saved))
+        for env in ("", "CartPole-v1"):
+            with pytest.raises(SpecError, match=message):
+                play(PlayConfig(run_dir=path, env=env))
+    saved["run"]["env_kwargs"] = {"sutton_barto_reward": "planted.x"}
+    file.write_text(json.dumps(saved))
+    assert play(PlayConfig(run_dir=path, env_kwargs={"sutton_barto_reward": True})).rewards == [-1.0]
+
+
+def test_a_run_plays_in_its_own_environment(tmp_path, capsys):
+    path = str(tmp_path / "run")
+    told = ["--max-steps", "32", "--n-steps", "16", "--quiet", "--run-dir", path]
+    own = ["--env-kwargs", "sutton_barto_reward=true"]
+    assert main(["train", "ppo", "--env", "CartPole-v1", *own, *told, *NET]) == 0
+    assert main(["play", path]) == 0
+    assert capsys.readouterr().out == "Total reward: -1\n"
+    config = PlayConfig(run_dir=path, env_kwargs={"sutton_barto_reward": False})
+    played = play(config)
+    assert played.rewards == played.lengths
+    assert play(PlayConfig(run_dir=path, env="CartPole-v0", episodes=1)).rewards != [
+        -1.0
+    ]  # another environment

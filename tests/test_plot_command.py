@@ -20,7 +20,11 @@ from operant.tracking.seeds import stratified
 
 def made(folder, final, env="CartPole-v1", agent="ppo", seed=1, **settings):
     """Write a run whose mean reward goes from 0 to `final` in 50 episodes."""
-    own = {name: settings.pop(name) for name in list(settings) if name in ("n_envs", "history_checkpoint")}
+    own = {
+        name: settings.pop(name)
+        for name in list(settings)
+        if name in ("n_envs", "env_kwargs", "history_checkpoint")
+    }
     folder.mkdir(parents=True)
     run = {"env": env, "n_envs": 1, "seed": seed, "max_steps": 1000 + seed, "history_checkpoint": None, **own}
     (folder / "run.json").write_text(
@@ -49,6 +53,10 @@ def test_runs_of_the_same_settings_are_seeds_of_one_curve(tmp_path):
         "ppo, lr 0.1": 2, "ppo, lr 0.2": 1, "dqn": 1,
     }  # fmt: skip
     assert list(grouped(read(paths[:2]))["CartPole-v1"]) == ["ppo"]
+    orders = ({"g": 1, "h": 2}, {"h": 2, "g": 1})
+    other = [made(tmp_path / f"in{i}" / "run", 10, env_kwargs=order) for i, order in enumerate(orders)]
+    told = {label: len(runs) for label, runs in grouped(read([*paths[:2], *other]))["CartPole-v1"].items()}
+    assert told == {"ppo, env_kwargs null": 2, 'ppo, env_kwargs {"g": 1, "h": 2}': 2}
     named = grouped(read(paths), ["old", "old", "new", "new"])["CartPole-v1"]
     assert {label: len(runs) for label, runs in named.items()} == {"old": 2, "new": 2}
     assert [run.path for run in read([tmp_path])] == sorted(paths)  # a folder of runs

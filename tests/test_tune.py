@@ -183,7 +183,7 @@ def test_a_study_records_what_its_trials_were(here, capsys):
     assert values == [pytest.approx(reward(t.params, {})) for t in tuned.study.trials]
     assert tuned.best.value == max(values)
     assert tuned.study.user_attrs == {
-        "agent": "ppo", "env": "pretended", "trial_steps": 1000, "reward_buffer_size": 100,
+        "agent": "ppo", "env": "pretended", "env_kwargs": None, "trial_steps": 1000, "reward_buffer_size": 100,
     }  # fmt: skip
     first = tuned.study.trials[0]
     assert first.user_attrs["options"] == {"gamma": 0.9, "lr": first.params["lr"]}
@@ -240,6 +240,7 @@ def test_a_study_goes_on_and_draws_nothing_twice(here):
     [
         ({"agent": "a2c"}, "The study 's' has agent 'ppo', not 'a2c': trials would not compare."),
         ({"env": "other"}, "has env 'pretended', not 'other'"),
+        ({"env_kwargs": {"g": [9.81]}}, "has env_kwargs None, not {'g': [9.81]}"),
         ({"config": {"study": "s", "trial_steps": 999}}, "has trial_steps 1000, not 999"),
         ({"reward_buffer_size": 7}, "has reward_buffer_size 100, not 7"),
         ({"n_steps": [16, 64]}, "n_steps was tuned as CategoricalDistribution(choices=(16, 32))"),

@@ -14,6 +14,7 @@ import time
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import TransformReward
 from hypothesis import given, settings
@@ -238,6 +239,30 @@ def test_few_environments_are_looped_over():
     few = create("CartPole-v1", 2)
     assert few.mode == "in-process"
     assert "below 6 environments a loop is as fast as a vectorised form" in few.why
+
+
+class Moded(CartPoleEnv):
+    def __init__(self, mode=0, **kwargs):
+        super().__init__(**kwargs)
+        self.chosen = mode
+
+
+def test_arguments_that_only_single_environments_take(monkeypatch):
+    """One may be called as an argument of `create` is, and a vectorised form may lack it: a loop serves it then."""
+    monkeypatch.setitem(gymnasium.registry, "Moded-v0", gymnasium.envs.registration.EnvSpec(
+        "Moded-v0", Moded, vector_entry_point=gymnasium.spec("CartPole-v1").vector_entry_point
+    ))  # fmt: skip
+    vector = create("Moded-v0", 8, "auto", env_kwargs={"mode": 3})
+    assert {cell.env.unwrapped.chosen for cell in vector.cells} == {3}
+    assert "the vectorised form of Moded-v0 takes no argument 'mode'" in vector.why
+    with pytest.raises(
+        SpecError, match="to be had: the vectorised form of Moded-v0 takes no argument 'mode'"
+    ):
+        create("Moded-v0", 8, "native-vector", env_kwargs={"mode": 3})
+    with pytest.raises(
+        SpecError, match=r"'Moded-v0' takes no argument 'x'\. Known: mode, .*sutton_barto_reward"
+    ):
+        create("Moded-v0", 8, env_kwargs={"x": 3})
 
 
 def test_gymnasiums_own_vector_keeps_the_stream():

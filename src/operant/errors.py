@@ -65,7 +65,8 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     **{name: (own,) for name, own in {**_TRAIN, **_ROLLOUT, **_REPLAY}.items()},
     "batch_size": ("buffer_batch_size",),
     **dict.fromkeys(("hidden", "hidden_sizes", "net_arch", "policy_kwargs"), ("model", "actor_model")),
-    **dict.fromkeys(("eval_freq", "env_kwargs"), ()),
+    "eval_freq": ("eval_frequency",),
+    "n_eval_episodes": ("eval_episodes",),
 }
 """What other libraries call options, and the options here, of which the first that is there is meant. See docs/coming-from.md."""
 

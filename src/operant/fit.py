@@ -69,8 +69,9 @@ class Trainer:
         trial: an Optuna trial to report the mean reward to, at twenty equal parts of `max_steps`; it may end `fit` by
             `optuna.TrialPruned`.
         settings: hyperparameters, and options of the run that concern a program (`seed`, `checkpoints`, `quiet`,
-            `history_checkpoint`, `reward_buffer_size`, `eval_frequency`, ...). None is the default of networks, buffers and options of the run; of
-            hyperparameters it is a value (`grad_norm`: gradients are not clipped).
+            `history_checkpoint`, `reward_buffer_size`, `eval_frequency`, ...; `env_kwargs`: arguments of the environments that an id
+            makes). None is the default of networks, buffers and options of the run; of hyperparameters it is a value (`grad_norm`:
+            gradients are not clipped).
 
     Networks given as compiled Keras models bring their optimizer. Their weights are the trained ones after `fit`.
 
@@ -292,6 +293,7 @@ class Trainer:
         config = PlayConfig.from_dict(
             {
                 "env": self.run.env,
+                "env_kwargs": self.run.env_kwargs,
                 "video_dir": video_dir,
                 "render": render,
                 "frame_dir": frame_dir,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from operant.errors import SpaceError, SpecError, as_folder, suggest
-from operant.spec import Config, data_only, option
+from operant.execution.config import ENVIRONMENTS, argument_faults
+from operant.spec import Config, checked, data_only, option, plain, refuse_places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,6 +25,9 @@ class PlayConfig(Config):
     """Options of `operant play`."""
 
     env: str = option("", "Environment id (default: the run's)")
+    env_kwargs: dict[str, Any] | None = option(
+        None, f"{ENVIRONMENTS}\n(default: the run's, of which these replace those of the same name)"
+    )
     run_dir: str | None = option(None, "Folder of a run, or of a saved agent, whose policy plays")
     best: bool = option(
         False, "With a run: the policy of its best evaluation (--eval-frequency), not the newest"
@@ -54,6 +58,7 @@ class PlayConfig(Config):
 
     def check(self) -> Iterator[str]:
         """Refuse what contradicts itself, and folders that cannot be made."""
+        yield from argument_faults(self.env_kwargs)
         for name in ("video_dir", "frame_dir"):
             try:
                 as_folder(name, getattr(self, name) or ".")
@@ -298,16 +303,17 @@ def environment(config: PlayConfig) -> VectorEnv:
         from operant.spec import read_json
 
         saved = read_json(file, "run")["run"]
+        if name in ("", saved["env"]):
+            told = {key: value or bool(saved.get(key, False)) for key, value in told.items()}
+            limit = saved.get("max_episode_timesteps") if limit is None else limit
+            config = _with_arguments(config, saved.get("env_kwargs") or {}, str(file.parent))
         if not name:
             name = saved["env"]
             with data_only(
                 f"The run {str(file.parent)!r}",
                 f"Give the environment yourself, if you trust it: env={name!r}.",
             ):
-                resolve(name)
-        if name == saved["env"]:
-            told = {key: value or bool(saved.get(key, False)) for key, value in told.items()}
-            limit = saved.get("max_episode_timesteps") if limit is None else limit
+                resolve(name, arguments=config.env_kwargs)
     if not name:
         raise SpecError("env must be given: an environment id such as CartPole-v1.")
     if config.watched and native_ids.is_native(name):
@@ -316,7 +322,17 @@ def environment(config: PlayConfig) -> VectorEnv:
     if config.watched:
         arguments["render_mode"] = "rgb_array"
     mode: Any = "in-process" if config.watched else "auto"
-    return vector.create(name, 1, mode=mode, max_episode_timesteps=limit, **arguments)
+    own = plain(config.env_kwargs or {})
+    return vector.create(name, 1, mode=mode, max_episode_timesteps=limit, env_kwargs=own, **arguments)
+
+
+def _with_arguments(config: PlayConfig, saved: Any, run: str) -> PlayConfig:
+    """Put the environment's arguments of a run under those that are given; they are data, and name no file or module."""
+    own = {**checked(PlayConfig, "env_kwargs", saved), **(config.env_kwargs or {})}
+    with data_only(f"The run {run!r}", "Give it yourself, if you trust it: --env-kwargs (env_kwargs=)."):
+        for name in own.keys() - (config.env_kwargs or {}).keys():
+            refuse_places(own[name], f"argument {name!r} of the environment,")
+    return config.replace(env_kwargs=own)
 
 
 def _counterpart(name: str) -> str:

@@ -392,6 +392,7 @@ def _wanted(error: Any) -> str:
         "none_required": "None",
         "tuple_type": "a list",
         "dataclass_exact_type": "a schedule",
+        "dict_type": "a dict",
     }
     found: dict[str, None] = {}
     for e in error.errors(include_url=False):
@@ -499,6 +500,21 @@ def refuse_code(named: object, what: str) -> None:
             f"{source.name} names the {what} {str(named)!r}, which is not operant's own: a file never says what to import or to open. "
             f"{source.remedy}"
         )
+
+
+def refuse_places(value: Any, what: str) -> None:
+    """Refuse strings, also within lists and dicts, that could name a file or a module, where specifications are data only.
+
+    Raises:
+        SpecError: they are, and one could.
+    """
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for part in value:
+            refuse_places(part, what)
+    elif isinstance(value, str) and any(mark in value for mark in "./\\:"):
+        refuse_code(value, what)
 
 
 MODEL_FILES = Path(__file__).parent / "agents" / "models"

@@ -21,7 +21,7 @@ from operant.execution.records import Origin
 from operant.execution.training import Training
 from operant.folder import BEST, LIMITS, claimed, describe, describe_resume
 from operant.session import Environments, Session
-from operant.spec import read_json
+from operant.spec import plain, read_json
 from operant.tracking import Console, History, TensorBoard, Tracker, WandB
 from operant.tracking.history import check_place, end_of
 from operant.tracking.runs import EVALUATIONS
@@ -294,9 +294,15 @@ def make_environments(run: RunConfig, given: Any = None, count: int | None = Non
                 f"{name} is for preprocessed games. Received: {name}=False, preprocess=False. "
                 f"Add --preprocess (preprocess=True), or leave --no-{name.replace('_', '-')} out."
             )
-    native = (
-        given if is_native(given) else native_ids.make(run.env) if native_ids.is_native(run.env) else None
-    )
+    arguments = plain(run.env_kwargs or {})
+    if arguments and given is not None and not isinstance(given, type):
+        raise SpecError(
+            f"env_kwargs is for an id or a class. Received: env_kwargs={arguments!r} with environments that are made already. "
+            "Give it where they are made: gymnasium.make(id, **env_kwargs)."
+        )
+    native = given if is_native(given) else None
+    if native is None and native_ids.is_native(run.env):
+        native = native_ids.make(run.env, **arguments)
     if native is not None:
         if run.preprocess:
             raise preprocessing.refusal(
@@ -320,6 +326,7 @@ def make_environments(run: RunConfig, given: Any = None, count: int | None = Non
         max_episode_timesteps=run.max_episode_timesteps,
         clip_rewards=games and run.clip_rewards,
         episodic_life=games and run.episodic_life,
+        env_kwargs=arguments,
         **frames,
     )
     return Environments(None, made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -60,7 +61,7 @@ def parse(
     """Return the options that were given, by name.
 
     A flag may be abbreviated as long as it is clear. Values are read by the option's type; a number with a schedule is
-    written `linear:START:END:STEPS`, structured values as JSON.
+    written `linear:START:END:STEPS`, structured values as JSON, dicts of arguments also as `NAME=VALUE ...`.
 
     Args:
         configs: where the options stand.
@@ -141,6 +142,8 @@ def _add(
         return parser.add_argument(*short, flag(name), dest=name, action=action)
     if typing.get_origin(hint) is tuple:
         return parser.add_argument(*short, flag(name), dest=name, nargs="+")
+    if any(typing.get_origin(kind) is dict for kind in typing.get_args(hint)):
+        return parser.add_argument(*short, flag(name), dest=name, nargs="+", action=_Arguments)
     return parser.add_argument(*short, flag(name), dest=name, type=_reader(name, hint))
 
 
@@ -156,6 +159,36 @@ class _Switch(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         setattr(namespace, self.dest, values or [True])
+
+
+class _Arguments(argparse.Action):
+    """A flag that takes a JSON object, or one or more `NAME=VALUE`."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if values[0].startswith("{"):
+            found = _json(self.dest, " ".join(values))
+        elif values == ["none"]:
+            found = None
+        else:
+            found = dict(_argument(self.dest, word) for word in values)
+        setattr(namespace, self.dest, found)
+
+
+def _argument(name: str, word: str) -> tuple[str, Any]:
+    """Read `NAME=VALUE`; the value is JSON where it can be read as such, or True, False, None, a number, else a string."""
+    key, equals, text = word.partition("=")
+    if not (equals and key.isidentifier()):
+        raise UsageError(
+            f"{flag(name)} must be NAME=VALUE ..., or a JSON object. Received: {word!r}. "
+            f'Write {flag(name)} name=1 other=true, or {flag(name)} \'{{"name": 1, "other": true}}\'.'
+        )
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return key, words[text.lower()]
+    for read in (json.loads, float):
+        with contextlib.suppress(ValueError):
+            return key, read(text)
+    return key, text
 
 
 def _truth(name: str) -> Any:
@@ -189,7 +222,7 @@ def _json(name: str, text: str) -> Any:
     except ValueError as error:
         raise UsageError(
             f"{flag(name)} must be JSON where it begins with [ or {{. Received: {text!r}: {error}. "
-            "Quote the whole for the shell, and use double quotes inside."
+            "Quote the whole for the shell; inside, use double quotes, true, false and null."
         ) from None
 
 

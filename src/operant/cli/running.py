@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from operant.cli import parse, tables
 from operant.errors import SpecError, UsageError
 from operant.execution.config import SHORT, RunnerConfig
+from operant.spec import plain
 
 if TYPE_CHECKING:
     from operant.tracking.repeats import Repeats
@@ -143,7 +144,7 @@ def _environment(config: RunnerConfig) -> Any:
     """Return the environment's specification."""
     if config.remote == "socket-client":
         return None
-    given: dict[str, Any] = {"environment": config.environment or "gym"}
+    given = {**plain(config.env_kwargs or {}), "environment": config.environment or "gym"}
     if config.level is not None:
         given["level"] = config.level
     if config.import_modules is not None:

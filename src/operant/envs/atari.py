@@ -77,6 +77,8 @@ def own_vector(source: Source, num_envs: int, check: Check = "always") -> Gymnas
     settings, own = read(source.arguments)
     if own.pop("visualize", False) or own.pop("render_mode", None) is not None:
         return "ALE's vector cannot render"
+    if own.keys() & {"mode", "difficulty"}:
+        return "ALE's vector plays the default mode and difficulty only"
     refuse_unknown(own, VECTOR_ARGUMENTS)
     given = {**spec.kwargs, **own}
     skip, longest = settings.frame_skip, given.pop("max_num_frames_per_episode")

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant.envs.native import Step
+from operant.envs.native_ids import expect_like
 from operant.errors import SpecError, suggest, value_error, whole
 from operant.spaces import Codec, Spaces, from_gymnasium
 from operant.spaces.convert import Node, Part
@@ -134,11 +135,11 @@ def from_gymnax(env: Any, *, params: Any = None, max_episode_timesteps: int | No
 
     Args:
         env: a registered name (``'Breakout-MinAtar'``), or an environment.
-        params: its parameters; None: its default ones.
+        params: its parameters, or a dict of those that differ from its default ones; None: the default ones.
         max_episode_timesteps: time limit; None: `max_steps_in_episode` of the parameters.
 
     Raises:
-        SpecError: gymnax is not installed, or does not know the name.
+        SpecError: gymnax is not installed, or does not know the name or a parameter.
         SpaceError: a space is of a kind that cannot be served.
     """
     if isinstance(env, str):
@@ -148,12 +149,23 @@ def from_gymnax(env: Any, *, params: Any = None, max_episode_timesteps: int | No
         with _default_rules():
             env, _ = gymnax.make(env)
     with _default_rules():
-        params = env.default_params if params is None else params
+        if params is None or isinstance(params, Mapping):
+            params = _changed(env.default_params, params) if params else env.default_params
         spaces, codec = from_gymnasium(
             _gymnasium_space(env.observation_space(params)), _gymnasium_space(env.action_space(params))
         )
     limit = int(params.max_steps_in_episode) if max_episode_timesteps is None else max_episode_timesteps
     return GymnaxEnv(env, params, spaces, codec, whole("max_episode_timesteps", limit, optional=True))
+
+
+def _changed(params: Any, changes: Mapping[str, Any]) -> Any:
+    """Return parameters of gymnax with some changed."""
+    known = [field.name for field in dataclasses.fields(params)]
+    for name, value in changes.items():
+        if name not in known:
+            raise SpecError(f"params of a gymnax environment has no {name!r}.{suggest(name, known)}")
+        expect_like(name, value, getattr(params, name))
+    return dataclasses.replace(params, **changes)
 
 
 def from_brax(env: Any, *, backend: str | None = None, max_episode_timesteps: int | None = 1000) -> BraxEnv:
@@ -177,6 +189,10 @@ def from_brax(env: Any, *, backend: str | None = None, max_episode_timesteps: in
             if error.args != (env,):
                 raise
             raise SpecError(f"Unknown brax environment {env!r}. See brax.envs for those there are.") from None
+        except ValueError as error:
+            raise SpecError(
+                f"brax environment {env!r} cannot be made with backend={backend!r}: {error}"
+            ) from None
     elif backend is not None:
         raise value_error("backend", "given beside a name only", backend, "Build the environment with it.")
     env = env.unwrapped

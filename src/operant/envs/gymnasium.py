@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec as find_package
 from typing import Any
 
@@ -94,11 +94,17 @@ def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
     Raises:
         SpecError: an argument is unknown, or a package is missing.
     """
-    arguments = _arguments(spec, arguments, spec.entry_point, vector=False)
+    arguments = _arguments(spec, arguments, spec.entry_point)
     bare = dataclasses.replace(
         spec, order_enforce=False, disable_env_checker=True, max_episode_steps=None, vector_entry_point=None
     )
-    env = _call(spec, lambda: gymnasium.make(bare, **arguments))
+    try:
+        env = _call(spec, lambda: gymnasium.make(bare, **arguments))
+    except SpecError as error:  # an entry point with **kwargs, which what it calls does not take
+        for name in arguments:
+            if f"unexpected keyword argument {name!r}" in str(error):
+                raise _untaken(spec, name, _parameters(_creator(spec, spec.entry_point))) from error
+        raise
     env.unwrapped.spec = spec
     return env
 
@@ -119,11 +125,14 @@ def make_vector(
         return f"Gymnasium has no vectorised form of {spec.id}"
     if spec.additional_wrappers:
         return f"the vectorised form of {spec.id} lacks its wrappers"
-    arguments = {**spec.kwargs, **_arguments(spec, arguments, entry, vector=True)}
+    creator = _creator(spec, entry)
+    for name in arguments:
+        if name != "visualize" and not _takes(creator, name):
+            return f"the vectorised form of {spec.id} takes no argument {name!r}"
+    arguments = {**spec.kwargs, **_arguments(spec, arguments, creator)}
     if limit is not None or spec.max_episode_steps is not None:
         limit = spec.max_episode_steps if limit is None else limit
         arguments["max_episode_steps"] = limit
-    creator = _call(spec, lambda: load_env_creator(entry) if isinstance(entry, str) else entry)
     if "max_episode_steps" in arguments and not _takes(creator, "max_episode_steps"):
         return f"the vectorised form of {spec.id} takes no time limit"
     vector = _call(spec, lambda: creator(num_envs=num_envs, **arguments))
@@ -152,17 +161,22 @@ def autoreset_fault(vector: gymnasium.vector.VectorEnv) -> str | None:
     return None
 
 
+def _creator(spec: EnvSpec, entry: Any) -> Any:
+    """Return what an entry point stands for."""
+    return _call(spec, lambda: load_env_creator(entry) if isinstance(entry, str) else entry)
+
+
 def _takes(creator: Callable[..., Any], name: str) -> bool:
     parameters = inspect.signature(creator).parameters
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def _arguments(spec: EnvSpec, given: Mapping[str, Any], entry: Any, *, vector: bool) -> dict[str, Any]:
+def _arguments(spec: EnvSpec, given: Mapping[str, Any], entry: Any) -> dict[str, Any]:
     """Return the arguments for an entry point; unknown ones are errors with the close match."""
     arguments = dict(given)
     if arguments.pop("visualize", False):
         arguments["render_mode"] = "human"
-    creator = _call(spec, lambda: load_env_creator(entry) if isinstance(entry, str) else entry)
+    creator = _creator(spec, entry)
     try:
         parameters = inspect.signature(creator).parameters
     except (TypeError, ValueError):
@@ -172,12 +186,23 @@ def _arguments(spec: EnvSpec, given: Mapping[str, Any], entry: Any, *, vector: b
     known = [name for name in parameters if name not in ("self", "num_envs")]
     for name in arguments:
         if name == "max_episode_steps" or name not in known:
-            remedy = suggest(name, known)
-            if name == "max_episode_steps":
-                remedy = " The time limit is given as max_episode_timesteps."
-            form = "vectorised form of environment" if vector else "environment"
-            raise SpecError(f"The {form} {spec.id!r} takes no argument {name!r}.{remedy}")
+            raise _untaken(spec, name, known)
     return arguments
+
+
+def _untaken(spec: EnvSpec, name: str, known: Iterable[str]) -> SpecError:
+    """Return the error of an argument that an environment does not take."""
+    remedy = suggest(name, known)
+    if name == "max_episode_steps":
+        remedy = " The time limit is given as max_episode_timesteps."
+    return SpecError(f"The environment {spec.id!r} takes no argument {name!r}.{remedy}")
+
+
+def _parameters(creator: Any) -> set[str]:
+    """Return the names of what a class takes, with its bases to which it may pass on; of what a function takes."""
+    makers = creator.__mro__[:-1] if isinstance(creator, type) else [creator]
+    parameters = [p for maker in makers for p in inspect.signature(maker).parameters.values()]
+    return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
 def _call(spec: EnvSpec, work: Callable[[], Any]) -> Any:

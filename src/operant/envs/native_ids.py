@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from operant.errors import SpecError, suggest
-from operant.spec import build
+from operant.errors import SpecError, suggest, value_error
 
 if TYPE_CHECKING:
     from operant.envs.native import NativeEnv
@@ -19,22 +20,50 @@ def is_native(name: object) -> bool:
     return isinstance(name, str) and name.startswith(PREFIXES)
 
 
-def make(name: str, **arguments: Any) -> NativeEnv:
+def make(name: str, /, **arguments: Any) -> NativeEnv:
     """Make the JAX-native environment of an id (``jax:CartPole-v1``); loads JAX.
 
     Raises:
-        SpecError: the id or an argument is unknown.
+        SpecError: the id or an argument is unknown, or a value of another kind than the argument's default.
     """
+    maker = _maker(name)
+    parameters = inspect.signature(maker).parameters
+    own = parameters.keys() - {"max_episode_timesteps"}
+    for key, value in arguments.items():
+        if key not in parameters:
+            others = suggest(key, own) or " It takes none."
+            raise SpecError(f"The environment {name!r} takes no argument {key!r}.{others}")
+        if key in own:
+            expect_like(key, value, parameters[key].default)
+    made: NativeEnv = maker(**arguments)
+    return made
+
+
+def _maker(name: str) -> Callable[..., Any]:
     prefix, _, label = name.partition(":")
     if prefix != "jax":
         from operant.envs import functional
 
-        adapt: Callable[..., Any] = functional.from_gymnax if prefix == "gymnax" else functional.from_brax
-        return build(adapt, {"env": label, **arguments}, f"environment {name!r}")
+        return functools.partial(
+            functional.from_gymnax if prefix == "gymnax" else functional.from_brax, label
+        )
     entries = _entries()
     if label not in entries:
         raise SpecError(f"Unknown environment {name!r}.{suggest(name, known())}")
-    return build(entries[label], arguments, f"environment {name!r}")
+    return entries[label]
+
+
+def expect_like(name: str, value: Any, default: Any) -> None:
+    """Refuse a value that is no truth value, or no number, where the default is one.
+
+    Raises:
+        SpecError: so it is.
+    """
+    switch = isinstance(default, bool)
+    if default is not None and (isinstance(value, bool) != switch or not isinstance(value, int | float)):
+        raise value_error(
+            name, "True or False" if switch else "a number", value, f"The default is {default!r}."
+        )
 
 
 def _entries() -> dict[str, Callable[..., Any]]:

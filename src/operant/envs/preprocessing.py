@@ -206,6 +206,11 @@ def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
     """Make one environment of Gymnasium, preprocessed; without a time limit of the registry's, as `adapter.make`."""
     settings, own = read(arguments)
     if spec.entry_point == adapter.ATARI:
+        for name in sorted(own.keys() & {"frameskip", "obs_type"}):
+            remedy = " Give frame_skip." if name == "frameskip" else ""
+            raise SpecError(
+                f"A preprocessed Atari game takes no argument {name!r}: preprocessing sets it.{remedy}"
+            )
         own |= {"frameskip": 1, "obs_type": "grayscale"}  # the id's skip would multiply with ours
     return Preprocessed(adapter.make(spec, own), settings)
 

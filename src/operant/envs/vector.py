@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -46,6 +46,7 @@ def create(
     num_workers: int | None = None,
     timeout_seconds: float = 60.0,
     max_restarts: int = 3,
+    env_kwargs: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> VectorEnv:
     """Run several environments side by side.
@@ -66,7 +67,8 @@ def create(
         num_workers: worker processes (default: one per processor, at most one per environment).
         timeout_seconds: how long a worker may take for one step of its environments before it is replaced.
         max_restarts: how often a worker may be replaced without an episode that came to its end in between.
-        kwargs: arguments of the environment itself.
+        env_kwargs: arguments of the environment itself.
+        kwargs: the same, as far as their names are none of those above.
 
     Raises:
         SpecError: the specification is not understood, or cannot be had in this mode; says why.
@@ -82,7 +84,7 @@ def create(
     options = {
         "max_episode_timesteps": max_episode_timesteps,
         "reward_shaping": reward_shaping,
-        "arguments": kwargs,
+        "arguments": {**kwargs, **(env_kwargs or {})},
     }
     if isinstance(environment, list | tuple):
         if not environment:
@@ -96,7 +98,10 @@ def create(
         num_envs = _count(num_envs, *_fixed_count(source))
         sources, own = [source] * num_envs, _own_vector(source, num_envs, mode, check)
     workers = (num_workers, timeout_seconds, max_restarts)
-    vector = _made(sources, own, mode, check, reward_shaping is not None, workers)
+    here = "" if reward_shaping is None else "reward_shaping runs in this process"
+    if episodic_life and any(map(atari.has_lives, sources)):
+        here = f"{own}; lives are counted in this process"
+    vector = _made(sources, own, mode, check, here, workers)
     if not (clip_rewards or episodic_life):
         return vector
     if episodic_life and vector.mode == "processes" and any(map(atari.has_lives, sources)):
@@ -111,20 +116,23 @@ def _made(
     own: VectorEnv | str,
     mode: Mode,
     check: Check,
-    shaped: bool,
+    here: str,
     workers: tuple[int | None, float, int],
 ) -> VectorEnv:
-    """Return a vector of the environment's own, or make one in the given mode; `own` may be why there is none."""
+    """Return a vector of the environment's own, or make one in the given mode.
+
+    `own` may be why there is none of its own, `here` why its environments must run in this process.
+    """
     if isinstance(own, VectorEnv):
         return own
     if mode == "native-vector":
         raise SpecError(f"mode='native-vector' is not to be had: {own}. Leave mode at 'auto'.")
     if mode == "processes":
         return _processes(sources, check, "it was asked for", workers)
-    if mode == "auto" and not shaped:
+    if mode == "auto" and not here:
         return _measured(sources, check, own, workers)
     vector = _in_process(sources, check)
-    vector.why = "it was asked for" if mode == "in-process" else "reward_shaping runs in this process"
+    vector.why = "it was asked for" if mode == "in-process" else here
     return vector
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,50 @@ MONITORING = ("plateau_reduce_factor", "plateau_reduce_patience", "early_stop_pa
 """Options of a run without effect where `divergence_monitoring_steps` is not given."""
 GAMES = ("clip_rewards", "episodic_life")
 """Options of a run without effect where no game is preprocessed."""
+ENVIRONMENTS = "Arguments of the environment itself: NAME=VALUE ..., or a JSON object"
+"""Help of `env_kwargs`."""
+_WATCH = "Watch a policy with `operant play`: --render, --video-dir, --frame-dir."
+_LIMIT = "Give --max-episode-timesteps (max_episode_timesteps=)."
+SET = {
+    "render_mode": _WATCH,
+    "visualize": _WATCH,
+    "max_episode_timesteps": _LIMIT,
+    "max_episode_steps": _LIMIT,
+    "preprocess": "Give --preprocess (preprocess=True).",
+    "max_frame": "Give --max-frame (max_frame=True), with --preprocess.",
+    "num_envs": "Give --n-envs (n_envs=).",
+    "import_modules": "Give the module with the id: --env my_package:MyEnv-v0.",
+}
+"""Arguments of environments that operant gives itself, and what the user gives instead."""
+_SHOW = "Give --visualize, or --visualize-directory for videos."
+_OWN = "It is no argument of the environment. `operant run --help` lists the flags."
+SET_BY_RUN = {
+    "render_mode": _SHOW,
+    "visualize": _SHOW,
+    "max_episode_timesteps": "Give --max-episode-timesteps.",
+    "max_episode_steps": "Give --max-episode-timesteps.",
+    "import_modules": "Give --import-modules.",
+    **dict.fromkeys(
+        ("environment", "type", "level", "reward_shaping", "remote", "blocking", "host", "port"), _OWN
+    ),
+}
+"""The same for `operant run`."""
+
+
+def argument_faults(given: Mapping[str, Any] | None, owned: Mapping[str, str] = SET) -> Iterator[str]:
+    """Yield what is wrong with arguments of an environment: `owned` ones, and what a run's file cannot hold."""
+    for name, value in (given or {}).items():
+        if name in owned:
+            yield f"env_kwargs must be without {name!r}, which operant sets itself. Received: {name}={value!r}. {owned[name]}"
+    try:
+        json.dumps(given)
+    except (TypeError, ValueError):
+        must = "plain data: numbers, strings, True, False, None, lists and dicts of them"
+        yield str(
+            value_error(
+                "env_kwargs", must, given, "Give an environment that is made with it instead of an id."
+            )
+        )
 
 
 class RunConfig(Config):
@@ -26,6 +71,7 @@ class RunConfig(Config):
         "", "Environment id: a Gymnasium id, or a JAX-native one with its prefix (jax:CartPole-v1)"
     )
     n_envs: int = option(1, "Number of environments to create", low=1, search="categorical")
+    env_kwargs: dict[str, Any] | None = option(None, ENVIRONMENTS)
     max_episode_timesteps: int | None = option(
         None, "Time limit of an episode, if shorter than the environment's own", low=1
     )
@@ -133,6 +179,7 @@ class RunConfig(Config):
         """Ask for an environment and a reason to stop."""
         if not self.env:
             yield "env must be given: an environment id such as CartPole-v1. See `operant list` for ids."
+        yield from argument_faults(self.env_kwargs)
         if self.max_steps is None and self.target_reward is None:
             yield "train requires --target-reward or --max-steps: without them it would not end."
         if self.history_checkpoint is not None and Path(self.history_checkpoint).suffix != ".parquet":
@@ -190,6 +237,7 @@ class RunnerConfig(Config):
         None, "Environment: an id, a JSON file, an importable class, or gym with --level"
     )
     level: str | None = option(None, "Level of the environment: for gym the id")
+    env_kwargs: dict[str, Any] | None = option(None, ENVIRONMENTS)
     max_episode_timesteps: int | None = option(
         None, "Time limit of an episode, if shorter than the environment's own", low=1
     )
@@ -250,9 +298,13 @@ class RunnerConfig(Config):
     def check(self) -> Iterator[str]:
         """Ask for what a run needs."""
         yield from self._folder_faults()
+        yield from argument_faults(self.env_kwargs, SET_BY_RUN)
         if self.remote == "socket-client":
-            if self.environment is not None or self.level is not None:
-                yield "With --remote socket-client the servers have the environments. Leave --environment and --level out."
+            if any(given is not None for given in (self.environment, self.level, self.env_kwargs)):
+                yield (
+                    "With --remote socket-client the servers have the environments. "
+                    "Leave --environment, --level and --env-kwargs out."
+                )
         elif self.environment is None and self.level is None:
             yield "run needs an environment: --environment CartPole-v1, or --environment gym --level CartPole-v1."
         for name in ("token_file", "certificate"):

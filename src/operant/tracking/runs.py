@@ -134,4 +134,4 @@ def _label(run: Run, runs: Sequence[Run]) -> str:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)

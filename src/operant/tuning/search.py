@@ -122,6 +122,7 @@ class Search:
         attributes = {
             "agent": self.plan.agent,
             "env": self.plan.run["env"],
+            "env_kwargs": self.plan.run.get("env_kwargs"),
             "trial_steps": config.trial_steps,
             "trial_episodes": config.trial_episodes,
             "trial_seeds": config.trial_seeds,

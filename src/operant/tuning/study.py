@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FOLDER = "studies"
 """Where studies are, unless the user says otherwise: `studies/NAME/study.db` and the plots beside it."""
-EARLIER: Mapping[str, Any] = {"trial_episodes": None, "trial_seeds": 1}
+EARLIER: Mapping[str, Any] = {"env_kwargs": None, "trial_episodes": None, "trial_seeds": 1}
 """What studies did whose attributes do not say it."""
 JOURNALS = (".journal", ".log")
 """Endings of paths that mean Optuna's journal file."""
