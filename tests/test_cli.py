@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from operant import Agent, __version__, presets
 from operant.agents import AGENTS, config_class
 from operant.agents.making import define
 from operant.cli import main, parse, tables
+from operant.errors import SpecError
 from operant.execution.config import RunConfig
 from operant.spec import default, options
 from operant.tracking import read_history
@@ -298,6 +300,171 @@ def test_train_writes_a_run_that_an_agent_loads_and_that_resumes(capsys, tmp_pat
     err = fails(capsys, "train", "dqn", "--resume", "run")
     assert "trains ppo, not dqn" in err
     assert "run_dir must be a new or empty folder" in fails(capsys, *command)
+
+
+OWN_AGENT = """
+from operant.agents import random
+from operant.spec import option
+
+
+class Config(random.Config):
+    width: int = option(1, "How wide it is", low=1, search="categorical")
+
+
+class Mine(random.Random):
+    \'\'\'Mine alone.\'\'\'
+"""
+OWN_ENVS = """
+import dataclasses
+
+import gymnasium
+
+from operant.envs.classic import CartPole
+
+
+class Gym(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(0, 1), gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample() * 0, {}
+
+    def step(self, action):
+        return self.observation_space.sample() * 0, 1.0, True, False, {}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Native(CartPole):
+    max_episode_timesteps: int | None = 7
+
+
+class Mutable(Native):
+    __hash__ = None
+
+
+NATIVE = Native()
+NUMBER = 3
+
+
+def native():
+    return NATIVE
+
+
+def gym():
+    return Gym()
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A folder with modules of the user's, which is searched only if a command line says so; call it to forget them."""
+    (tmp_path / "my_agent.py").write_text(OWN_AGENT)
+    (tmp_path / "my_env.py").write_text(OWN_ENVS)
+    monkeypatch.chdir(tmp_path)
+    path = [*sys.path]
+
+    def forget():
+        monkeypatch.setattr(sys, "path", [*path])
+        for name in ("my_agent", "my_env"):
+            sys.modules.pop(name, None)
+
+    forget()
+    yield forget
+    forget()
+
+
+def test_an_agent_and_an_environment_of_the_users(own, capsys):
+    assert main(["train", "my_agent:Mine"]) == main(["tune", "my_agent:Mine"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("Mine alone.") == out.count("| --width ") == 2
+    told = ["--width", "3", "--n-envs", "2", "--max-steps", "40", "--seed", "1"]
+    command = ["train", "my_agent:Mine", "--env", "my_env:Native", *told]
+    assert main([*command, "--run-dir", "run"]) == 0
+    assert "compiled with the agent" in capsys.readouterr().out
+    with open("run/run.json") as file:
+        saved = json.load(file)
+    assert saved["agent"]["type"] == "my_agent:Mine" and saved["agent"]["width"] == 3
+    again = ["--env", "my_env:Native"]
+    for words in (
+        ["train", "my_agent:Mine", "--resume", "run", "--max-steps", "300", "--quiet"],
+        ["replay", "my_agent:Mine", "run", "--quiet"],
+        ["play", "my_agent:Mine", "run"],
+    ):
+        own()
+        without = fails(capsys, *(word for word in words if word != "my_agent:Mine"))
+        assert (
+            "cannot be imported: No module named 'my_" in without
+            or "Give its class, if you trust it" in without
+        )
+        assert main([*words, *again]) == 0
+        out = capsys.readouterr().out
+        assert words[0] != "replay" or "Identical" in out
+    assert "'run' brings its agent" in fails(capsys, "play", "ppo", "run")
+    assert "is 'my_agent:Mine'. Received: agent='ppo'" in fails(capsys, "replay", "operant:PPO", "run")
+    assert "env cannot change" in fails(capsys, "train", "--resume", "run", "--env", "my_env:Gym")
+    assert "cannot be rendered" in fails(capsys, "play", "my_agent:Mine", "run", *again, "--video-dir", "v")
+    assert main([*command, "--n-seeds", "2", "--run-dir", "two"]) == 0
+    assert "2 seeds at once" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "native"), [("Native", True), ("NATIVE", True), ("native", True), ("Gym", False), ("gym", False)]
+)
+def test_environments_of_the_users_own(name, native, own):
+    from operant.execution.config import RunConfig
+    from operant.train import host_vector, make_environments
+
+    run = RunConfig.from_dict({"env": f"my_env:{name}", "max_steps": 1})
+    with pytest.raises(SpecError, match="No module named 'my_env'.*current folder"):
+        make_environments(run)
+    parse.search_here(run.env)
+    made = make_environments(run)
+    assert (made.native is not None) == native
+    made.close()
+    with host_vector(run, 2) as vector:
+        assert len(next(iter(vector.reset(seed=1).values()))) == 2
+
+
+def test_only_a_command_line_that_names_a_module_searches_the_folder(own):
+    from operant.train import resuming
+
+    for name in ("jax:CartPole-v1", "brax:ant", "pettingzoo:a", "CartPole-v1", "my_env.Gym", "ppo", None):
+        parse.search_here(name)
+    assert os.getcwd() not in sys.path
+    assert resuming("r", "ppo", "jax:CartPole-v1") == "operant train --resume r"
+    assert (
+        resuming("r", "my_agent:Mine", "my_env:Gym")
+        == "operant train my_agent:Mine --resume r --env my_env:Gym"
+    )
+    parse.search_here("my_env:Gym-v0")
+    parse.search_here("my_env:Gym")
+    assert sys.path.count(os.getcwd()) == 1 and sys.path[-1] == os.getcwd()
+
+
+@pytest.mark.parametrize(
+    ("agent", "env", "message"),
+    [
+        ("nowhere:Mine", "x", "'nowhere:Mine' cannot be imported: No module named 'nowhere'. Install it, or"),
+        ("my_agent:Min", "x", "module 'my_agent' has no attribute 'Min'"),
+        ("my_agent:Min", "x", "my_agent.py). Did you mean 'Mine'?"),
+        ("my_agent.Mine", "x", "A class of your own is given as module:Name."),
+        (
+            "my_env:Gym",
+            "x",
+            "Gym is not an algorithm: it must have the methods of one, and its module, my_env,",
+        ),
+        ("my_env:NUMBER", "x", "An agent must be a name"),
+        ("ppo", "my_env:Nativ", "Did you mean 'Native'?"),
+        ("ppo", "my_env:NUMBER", "'my_env:NUMBER' must be an Environment, a gymnasium.Env or a NativeEnv,"),
+        ("ppo", "my_agent:Mine", "Received: the class Mine."),
+        (
+            "ppo",
+            "my_env:Mutable",
+            "must be hashable, since programs are compiled for it. Make Mutable a frozen",
+        ),
+    ],
+)
+def test_what_is_not_of_the_users_modules_is_told(agent, env, message, own, capsys):
+    assert message in fails(capsys, "train", agent, "--env", env, "--max-steps", "8")
 
 
 def test_checkpoints_hold_the_best_weights_and_weights_start_from_them(tmp_path, monkeypatch):

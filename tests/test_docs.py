@@ -13,6 +13,7 @@ import pytest
 
 from operant import Agent, Environment, Runner, agents, presets
 from operant.agents import AGENTS, config_class
+from operant.cli import main
 from operant.cli.tables import markdown
 
 ROOT = Path(__file__).parents[1]
@@ -74,6 +75,16 @@ def test_the_readme_example_of_a_class_runs(capsys):
     code = code_of("README.md", "from operant import PPO").replace("200_000", "2_000")
     exec(compile(code, "README.md", "exec"), {})
     assert "5 episodes: mean reward" in capsys.readouterr().out
+
+
+def test_the_environment_on_the_page_about_training_is_compiled(tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_line.py").write_text(code_of("docs/train.md", '"""my_env.py'))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    steps = ["--n-envs", "4", "--max-steps", "40", "--run-dir", "run"]
+    assert main(["train", "random", "--env", "my_line:Line", *steps]) == 0
+    assert "compiled with the agent" in capsys.readouterr().out
+    sys.modules.pop("my_line")
 
 
 @pytest.mark.slow

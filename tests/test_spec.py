@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fractions
 import json
 import re
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from hypothesis import strategies as st
 from operant import errors, spec
 from operant.errors import OperantError, SpecError, suggest, value_error
 from operant.spec import Config, Registry, Schedule, option
+
+INSTALL = " Install it, or put its folder on PYTHONPATH."
 
 
 class Base(Config):
@@ -413,7 +416,9 @@ def test_a_registry_lists_and_grows(registry):
 
 def test_a_path_is_imported_when_it_is_asked_for_and_once(registry):
     registry.add("missing", "no_such_package:Thing")
-    with fails("The layer 'no_such_package:Thing' cannot be imported: No module named 'no_such_package'."):
+    with fails(
+        f"The layer 'no_such_package:Thing' cannot be imported: No module named 'no_such_package'.{INSTALL}"
+    ):
         registry.get("missing")
     assert registry.get("late") is registry.get("late")
 
@@ -451,11 +456,12 @@ def test_a_specification_is_not_changed_by_reading_it(registry):
         ({"size": 3}, {}, "A layer given as a dict needs a 'type'. Received the keys: size."),
         (3, {}, "A layer must be a name, a dict with 'type', a JSON file or a class. Received: 3."),
         ({"type": 3}, {}, "A layer must be a name, a dict with 'type', a JSON file or a class. Received: 3."),
-        ("a.b.C", {}, "The layer 'a.b.C' cannot be imported: No module named 'a'."),
+        ("a.b.C", {}, f"The layer 'a.b.C' cannot be imported: No module named 'a'.{INSTALL}"),
         (
             "fractions.Fractoin",
             {},
-            "The layer 'fractions.Fractoin' cannot be imported: module 'fractions' has no attribute 'Fractoin'.",
+            "The layer 'fractions.Fractoin' cannot be imported: module 'fractions' has no attribute 'Fractoin' "
+            f"({fractions.__file__}). Did you mean 'Fraction'?",
         ),
         ("none.json", {}, "The layer file 'none.json' does not exist."),
         ({"type": "base", "lrr": 1}, {}, "Base takes no argument 'lrr'. Did you mean 'lr'?"),

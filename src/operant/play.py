@@ -293,7 +293,7 @@ def _train(learner: Learner, config: PlayConfig, path: Path | None) -> Train:
 
 def environment(config: PlayConfig) -> VectorEnv:
     """Make the one environment, one that gives pictures where they are asked for."""
-    from operant.envs import native_ids, vector
+    from operant.envs import vector
     from operant.envs.table import resolve
 
     name, told = config.env, {"preprocess": config.preprocess, "max_frame": config.max_frame}
@@ -316,7 +316,7 @@ def environment(config: PlayConfig) -> VectorEnv:
                 resolve(name, arguments=config.env_kwargs)
     if not name:
         raise SpecError("env must be given: an environment id such as CartPole-v1.")
-    if config.watched and native_ids.is_native(name):
+    if config.watched and resolve(name).is_native:
         name = _counterpart(name)
     arguments: dict[str, Any] = {key: True for key, value in told.items() if value}
     if config.watched:
@@ -343,6 +343,6 @@ def _counterpart(name: str) -> str:
     if bare not in gymnasium.registry:
         known = [env for env in gymnasium.registry if "/" not in env]
         raise SpecError(
-            f"{name!r} cannot be rendered, and Gymnasium has no {bare!r}.{suggest(bare, known)} Give env= one that can."
+            f"{name!r} cannot be rendered, and Gymnasium has no {bare!r}.{suggest(bare, known, listed=False)} Give env= one that can."
         )
     return bare

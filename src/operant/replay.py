@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from operant.agents import resolve
 from operant.errors import SpecError, UsageError
 from operant.spec import Config, option, read_json
 
@@ -41,6 +42,7 @@ class ReplayConfig(Config):
         unit="environment steps",
         low=1,
     )
+    env: str = option("", "The run's environment again, where it is of a module in the current folder")
     quiet: bool = option(False, "Print no progress, only what is found")
 
 
@@ -88,7 +90,7 @@ class Record(NamedTuple):
     origin: Origin
 
 
-def replay(directory: str | Path, config: ReplayConfig | None = None) -> Replayed:
+def replay(directory: str | Path, config: ReplayConfig | None = None, agent: str | None = None) -> Replayed:
     """Repeat a run from its recorded options and seed, and compare.
 
     Everything is compared that its newest checkpoint holds (parameters, optimizer, memory, environments that are JAX-native,
@@ -97,12 +99,22 @@ def replay(directory: str | Path, config: ReplayConfig | None = None) -> Replaye
     Args:
         directory: folder of the run.
         config: where to write, how far to go.
+        agent: name of the run's agent, which may be left out.
 
     Raises:
-        SpecError: there is no run, or it cannot be repeated; says why.
+        SpecError: there is no run, it has another agent or environment, or it cannot be repeated; says why.
     """
     config = ReplayConfig.from_dict({}) if config is None else config
     record = _record(Path(directory))
+    named = (
+        ("agent", agent and resolve(agent), record.data["agent"]["type"]),
+        ("env", config.env, record.run.env),
+    )
+    for name, given, then in named:
+        if given and given != then:
+            raise SpecError(
+                f"The {name} of the run in {str(directory)!r} is {then!r}. Received: {name}={given!r}. Leave it out."
+            )
     with contextlib.ExitStack() as stack:
         place = Path(
             config.run_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="operant-replay-"))

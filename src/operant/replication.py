@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from operant import interruption
 from operant.agents.making import define
-from operant.envs import native_ids
+from operant.envs import table
 from operant.errors import UsageError
 from operant.execution.config import TOGETHER, RunConfig
 from operant.execution.episodes import Finished
@@ -19,8 +19,9 @@ from operant.execution.records import Record
 from operant.execution.training import LOG_SECONDS, Outcome, Training
 from operant.folder import claimed, describe
 from operant.session import Session, build
+from operant.spec import plain
 from operant.tracking import Console, Tracker, interval
-from operant.train import Plan, Result, evaluating, make_environments, train, writers
+from operant.train import Plan, Result, evaluating, make_environments, resuming, train, writers
 
 if TYPE_CHECKING:
     from operant.execution.population import Population
@@ -70,27 +71,28 @@ def _replicate(plan: Plan, first: int, n_seeds: int, directory: Path, command: s
     run = plan.run
     seeds = [(first + i) % 2**32 for i in range(n_seeds)]
     runs = [run.replace(seed=seed, run_dir=str(directory / f"seed-{seed}")) for seed in seeds]
-    if native_ids.is_native(run.env):
+    if table.native(run.env, **plain(run.env_kwargs or {})) is not None:
         results = _together(plan, runs, command)
     else:
         results = [train(plan._replace(run=own), command) for own in runs]
     rewards = [result.outcome.mean_reward for result in results]
     mean = interval(rewards) if all(math.isfinite(x) for x in rewards) else (math.nan, math.nan, math.nan)
     if not run.quiet:
-        print(_farewell(results, mean, directory, run.display_precision), flush=True)
+        print(_farewell(plan, results, mean, directory), flush=True)
     return Replicated(tuple(results), directory, mean)
 
 
 def _farewell(
-    results: Sequence[Result], mean: tuple[float, float, float], directory: Path, precision: int
+    plan: Plan, results: Sequence[Result], mean: tuple[float, float, float], directory: Path
 ) -> str:
     """Say what came out; an interval over seeds that did not go as far as planned would mislead."""
     cut = [result.directory for result in results if result.outcome.reason == "interrupted"]
     if cut:
         lines = [f"Interrupted: {len(cut)} of {len(results)} seeds ({', '.join(each.name for each in cut)})"]
-        lines += [f"Continue with: operant train --resume {each}" for each in cut]
+        agent = define(plan.agent, **plan.options).name
+        lines += [f"Continue with: {resuming(each, agent, plan.run.env)}" for each in cut]
     else:
-        value, low, high = (round(x, precision) for x in mean)
+        value, low, high = (round(x, plan.run.display_precision) for x in mean)
         lines = [f"Mean reward over {len(results)} seeds: {value} [{low}, {high}] (95% bootstrap interval)"]
     return "\n".join([*lines, f"Everything was written to {directory}"])
 

@@ -548,12 +548,32 @@ def import_object(path: str, what: str) -> Any:
     return _import(path, what)
 
 
+NAMED_HERE = ("agent", "environment")
+"""What the command line takes as `module:Name`, also from the current folder."""
+
+
 def _import(path: str, what: str) -> Any:
     module, _, name = path.replace(":", ".").rpartition(".")
     try:
-        return getattr(importlib.import_module(module), name)
+        found = importlib.import_module(module)
     except (ImportError, AttributeError, ValueError) as error:
-        raise SpecError(f"The {what} {path!r} cannot be imported: {error}.") from None
+        remedy = ""
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            remedy = " Install it, or put its folder on PYTHONPATH."
+            if what in NAMED_HERE:
+                remedy += (
+                    f" If it is in the current folder, name the {what} on operant's command line, also beside a run's folder: "
+                    "as module:Name it is looked for there."
+                )
+        raise SpecError(f"The {what} {path!r} cannot be imported: {error}.{remedy}") from None
+    try:
+        return getattr(found, name)
+    except AttributeError as error:
+        where = getattr(found, "__file__", None) or "built in"
+        known = [public for public in vars(found) if not public.startswith("_")]
+        raise SpecError(
+            f"The {what} {path!r} cannot be imported: {error} ({where}).{suggest(name, known, listed=False)}"
+        ) from None
 
 
 class Registry(Generic[T]):

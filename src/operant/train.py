@@ -68,8 +68,8 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
     if not file.is_file():
         raise SpecError(f"There is no run to resume in {str(directory)!r}: {file.name} is missing.")
     saved = read_json(file, "run")
-    for name in changes:
-        if name not in RESUMABLE:
+    for name, value in changes.items():
+        if name not in RESUMABLE and (name not in saved["run"] or value != saved["run"][name]):
             raise SpecError(
                 f"{name} cannot change when a run is resumed. May change: {', '.join(sorted(RESUMABLE - {'resume'}))}."
             )
@@ -175,7 +175,7 @@ def _train(
                 )
             with evaluating([training], session.learner):
                 outcome = training.loop()
-            sinks.message(_farewell(outcome, directory, definition.name))
+            sinks.message(_farewell(outcome, directory, resuming(directory, definition.name, run.env)))
         finally:
             sinks.close()
     finally:
@@ -285,7 +285,7 @@ def make_environments(run: RunConfig, given: Any = None, count: int | None = Non
     Raises:
         OperantError: they cannot be made, or not so.
     """
-    from operant.envs import native_ids, preprocessing, vector
+    from operant.envs import preprocessing, table, vector
 
     games = _games(run, given)
     for name in () if games else GAMES:
@@ -300,9 +300,7 @@ def make_environments(run: RunConfig, given: Any = None, count: int | None = Non
             f"env_kwargs is for an id or a class. Received: env_kwargs={arguments!r} with environments that are made already. "
             "Give it where they are made: gymnasium.make(id, **env_kwargs)."
         )
-    native = given if is_native(given) else None
-    if native is None and native_ids.is_native(run.env):
-        native = native_ids.make(run.env, **arguments)
+    native = given if is_native(given) else table.native(run.env, **arguments) if given is None else None
     if native is not None:
         if run.preprocess:
             raise preprocessing.refusal(
@@ -422,10 +420,18 @@ def _greeting(agent: str, run: RunConfig, environments: Environments, directory:
     return f"Training {agent} on {run.env}: {run.n_envs} environment{'s' if run.n_envs > 1 else ''}, {environments.how}; seed {run.seed}; run {directory}"
 
 
-def _farewell(outcome: Any, directory: Path, agent: str) -> str:
+def resuming(directory: str | Path, agent: str, env: str) -> str:
+    """Return the command that continues a run; what is of the user's modules is named in it."""
+    from operant.envs.table import is_own
+
+    words = ["operant train", *([agent] if is_own(agent) else []), f"--resume {directory}"]
+    return " ".join([*words, *([f"--env {env}"] if is_own(env) else [])])
+
+
+def _farewell(outcome: Any, directory: Path, command: str) -> str:
     """Say how it ended, where everything is, and how to go on."""
     lines = [outcome.summary]
     if outcome.reason == "interrupted":
-        lines.append(f"Continue with: operant train --resume {directory}")
+        lines.append(f"Continue with: {command}")
     lines.append(f"Everything was written to {directory}")
     return "\n".join(lines)

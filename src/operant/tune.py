@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from operant import interruption
+from operant.envs.table import is_own
 from operant.tuning import study as studies
 from operant.tuning.plan import Plan, TuneConfig, plan
 from operant.tuning.search import Search, shown
@@ -83,7 +84,9 @@ def _summary(tuned: Tuned, config: TuneConfig, trouble: str) -> str:
     ]
     if best is not None:
         lines.append(f"Best: trial {best.number}, mean reward {best.value:.2f}{shown(best.params)}")
-        lines.append(f"Train with its settings: operant train --from-study {name}{where}")
+        agent = f"{best.agent} " if is_own(best.agent) else ""
+        env = f" --env {best.run['env']}" if is_own(best.run["env"]) else ""
+        lines.append(f"Train with its settings: operant train {agent}--from-study {name}{where}{env}")
     lines.append(f"Go on with the same command and --study {name}{where}")
     if tuned.files:
         lines.append(f"Plots: {', '.join(map(str, tuned.files))}")

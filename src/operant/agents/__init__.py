@@ -19,6 +19,7 @@ from operant.errors import SpecError, suggest
 from operant.spec import Config
 
 if TYPE_CHECKING:
+    from operant.agents.making import Definition
     from operant.agents.protocol import Algorithm
     from operant.spaces import Spaces
 
@@ -190,16 +191,33 @@ DEFAULT = "modular"
 
 
 def resolve(name: str) -> str:
-    """Return the name in the table that a name stands for; an unknown one is an error with the close match."""
+    """Return the name in the table that a name stands for; an unknown one is an error with the close match.
+
+    A class of the user's own, `module:Name`, is imported; what is returned then names it by the module that defines it.
+    """
+    if ":" in name:
+        return _own(name).name
     found = name if name in AGENTS else ALIASES.get(name, name)
     if found not in AGENTS:
-        raise SpecError(f"Unknown agent {name!r}.{suggest(name, [*AGENTS, *ALIASES])}")
+        own = " A class of your own is given as module:Name." if "." in name else ""
+        raise SpecError(f"Unknown agent {name!r}.{suggest(name, [*AGENTS, *ALIASES])}{own}")
     return found
 
 
+def _own(name: str) -> Definition:
+    from operant.agents.making import define
+
+    return define(name)
+
+
 def entry(name: str) -> Entry:
-    """Look a name up; an unknown one is an error with the close match."""
-    return AGENTS[resolve(name)]
+    """Look a name up, or describe the user's own class that it imports; an unknown one is an error with the close match."""
+    found = resolve(name)
+    if found in AGENTS:
+        return AGENTS[found]
+    cls = _own(name).cls
+    about = (cls.__doc__ or "").strip().partition("\n")[0]
+    return Entry(cls.__module__, cls.__name__, about or f"{cls.__name__} of {cls.__module__}", ())
 
 
 def serving(spaces: Spaces) -> str:
@@ -228,8 +246,10 @@ def config_class(name: str) -> type[Config]:
 
     Help must come within half a second, importing JAX takes longer. So only the class `Config` is taken from the
     algorithm's source; its bases and field functions come from `operant.agents.config`, `operant.agents.modules` and
-    `operant.spec`, and it may use nothing else.
+    `operant.spec`, and it may use nothing else. Of a class of the user's own the whole module is imported.
     """
+    if resolve(name) not in AGENTS:
+        return type(_own(name).config)
     import collections.abc
     import typing
 

@@ -129,9 +129,11 @@ def define(agent: Any, **options: Any) -> Definition:
     stands_for = getattr(agent, "agent", None)  # as the classes with `fit` say
     if isinstance(stands_for, str) and stands_for in AGENTS:
         return _named(stands_for, layers)
-    if getattr(sys.modules[agent.__module__], "Config", None) is None or not hasattr(agent, "update"):
+    config = getattr(sys.modules[agent.__module__], "Config", None)
+    if not (isinstance(config, type) and issubclass(config, Config) and hasattr(agent, "update")):
         raise SpecError(
-            f"{agent.__name__} is not an algorithm: its module must define `Config` beside the class."
+            f"{agent.__name__} is not an algorithm: it must have the methods of one, and its module, {agent.__module__}, "
+            "define `Config` beside the class. See docs/add-an-algorithm.md."
         )
     names = [
         name
@@ -159,7 +161,8 @@ def define_saved(saved: Mapping[str, Any], source: str, own: Definition | None =
     if own is None:
         if not isinstance(kind, str) or kind not in AGENTS:
             raise CheckpointError(
-                f"{source} is of an algorithm {kind!r} that is not operant's own. Give its class: agent=TheClass."
+                f"{source} is of an algorithm {kind!r} that is not operant's own. Give its class, if you trust it: "
+                "agent=TheClass; on the command line before the folder: operant play module:TheClass RUN."
             )
     else:
         from operant.nn.network import parse

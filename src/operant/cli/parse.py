@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
+import sys
 import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -13,6 +15,9 @@ from operant.agents import entry
 from operant.cli.tables import flag
 from operant.errors import UsageError, suggest
 from operant.spec import Config, default, options
+
+NAMES = ("agent", "env", "environment", "level")
+"""Options that may name something of a module."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -23,7 +28,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def leading_agent(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the agent that a command line begins with, if it does, and the flags.
+    """Return the agent that a command line begins with, if it does, and the flags. A class of the user's own is imported.
 
     Raises:
         SpecError: there is no such agent.
@@ -31,8 +36,25 @@ def leading_agent(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     if not arguments or arguments[0].startswith("-"):
         return None, list(arguments)
     agent, *flags = arguments
+    search_here(agent)
     entry(agent)
     return agent, flags
+
+
+def is_own(name: object) -> bool:
+    """Tell whether an argument names something of a module, `module:Name`; loads no environments for others."""
+    if not isinstance(name, str) or ":" not in name:
+        return False
+    from operant.envs import table
+
+    return table.is_own(name)
+
+
+def search_here(name: object) -> None:
+    """Let modules in the current folder be found, behind all others, if the command line names one."""
+    here = os.getcwd()
+    if is_own(name) and here not in sys.path:
+        sys.path.append(here)
 
 
 def asks_for_help(flags: Sequence[str]) -> bool:
@@ -72,6 +94,8 @@ def parse(
         several: take one or more values of every option that has a search kind, as a list.
         positional: name for the list of arguments that belong to no flag; None: there may be none.
 
+    Where an agent or environment is named as `module:Name`, the current folder is searched too.
+
     Raises:
         UsageError: an unknown or ambiguous flag, or a value of the wrong type.
     """
@@ -88,6 +112,8 @@ def parse(
             raise _stray(bad, list(arguments), known, command)
         remedy = suggest(bad.split("=")[0], known, listed=False) or f" `operant {command} --help` lists them."
         raise UsageError(f"Unknown flag {bad!r} for {command}.{remedy}")
+    for name in NAMES:
+        search_here(getattr(given, name, None))
     return vars(given)
 
 

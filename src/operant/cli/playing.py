@@ -19,15 +19,20 @@ def run(arguments: list[str]) -> int:
     """Play, or print help when there is nothing to play."""
     place = _leading_place(arguments[0]) if arguments else None
     agent, flags = parse.leading_agent(arguments) if place is None else (None, arguments[1:])
-    if agent is not None and flags and not flags[0].startswith("-") and _leading_place(flags[0]) is not None:
-        raise UsageError(f"{flags[0]!r} brings its agent. Leave {agent} out: operant play {flags[0]}")
+    where = arguments[0] if place is not None else None
+    if agent is not None and flags and not flags[0].startswith("-"):
+        place = _leading_place(flags[0])
+        if place is not None and not parse.is_own(agent):
+            raise UsageError(f"{flags[0]!r} brings its agent. Leave {agent} out: operant play {flags[0]}")
+        if place is not None:
+            where, *flags = flags
     if parse.asks_for_help(flags) and (flags or place is None):
         print(help_text(agent))
         return 0
     own = [config_class(agent)] if agent is not None else []
     given = parse.parse([PlayConfig, *own], flags, f"play {agent}" if agent else "play")
     if place is not None:
-        given.setdefault(place, arguments[0])
+        given.setdefault(place, where)
     known = options(PlayConfig)
     config = PlayConfig.from_dict({name: value for name, value in given.items() if name in known})
     hyper = {name: value for name, value in given.items() if name not in known}
@@ -59,6 +64,8 @@ def _leading_place(first: str) -> str | None:
         return "policy"
     if path.is_dir():
         return "policy" if _is_exported(path) else "run_dir"
+    if parse.is_own(first):
+        return None
     if "/" in first:
         raise SpecError(
             f"There is no folder {first!r}. Give a run's folder, an exported policy, or an agent."
@@ -83,6 +90,7 @@ def help_text(agent: str | None) -> str:
     usage = [
         f"operant play {agent or '<agent>'} --env <environment> --weights <file> ... [options]",
         "operant play <run directory> [options]",
+        "operant play <module:Name> <run directory> [options]",
         "operant play <exported policy> --env <environment> [options]",
     ]
     configs: list[type[Config]] = [PlayConfig, *([config_class(agent)] if agent is not None else [])]

@@ -14,12 +14,15 @@ def run(arguments: list[str]) -> int:
         return 0
     given = parse.parse([ReplayConfig], arguments, "replay", positional="runs")
     runs = given.pop("runs")
+    agent = None
+    if len(runs) > 1 and parse.is_own(runs[0]):
+        agent, runs = parse.leading_agent(runs)
     if len(runs) != 1:
         raise UsageError(f"replay takes the folder of one run. Received: {' '.join(runs) or 'none'}.")
     config = ReplayConfig.from_dict(given)
     from operant.replay import replay
 
-    replayed = replay(runs[0], config)
+    replayed = replay(runs[0], config, agent)
     print(replayed)
     return 0 if replayed.identical else 1
 
@@ -32,4 +35,5 @@ def help_text() -> str:
     )
     rows = [row[:3] for row in tables.option_rows([ReplayConfig])]
     table = tables.table("replay", ("flags", "help", "default"), rows)
-    return f"Usage:\n    operant replay <run> [options]\n\n{note}\n\n{table}"
+    own = "operant replay <module:Name> <run> [--env <module:Name>] [options]"
+    return f"Usage:\n    operant replay <run> [options]\n    {own}\n\n{note}\n\n{table}"

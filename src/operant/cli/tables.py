@@ -9,7 +9,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from operant import __version__
+from operant.agents import AGENTS
 from operant.spec import Config, default, options
+
+OWN = "module:Name"
+"""How something of a module is named, which may be a file in the current folder."""
 
 
 def flag(name: str) -> str:
@@ -43,6 +47,11 @@ def name_lines(names: Mapping[str, str]) -> list[str]:
         start = f"    {name:<{longest}} "
         lines += textwrap.wrap(text, width, initial_indent=start, subsequent_indent=" " * len(start))
     return lines
+
+
+def agents() -> dict[str, str]:
+    """Return what an agent may be, with a line of help."""
+    return {**{name: known.help for name, known in AGENTS.items()}, OWN: "A class of your own"}
 
 
 def wrap(text: str, width: int) -> list[str]:

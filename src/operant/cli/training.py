@@ -69,20 +69,21 @@ def _trained(flags: list[str]) -> str | None:
     if directory is None:
         return None
     try:
-        return str(resolve(read_json(Path(directory) / "run.json", "run")["agent"]["type"]))
+        saved = str(read_json(Path(directory) / "run.json", "run")["agent"]["type"])
     except (SpecError, KeyError, TypeError):
-        return None  # the run is missing, or of an agent that is not operant's
+        return None  # the run is missing
+    return saved if saved in AGENTS else None  # others are imported where the command line names them
 
 
 def _resume(agent: str | None, given: dict[str, Any]) -> Any:
-    from operant.train import finished, resumed
+    from operant.train import finished, resumed, resuming
 
     directory = given.pop("resume")
     plan = resumed(directory, given)
     saved = plan.agent["type"]
     if agent is not None and resolve(agent) != saved:
         raise SpecError(
-            f"The run in {directory!r} trains {saved}, not {agent}. Use: operant train --resume {directory}"
+            f"The run in {directory!r} trains {saved}, not {agent}. Use: {resuming(directory, saved, plan.run.env)}"
         )
     if not {"max_steps", "target_reward"} & set(given) and finished(plan):
         raise UsageError(
@@ -122,7 +123,7 @@ def _studied(agent: str | None, given: dict[str, Any]) -> tuple[str | None, dict
     from operant.tune import from_study
 
     best = from_study(name, storage)
-    if agent is not None and resolve(agent) != resolve(best.agent):
+    if agent is not None and resolve(agent) != best.agent:
         raise SpecError(
             f"The study {name!r} tunes {best.agent}, not {agent}. Use: operant train --from-study {name}"
         )
@@ -142,12 +143,12 @@ def help_text(agent: str | None) -> str:
         f"operant train {who} --env <environment> --target-reward R [options]",
         f"operant train {who} --env <environment> --max-steps N --n-seeds S",
         f"operant train {who} --from-study <study> [options]",
-        "operant train --resume <run> [options]",
+        f"operant train {f'{who} ' if ':' in who else ''}--resume <run> [options]",
     ]
     text = "Usage:\n    " + "\n    ".join(usage) + "\n\n"
     configs: list[type[Config]] = [RunConfig, Extra]
     if agent is None:
-        agents = "\n".join(tables.name_lines({name: e.help for name, e in AGENTS.items()}))
+        agents = "\n".join(tables.name_lines(tables.agents()))
         table = tables.table("train", HEADER, tables.option_rows([*configs, AgentConfig]))
         return f"{text}Agents:\n{agents}\n\n{table}"
     rows = tables.option_rows([*configs, config_class(agent)], entry(agent).options)

@@ -51,7 +51,7 @@ def help_text(agent: str | None) -> str:
     lines = ["Usage:", *(f"    {line}" for line in usage), ""]
     configs: list[type[Config]] = [TuneConfig, RunConfig]
     if agent is None:
-        lines += ["Agents:", *tables.name_lines({name: e.help for name, e in AGENTS.items()}), ""]
+        lines += ["Agents:", *tables.name_lines(tables.agents()), ""]
         rows = tables.option_rows([*configs, AgentConfig], without=NOT_TUNED, texts=TEXTS)
         return "\n".join([*lines, tables.table("tune", HEADER, rows)])
     rows = tables.option_rows(

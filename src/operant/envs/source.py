@@ -66,6 +66,9 @@ class Source:
     def is_native(self) -> bool:
         """Whether it is JAX-native."""
         known = gymnasium.Env | gymnasium.vector.VectorEnv | Environment
+        if isinstance(self.target, type):
+            own = all(hasattr(self.target, name) for name in ("spaces", "reset", "step"))
+            return own and not issubclass(self.target, known)
         if isinstance(self.target, known) or pettingzoo.is_parallel(self.target):
             return False
         return isinstance(self.target, str) or self.is_object

@@ -14,7 +14,7 @@ from operant.envs import gymnasium as adapter
 from operant.envs import native_ids, pettingzoo
 from operant.envs.checked import Checked
 from operant.envs.environment import Environment
-from operant.envs.source import Source, is_environment
+from operant.envs.source import Source, is_environment, is_native
 from operant.errors import SpecError, UsageError, value_error
 from operant.spec import import_object, read_json
 
@@ -153,8 +153,52 @@ def _named(name: str, given: dict[str, Any]) -> tuple[Any, str, str]:
     if spec is not None:
         return spec, spec.id, ""
     if _looks_importable(name):
-        return import_object(name, "environment"), name, name
+        target = import_object(name, "environment")
+        if not (_is_maker(target) or is_environment(target)):
+            kind = f"the class {target.__name__}" if isinstance(target, type) else type(target).__name__
+            raise SpecError(
+                f"{name!r} must be an Environment, a gymnasium.Env or a NativeEnv, or a class or function that makes one. "
+                f"Received: {kind}."
+            )
+        return target, name, name
     raise _unknown(name)
+
+
+def is_own(name: object) -> bool:
+    """Tell whether a specification names a module before what is of it: ``module:Name``, ``module:Id-v0``."""
+    if not isinstance(name, str) or native_ids.is_native(name):
+        return False
+    module, colon, _ = name.partition(":")
+    return colon != "" and module != "pettingzoo" and all(part.isidentifier() for part in module.split("."))
+
+
+def native(name: str, **arguments: Any) -> Any:
+    """Make the JAX-native environment that a name stands for: an id, or `module:Name` of an object, a class or a function.
+
+    Returns:
+        A `NativeEnv`; None if the name stands for another kind. A function must be called to know that.
+
+    Raises:
+        SpecError: it cannot be made, or not be compiled.
+    """
+    if not (native_ids.is_native(name) or _looks_importable(name)):
+        return None
+    source = resolve(name, arguments=arguments)
+    makes = source.path == name and callable(source.target) and not isinstance(source.target, type)
+    if not (source.is_native or makes):
+        return None
+    made = source.make()
+    if not is_native(made):
+        made.close()
+        return None
+    try:
+        hash(made)
+    except TypeError:
+        raise SpecError(
+            f"The JAX-native environment {name!r} must be hashable, since programs are compiled for it. Make "
+            f"{type(made).__name__} a frozen dataclass: @dataclasses.dataclass(frozen=True)."
+        ) from None
+    return made
 
 
 def _check_frames(name: str, given: dict[str, Any]) -> None:

@@ -68,7 +68,9 @@ class RunConfig(Config):
     """Options of `operant train` beside the algorithm's own."""
 
     env: str = option(
-        "", "Environment id: a Gymnasium id, or a JAX-native one with its prefix (jax:CartPole-v1)"
+        "",
+        "Environment id: a Gymnasium id, or a JAX-native one with its prefix (jax:CartPole-v1); "
+        "or module:Name of your own",
     )
     n_envs: int = option(1, "Number of environments to create", low=1, search="categorical")
     env_kwargs: dict[str, Any] | None = option(None, ENVIRONMENTS)

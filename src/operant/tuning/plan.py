@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from operant.agents import ALIASES, config_class, entry
+from operant.agents import config_class, entry, resolve
 from operant.errors import SpecError, as_folder
 from operant.execution.config import PROCESSES, RunConfig
 from operant.spec import Config, option, options, plain
@@ -88,7 +88,7 @@ def plan(agent: str, config: TuneConfig | None = None, **settings: Any) -> Plan:
     """Plan a study.
 
     Args:
-        agent: name of the algorithm.
+        agent: name of the algorithm, or `module:Name` of a class of your own.
         config: how many trials, of how many steps, stored where.
         settings: hyperparameters and options of the run (`env`, `n_envs`, ...). A list of several values is searched in the way
             that the option's search kind says, one value is fixed.
@@ -100,7 +100,7 @@ def plan(agent: str, config: TuneConfig | None = None, **settings: Any) -> Plan:
     'log_uniform'
     """
     config = TuneConfig.from_dict({}) if config is None else config
-    agent = ALIASES.get(agent, agent)
+    agent = resolve(agent)
     own = config_class(agent)
     for name in settings.keys() & NOT_TUNED:
         raise SpecError(

@@ -70,7 +70,7 @@ def fresh(agent: str, env: str) -> str:
     """Return a name that no study has yet."""
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     where = "".join(c if c.isalnum() or c in "-._" else "-" for c in env)
-    return f"{agent}-{where}-{stamp}-{secrets.token_hex(2)}"
+    return f"{agent.rpartition(':')[2]}-{where}-{stamp}-{secrets.token_hex(2)}"
 
 
 def place(name: str, storage: str | None) -> str:
