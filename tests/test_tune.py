@@ -1,5 +1,6 @@
 """Studies: ranges, storage, crashing, pruned and interrupted trials, several processes; with pretended trials, then real ones."""
 
+import contextlib
 import json
 import os
 import signal
@@ -183,7 +184,8 @@ def test_a_study_records_what_its_trials_were(here, capsys):
     assert values == [pytest.approx(reward(t.params, {})) for t in tuned.study.trials]
     assert tuned.best.value == max(values)
     assert tuned.study.user_attrs == {
-        "agent": "ppo", "env": "pretended", "env_kwargs": None, "trial_steps": 1000, "reward_buffer_size": 100,
+        "agent": "ppo", "env": "pretended", "env_kwargs": None, "trial_steps": 1000, "trial_episodes": None,
+        "trial_seeds": 1, "reward_buffer_size": 100,
     }  # fmt: skip
     first = tuned.study.trials[0]
     assert first.user_attrs["options"] == {"gamma": 0.9, "lr": first.params["lr"]}
@@ -242,6 +244,8 @@ def test_a_study_goes_on_and_draws_nothing_twice(here):
         ({"env": "other"}, "has env 'pretended', not 'other'"),
         ({"env_kwargs": {"g": [9.81]}}, "has env_kwargs None, not {'g': [9.81]}"),
         ({"config": {"study": "s", "trial_steps": 999}}, "has trial_steps 1000, not 999"),
+        ({"config": {"study": "s", "trial_episodes": 5}}, "has trial_episodes None, not 5"),
+        ({"config": {"study": "s", "trial_seeds": 2}}, "has trial_seeds 1, not 2"),
         ({"reward_buffer_size": 7}, "has reward_buffer_size 100, not 7"),
         ({"n_steps": [16, 64]}, "n_steps was tuned as CategoricalDistribution(choices=(16, 32))"),
     ],
@@ -252,6 +256,74 @@ def test_a_study_that_goes_on_must_compare(here, change, message):
         tune(planned(**{"config": {"study": "s"}, **change}))
     assert message in str(caught.value)
     assert len(study.load("s", STORAGE).trials) == 1
+
+
+def test_a_study_of_an_earlier_version_says_nothing_of_how_trials_were_scored(here):
+    from operant.tuning.study import EARLIER
+
+    old = optuna.create_study(study_name="s", storage=study.connect(STORAGE), direction="maximize")
+    for name, value in {
+        "agent": "ppo",
+        "env": "pretended",
+        "trial_steps": 1000,
+        "reward_buffer_size": 100,
+    }.items():
+        old.set_user_attr(name, value)
+    with pytest.raises(SpecError, match="has trial_seeds 1, not 2"):
+        tune(planned(config={"study": "s", "trial_seeds": 2}))
+    tune(planned(config={"study": "s"}))
+    assert EARLIER.items() <= study.load("s", STORAGE).user_attrs.items()
+
+
+def test_seeds_of_trials_are_apart_from_one_another(here):
+    tuned = tune(planned(config={"n_trials": 3, "study": "s", "trial_seeds": 4}))
+    assert [t.user_attrs["seed"] for t in tuned.study.trials] == [0, 4, 8]
+    for name, value in {"checkpoints": ["a"], "history_checkpoint": "h.parquet"}.items():
+        with pytest.raises(SpecError, match=f"{name} names what belongs to one seed.*trial_seeds=2"):
+            planned(config={"study": "s", "trial_seeds": 2}, **{name: value})
+
+
+class Listening:
+    """The end of a pipe at which trials are told to go on."""
+
+    def __init__(self):
+        self.told = []
+
+    def send_bytes(self, text):
+        self.told.append(json.loads(text))
+
+    def recv_bytes(self):
+        return b'{"prune": false}'
+
+
+def test_a_trial_is_scored_by_evaluations_of_all_its_seeds():
+    from operant.agents.making import define
+    from operant.tuning import trial
+
+    run = {"env": "jax:CartPole-v1", "n_envs": 2, "seed": 3, "max_steps": 400, "quiet": True}
+    order = {
+        "agent": "a2c",
+        "options": {"model": [{"type": "dense", "size": 8}]},
+        "run": run,
+        "episodes": 3,
+        "seeds": 2,
+    }
+    connection = Listening()
+    ended = trial._train(order, connection)
+    assert [message["step"] for message in connection.told] == list(range(20, 401, 20))
+    assert ended["value"] == connection.told[-1]["value"] and ended["kind"] == "ended"
+    assert 400 <= ended["step"] < 450
+    with contextlib.ExitStack() as stack:
+        definition = define(order["agent"], **order["options"])
+        alone = []
+        for seed in (3, 4):
+            own = trial._seed(definition, RunConfig.from_dict({**run, "seed": seed}), 3, stack)
+            own.training.loop()
+            alone.append(own.value())
+    assert ended["value"] == pytest.approx(sum(alone) / 2) and alone[0] != alone[1]
+    assert all(3 * value == round(3 * value) for value in alone)  # whole episodes
+    by_training = trial._train({**order, "episodes": None, "seeds": 1}, Listening())
+    assert by_training["value"] != ended["value"]
 
 
 def test_a_crashing_trial_is_recorded_and_the_study_goes_on(here, capsys):
