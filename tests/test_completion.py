@@ -55,7 +55,7 @@ def complete(tmp_path_factory):
         ("operant train ppo --weights a", ["a.tf"]),
         ("operant train ppo --weights a.tf --ppo", ["--ppo-epochs"]),
         ("operant train --resume r", ["runs"]),
-        ("operant tune ppo --lr 1e-4 1e-2 --trial-s", ["--trial-steps"]),
+        ("operant tune ppo --lr 1e-4 1e-2 --trial-s", ["--trial-seeds", "--trial-steps"]),
         ("operant train ppo --trial-s", []),
         ("operant replay ru", ["runs"]),
         ("operant list pre", ["presets"]),
