@@ -119,6 +119,24 @@ def whole(argument: str, value: Any, low: int = 1, *, optional: bool = False, re
     raise value_error(argument, must, value, remedy)
 
 
+def expect_like(argument: str, value: Any, default: Any) -> None:
+    """Refuse a value that is no truth value, or no number, where the default is one.
+
+    Args:
+        argument: its name, for the message.
+        value: what was given.
+        default: what stands where nothing is given.
+
+    Raises:
+        SpecError: so it is.
+    """
+    switch = isinstance(default, bool)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(default, int | float) and not (isinstance(value, bool) if switch else number):
+        must = "True or False" if switch else "a number"
+        raise value_error(argument, must, value, f"The default is {default!r}.")
+
+
 def as_folder(argument: str, value: str | Path, received: object = None) -> Path:
     """Return the path of a folder that is there, or can be made.
 

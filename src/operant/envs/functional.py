@@ -19,8 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant.envs.native import Step
-from operant.envs.native_ids import expect_like
-from operant.errors import SpecError, suggest, value_error, whole
+from operant.errors import SpecError, expect_like, suggest, value_error, whole
 from operant.spaces import Codec, Spaces, from_gymnasium
 from operant.spaces.convert import Node, Part
 from operant.types import Array, Arrays, Key, Tree

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from operant.errors import SpecError, suggest, value_error
+from operant.errors import SpecError, expect_like, suggest
 
 if TYPE_CHECKING:
     from operant.envs.native import NativeEnv
@@ -51,19 +51,6 @@ def _maker(name: str) -> Callable[..., Any]:
     if label not in entries:
         raise SpecError(f"Unknown environment {name!r}.{suggest(name, known())}")
     return entries[label]
-
-
-def expect_like(name: str, value: Any, default: Any) -> None:
-    """Refuse a value that is no truth value, or no number, where the default is one.
-
-    Raises:
-        SpecError: so it is.
-    """
-    switch = isinstance(default, bool)
-    if default is not None and (isinstance(value, bool) != switch or not isinstance(value, int | float)):
-        raise value_error(
-            name, "True or False" if switch else "a number", value, f"The default is {default!r}."
-        )
 
 
 def _entries() -> dict[str, Callable[..., Any]]:
