@@ -166,6 +166,7 @@ class Training:
         self._logged = 0.0, 0, 0
         self._earlier = 0  # blocks of earlier parts of the run
         self._collected = 0  # blocks that `blocks` has asked for
+        self._left = 0  # of them until the target and the plateau are looked at: evaluations do not look
 
     @property
     def step(self) -> int:
@@ -258,22 +259,26 @@ class Training:
         self.ended = None
         rows = int(self.driver.train.counters.rows)
         self._earlier = rows * self.run.n_envs // self.driver.block_steps - self._collected
+        self._left = 0
         self._called_off = False
         if found := self._evaluate():  # one that was interrupted
             self._log(found)
         return self._stop()
 
     def blocks(self) -> int:
-        """Return how many blocks the driver is to run before the loop looks again."""
-        # Up to where a run in one part looks too: then a target is reached at the same step.
-        blocks = self.driver.blocks - (self._earlier + self._collected) % self.driver.blocks
-        if self.most_blocks is not None:
-            blocks = min(blocks, self.most_blocks - self._collected)
-        if self.run.max_steps is not None:
-            blocks = min(blocks, math.ceil((self.run.max_steps - self.step) / self.driver.block_steps))
+        """Return how many blocks the driver is to run before the loop looks again, or evaluates."""
+        if not self._left:
+            # Up to where a run in one part looks too: then a target is reached at the same step.
+            left = self.driver.blocks - (self._earlier + self._collected) % self.driver.blocks
+            if self.most_blocks is not None:
+                left = min(left, self.most_blocks - self._collected)
+            if self.run.max_steps is not None:
+                left = min(left, math.ceil((self.run.max_steps - self.step) / self.driver.block_steps))
+            self._left = max(1, left)
+        blocks = self._left
         if (every := self.run.eval_frequency) is not None:
             blocks = min(blocks, math.ceil((every - self.step % every) / self.driver.block_steps))
-        blocks = max(1, blocks)
+        self._left -= blocks
         self._collected += blocks
         return blocks
 
@@ -285,8 +290,11 @@ class Training:
         )
         now = self.progress.elapsed
         self._account(finished)
-        verdict = self._watch()  # also at the last look: a run that is continued has looked then
-        reason = self._stop() or verdict
+        if self._left:
+            reason = "interrupted" if self._ending else None
+        else:
+            verdict = self._watch()  # also at the last look: a run that is continued has looked then
+            reason = self._stop() or verdict
         if reason is None and self._collected == self.most_blocks:
             reason = "max_steps"
         logged, step, episodes = self._logged
