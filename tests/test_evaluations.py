@@ -12,6 +12,7 @@ import pytest
 
 import operant
 from operant import checkpoint
+from operant.agents.making import define
 from operant.checkpoint import compare
 from operant.cli import main
 from operant.envs.classic import CartPole
@@ -24,9 +25,10 @@ from operant.inputs import create_envs
 from operant.play import PlayConfig, play
 from operant.replay import replay
 from operant.replication import replicate
+from operant.session import Session
 from operant.tracking import Console, Record, read_history
 from operant.tracking.figures import PlotConfig, plot
-from operant.train import Plan, host_vector, opened, resumed, train
+from operant.train import Plan, host_vector, make_environments, opened, resumed, train
 
 NET = [{"type": "dense", "size": 8}]
 OPTIONS = {"model": NET, "lr": 0.01}
@@ -84,6 +86,16 @@ def test_a_target_is_reached_where_it_is_without_evaluations():
     one = train(plan(eval_frequency=70, eval_episodes=1, **told)).outcome
     other = train(plan(run_dir="without", **told)).outcome
     assert one.reason == other.reason == "target" and one[2:6] == other[2:6]
+
+
+def test_an_evaluator_explores_by_the_seed_of_each_call():
+    run = plan().run
+    session = Session(define("a2c", **OPTIONS), make_environments(run), run)
+    with host_vector(run, 2) as envs:
+        fresh, used = (Evaluator(session.learner, envs) for _ in range(2))
+        used.run(session.driver.train, 2, seed=1, explore=True)
+        one, other = (each.run(session.driver.train, 8, seed=2, explore=True) for each in (fresh, used))
+    assert one == other
 
 
 def test_the_best_policy_is_kept_and_played():

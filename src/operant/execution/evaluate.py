@@ -59,6 +59,7 @@ class Evaluator:
             EnvironmentError: an environment failed.
         """
         key, acting = jax.random.key(seed), self._acting(train)
+        self._noise.clear()
 
         def choose(observation: Any, carry: Any, first: np.ndarray, row: int) -> tuple[Any, Any]:
             noise = self._noise.at(key, row)
