@@ -16,7 +16,7 @@ from operant.agents.making import define
 from operant.checkpoint import compare
 from operant.cli import main
 from operant.envs.classic import CartPole
-from operant.errors import SpaceError, SpecError, UsageError
+from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError
 from operant.execution.config import RunConfig
 from operant.execution.evaluate import Evaluation, Evaluator
 from operant.execution.progress import Evaluated
@@ -297,6 +297,21 @@ def test_classes_evaluate_in_what_they_are_given():
     )
     agent.fit(max_steps=120)
     assert agent.evaluated == Evaluated(*agent.evaluated[:1], 7.0, 7.0, agent.evaluated[0])
+    agent.close()
+
+
+def test_what_was_learnt_is_told_where_an_evaluation_fails():
+    class Failing(Games):
+        def step(self, action):
+            raise RuntimeError("no")
+
+    agent = operant.PPO(
+        [Games(), Games()], NET, eval_envs=[Failing()], eval_frequency=100, run_dir="run", **SMALL
+    )
+    with pytest.raises(EnvironmentError, match="no"):
+        agent.fit(max_steps=300)
+    assert 100 <= agent.steps < 130 and agent.games >= agent.steps // 7 - 2
+    assert len(read_history("run/history.parquet")["step"]) == agent.games
     agent.close()
 
 

@@ -284,12 +284,12 @@ class Training:
 
     def take(self, finished: list[Finished]) -> str | None:
         """Take the episodes that ended in those blocks in; log and save when it is time; return why the run ends, if it does."""
-        found = self._evaluate()  # first: an interrupt in it is one at this step
         self.progress.elapsed, self._ending = self._agreed(
             time.perf_counter() - self._begun, self._interrupted
         )
         now = self.progress.elapsed
-        self._account(finished)
+        self._account(finished)  # before an evaluation, which may fail
+        found = self._evaluate()
         if self._left:
             reason = "interrupted" if self._ending else None
         else:
@@ -340,13 +340,14 @@ class Training:
             found["evaluation/reward_std"] = float(np.std(rewards))
             found["evaluation/length_mean"] = sum(ended.length for ended in finished) / len(finished)
             if evaluation.sink is not None:
-                seconds = began - self._begun
+                seconds = self.progress.elapsed
                 evaluation.sink.episodes(
                     [Episode(step, seconds, e.reward, e.length, e.actor, mean, best) for e in finished]
                 )
             if now.best_step == step:
                 self._meanwhile(self._keep_best)
         self._begun += time.perf_counter() - began
+        self._ending = self._interrupted  # meanwhile; there is one process
         return found
 
     def _keep_best(self) -> None:
