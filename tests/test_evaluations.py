@@ -292,11 +292,43 @@ def test_classes_evaluate_in_what_they_are_given():
         operant.PPO([Games()], NET, eval_envs=[Games()], **SMALL)
     with pytest.raises(SpaceError, match="eval_envs must have the states and actions of envs"):
         operant.PPO([Games()], NET, eval_envs="CartPole-v1", eval_frequency=100, **SMALL)
-    agent = operant.PPO(
-        [Games(), Games()], NET, eval_envs=[Games()], eval_frequency=100, eval_episodes=4, **SMALL
-    )
+    games = [Games(), Games()]
+    for shared in ([games[0]], games[1], [gymnasium.wrappers.TimeLimit(games[1], 3)]):
+        with pytest.raises(SpecError, match="eval_envs must be other objects than those that train"):
+            operant.PPO(games, NET, eval_envs=shared, eval_frequency=100, **SMALL)
+    agent = operant.PPO(games, NET, eval_envs=[Games()], eval_frequency=100, eval_episodes=4, **SMALL)
     agent.fit(max_steps=120)
     assert agent.evaluated == Evaluated(*agent.evaluated[:1], 7.0, 7.0, agent.evaluated[0])
+    agent.close()
+
+
+class Sized(Games):
+    """Games that an argument makes shorter."""
+
+    def __init__(self, size=7):
+        self.size = size
+
+    def step(self, action):
+        seen, reward, _, *rest = super().step(action)
+        return seen, reward, self.t == self.size, *rest
+
+
+@pytest.mark.parametrize(
+    ("eval_envs", "length"),
+    [
+        (None, 3),
+        (lambda: Sized, 3),
+        (lambda: [Games()], 7),
+        (Games, 7),
+        (lambda: gymnasium.vector.SyncVectorEnv([Games] * 3), 7),
+    ],
+)
+def test_arguments_are_of_environments_that_a_class_makes(eval_envs, length):
+    given = {} if eval_envs is None else {"eval_envs": eval_envs()}
+    told = {"eval_frequency": 100, "eval_episodes": 4, **given, **SMALL}
+    agent = operant.PPO(Sized, NET, n_envs=2, env_kwargs={"size": 3}, **told)
+    evaluator = Evaluator(agent.session.learner, agent._evaluating)
+    assert [e.length for e in evaluator.run(agent.session.driver.train, 4)] == [length] * 4
     agent.close()
 
 

@@ -20,7 +20,7 @@ from operant.envs import vector
 from operant.envs.source import is_native
 from operant.envs.vector_env import VectorEnv
 from operant.errors import SpaceError, SpecError, UsageError, suggest, value_error
-from operant.execution.config import PROCESSES, RunConfig
+from operant.execution.config import GAMES, PROCESSES, RunConfig
 from operant.execution.progress import Evaluated, Progress
 from operant.execution.records import Record
 from operant.execution.training import Outcome, Training
@@ -158,16 +158,24 @@ class Trainer:
             several = isinstance(envs, list | tuple)
             if isinstance(envs, gymnasium.Env) or several:
                 given = [made_again(envs[i % len(envs)] if several else envs) for i in range(count)]
-            elif isinstance(envs, str):
-                return host_vector(run, count)
-            elif is_native(envs):
+            elif isinstance(envs, str | type) or is_native(envs):
                 given = envs
             else:
                 raise SpecError(
                     f"To evaluate, environments like those that train are made, and no others can be made like {envs!r}. Give eval_envs."
                 )
-        number = len(given) if isinstance(given, list | tuple) else count
-        env = host_vector(run, number, given)
+        else:
+            _refuse_shared(envs, given)
+        if isinstance(given, str):
+            env = host_vector(run.replace(env=given), count)
+        elif isinstance(given, type):
+            env = host_vector(run, count, given)
+        else:  # as they are: options say how those of an id or a class are made
+            made = run.replace(
+                env_kwargs=None, preprocess=False, max_frame=False, **dict.fromkeys(GAMES, True)
+            )
+            number = len(given) if isinstance(given, list | tuple) else getattr(given, "num_envs", 1)
+            env = host_vector(made, count if is_native(given) else number, given)
         if env.spaces != self.session.environments.spaces:
             env.close()
             raise SpaceError("eval_envs must have the states and actions of envs.")
@@ -449,6 +457,16 @@ def __getattr__(name: str) -> Any:
     if name in CLASSES:
         return trainer(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _refuse_shared(envs: Any, others: Any) -> None:
+    """Refuse objects that train and evaluate: an evaluation would end the episodes of training, which would not know."""
+    one, other = (each if isinstance(each, list | tuple) else [each] for each in (envs, others))
+    stateful = gymnasium.Env | gymnasium.vector.VectorEnv
+    inner = {id(env.unwrapped) for env in one if isinstance(env, stateful)}
+    for env in other:
+        if isinstance(env, stateful) and id(env.unwrapped) in inner:
+            raise value_error("eval_envs", "other objects than those that train", env, "Make others.")
 
 
 def _split(agent: str, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
