@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+import types
 from pathlib import Path
 
 import gymnasium
@@ -159,6 +160,22 @@ def test_a_resumed_run_evaluates_as_one_in_one_part():
     assert replay("run").identical
 
 
+def test_checkpoints_come_after_the_evaluations_that_they_count():
+    seen = []
+
+    def look(agent, record):
+        newest = checkpoint.latest("run/checkpoints")
+        if newest is not None:
+            counted = checkpoint.read_header(newest)["training"]["evaluated"]
+            seen.append((counted["step"], rows()["step"].max()))
+
+    told = {"eval_frequency": 40, "eval_episodes": 1, "run_dir": "run", "save_seconds": 0.0, **SMALL}
+    agent = operant.PPO("jax:CartPole-v1", NET, n_envs=2, **told)
+    agent.fit(max_steps=220, callback=look)
+    agent.close()
+    assert len(seen) > 3 and all(step <= written for step, written in seen)
+
+
 def test_a_run_without_evaluations_can_be_resumed_with_them():
     train(plan(max_steps=300))
     train(resumed("run", {"max_steps": 450, "eval_frequency": 100}))
@@ -196,6 +213,21 @@ def test_seeds_at_once_are_evaluated_each():
     assert list(one["step"] // 300) == list(other["step"] // 300) == [1] * 3 + [2] * 3
     assert list(one["episode_reward"]) != list(other["episode_reward"])
     np.testing.assert_array_equal(one["episode_reward"][:3], rows("single")["episode_reward"][:3])
+
+
+def test_the_clock_of_each_seed_stands_still_while_another_is_evaluated(monkeypatch):
+    clock, whole = [0.0], Evaluation.run
+
+    def run(self, train, step, stop):
+        clock[0] += 100.0
+        return whole(self, train, step, stop)
+
+    monkeypatch.setattr(Evaluation, "run", run)
+    monkeypatch.setattr(
+        "operant.execution.training.time", types.SimpleNamespace(perf_counter=lambda: clock[0])
+    )
+    result = replicate(plan(max_steps=300, eval_frequency=200, eval_episodes=1), 2)
+    assert clock[0] == 200.0 and [each.outcome.seconds for each in result.results] == [0.0, 0.0]
 
 
 def test_evaluations_are_told_and_drawn(capsys):
@@ -282,6 +314,10 @@ def test_classes_evaluate_and_call_back(envs):
     outcome = agent.fit(max_steps=2000, callback=lambda agent, record: record.step < 300)
     assert (outcome.reason, outcome.message) == ("callback", "Ended by the callback") and outcome.step < 700
     assert agent.fit(max_steps=outcome.step + 100).reason == "max_steps"
+    agent._progress.evaluated = Evaluated()  # as where it was interrupted
+    step = agent.steps
+    assert agent.fit(max_steps=10_000, callback=lambda *told: False).reason == "callback"
+    assert agent.steps == step
     agent.close()
 
 

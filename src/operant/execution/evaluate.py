@@ -29,6 +29,8 @@ class Evaluator:
 
     def __init__(self, learner: Learner, env: VectorEnv) -> None:
         self.env = env
+        self.seconds = 0.0
+        """Spent on evaluations, by all runs that share it."""
         self._carry = learner.algorithm.initial_carry(env.num_envs)
         self._acting = jax.jit(learner.acting)
         self._act = jax.jit(learner.act, static_argnames="explore")

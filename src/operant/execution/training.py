@@ -223,6 +223,8 @@ class Training:
             },
         }
         self.sinks.flush()
+        if self.evaluation is not None and self.evaluation.sink is not None:
+            self.evaluation.sink.flush()
         name = f"step-{self.driver.step:012d}"
         return checkpoint.save(directory, tree, header, keep=keep, name=name)
 
@@ -253,7 +255,7 @@ class Training:
 
     def begin(self) -> str | None:
         """Start the clock; return why there is nothing to do, if so."""
-        self._begun = time.perf_counter() - self.progress.elapsed
+        self._begun = self._time() - self.progress.elapsed
         self._saved = self.progress.elapsed
         self._logged = self.progress.elapsed, self.driver.step, self.progress.score.episodes
         self.ended = None
@@ -263,7 +265,7 @@ class Training:
         self._called_off = False
         if found := self._evaluate():  # one that was interrupted
             self._log(found)
-        return self._stop()
+        return self._stop() or ("callback" if self._called_off else None)
 
     def blocks(self) -> int:
         """Return how many blocks the driver is to run before the loop looks again, or evaluates."""
@@ -284,9 +286,7 @@ class Training:
 
     def take(self, finished: list[Finished]) -> str | None:
         """Take the episodes that ended in those blocks in; log and save when it is time; return why the run ends, if it does."""
-        self.progress.elapsed, self._ending = self._agreed(
-            time.perf_counter() - self._begun, self._interrupted
-        )
+        self.progress.elapsed, self._ending = self._agreed(self._time() - self._begun, self._interrupted)
         now = self.progress.elapsed
         self._account(finished)  # before an evaluation, which may fail
         found = self._evaluate()
@@ -309,7 +309,7 @@ class Training:
                 reason = "callback"
         if now - self._saved >= self.run.save_seconds and reason is None:
             self._meanwhile(self.save)
-            self._saved, _ = self._agreed(time.perf_counter() - self._begun, False)
+            self._saved, _ = self._agreed(self._time() - self._begun, False)
         return reason
 
     def _meanwhile(self, write: Callable[[], Any]) -> None:
@@ -346,7 +346,7 @@ class Training:
                 )
             if now.best_step == step:
                 self._meanwhile(self._keep_best)
-        self._begun += time.perf_counter() - began
+        evaluation.evaluator.seconds += time.perf_counter() - began
         self._ending = self._interrupted  # meanwhile; there is one process
         return found
 
@@ -362,6 +362,10 @@ class Training:
         self.ended = reason
         self.save()
         return self._outcome(reason)
+
+    def _time(self) -> float:
+        """Return what the clock says, which stands still during evaluations, also those of runs beside this one."""
+        return time.perf_counter() - (0.0 if self.evaluation is None else self.evaluation.evaluator.seconds)
 
     def _agreed(self, seconds: float, flag: bool) -> tuple[float, bool]:
         """Return seconds and a flag as they hold for all processes of the run."""
