@@ -443,7 +443,16 @@ def test_only_a_command_line_that_names_a_module_searches_the_folder(own):
 @pytest.mark.parametrize(
     ("agent", "env", "message"),
     [
-        ("nowhere:Mine", "x", "'nowhere:Mine' cannot be imported: No module named 'nowhere'. Install it, or"),
+        (
+            "nowhere:Mine",
+            "x",
+            "No module named 'nowhere'. It is not in the current folder either. Install it, or",
+        ),
+        (
+            "my_agent.py:Mine",
+            "x",
+            "is not in the current folder either. Did you mean 'my_agent'? Install it, or",
+        ),
         ("my_agent:Min", "x", "module 'my_agent' has no attribute 'Min'"),
         ("my_agent:Min", "x", "my_agent.py). Did you mean 'Mine'?"),
         ("my_agent.Mine", "x", "A class of your own is given as module:Name."),

@@ -18,6 +18,7 @@ import functools
 import importlib
 import json
 import math
+import os
 import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -560,7 +561,12 @@ def _import(path: str, what: str) -> Any:
         remedy = ""
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             remedy = " Install it, or put its folder on PYTHONPATH."
-            if what in NAMED_HERE:
+            if what in NAMED_HERE and {"", os.getcwd()} & set(sys.path):
+                files = [file.stem for file in Path.cwd().glob("*.py")]
+                remedy = (
+                    f" It is not in the current folder either.{suggest(module, files, listed=False)}{remedy}"
+                )
+            elif what in NAMED_HERE:
                 remedy += (
                     f" If it is in the current folder, name the {what} on operant's command line, also beside a run's folder: "
                     "as module:Name it is looked for there."
