@@ -390,7 +390,7 @@ def test_a_run_does_not_say_what_to_import(tmp_path, monkeypatch):
     for planted in ("planted.x", "planted:CartPole-v1", str(tmp_path / "planted.json")):
         saved["run"]["env"] = planted
         file.write_text(json.dumps(saved))
-        with pytest.raises(SpecError, match="Give the environment yourself, if you trust it: env="):
+        with pytest.raises(SpecError, match="Give the environment yourself, if you trust it: --env"):
             play(PlayConfig(run_dir=path))
     assert play(PlayConfig(run_dir=path, env="CartPole-v1")).lengths
     saved["run"]["env"] = "CartPole-v1"

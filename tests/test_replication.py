@@ -130,3 +130,15 @@ def test_the_command_line(tmp_path, capsys):
     assert record["run"]["seed"] == 4 and "--n-seeds 2" in record["command"]
     assert main(["train", "--resume", str(tmp_path / "r" / "seed-4"), "--n-seeds", "2"]) == 2
     assert "one by one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [("play", "many"), ("play", "many", "--best"), ("replay", "many"), ("train", "--resume", "many")]
+)
+def test_what_wants_one_run_points_at_those_within(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "many" / "seed-1").mkdir(parents=True)
+    run = {"begun": "2026", "agent": {"type": "ppo"}, "run": {"env": "jax:CartPole-v1", "seed": 1}}
+    (tmp_path / "many" / "seed-1" / "run.json").write_text(json.dumps(run))
+    assert main([*words]) == 2
+    assert "It holds runs: give one of them, such as 'many/seed-1'." in capsys.readouterr().err

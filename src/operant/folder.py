@@ -108,6 +108,12 @@ def runs_in(place: str | Path) -> list[Entry]:
     return sorted(found, key=lambda entry: (entry.begun, entry.directory))
 
 
+def runs_within(directory: str | Path) -> str:
+    """Return what to do about a folder that is no run, but holds some, as that of several seeds does; else nothing."""
+    runs = runs_in(directory)
+    return f" It holds runs: give one of them, such as {str(runs[0].directory)!r}." if runs else ""
+
+
 def _entry(directory: Path, data: dict[str, Any]) -> Entry:
     """Return what `run.json` and the newest checkpoint tell."""
     run = data["run"]

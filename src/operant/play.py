@@ -248,23 +248,24 @@ def _exported(config: PlayConfig, path: str) -> Played:
 def _newest(directory: str, best: bool) -> Path:
     """Return the newest whole checkpoint of a run or of a saved agent, or that of a run's best evaluation."""
     from operant import checkpoint
-    from operant.folder import BEST
+    from operant.folder import BEST, runs_within
 
     if best:
         place = Path(directory) / BEST
         found = checkpoint.latest(place) if place.is_dir() else None
-        if found is None:
+        if found is not None:
+            return found
+        if not runs_within(directory):
             raise SpecError(
                 f"The run {directory!r} has no best evaluation. Train with --eval-frequency, or leave best out for the newest policy."
             )
-        return found
-    for place in (Path(directory) / "checkpoints", Path(directory)):
-        found = checkpoint.latest(place) if place.is_dir() else None
-        if found is not None:
-            return found
-    raise SpecError(
-        f"There is no checkpoint in run_dir={directory!r}. Give the folder of a run or of a saved agent."
-    )
+    else:
+        for place in (Path(directory) / "checkpoints", Path(directory)):
+            found = checkpoint.latest(place) if place.is_dir() else None
+            if found is not None:
+                return found
+    remedy = runs_within(directory) or " Give the folder of a run or of a saved agent."
+    raise SpecError(f"There is no checkpoint in run_dir={directory!r}.{remedy}")
 
 
 def _train(learner: Learner, config: PlayConfig, path: Path | None) -> Train:
@@ -311,7 +312,7 @@ def environment(config: PlayConfig) -> VectorEnv:
             name = saved["env"]
             with data_only(
                 f"The run {str(file.parent)!r}",
-                f"Give the environment yourself, if you trust it: env={name!r}.",
+                f"Give the environment yourself, if you trust it: --env {name} (env=).",
             ):
                 resolve(name, arguments=config.env_kwargs)
     if not name:

@@ -129,10 +129,13 @@ def _record(directory: Path) -> Record:
     """Read what a run left, and refuse what cannot be repeated."""
     from operant import checkpoint
     from operant.execution.records import Origin
+    from operant.folder import runs_within
     from operant.train import resumed
 
     if not (directory / "run.json").is_file():
-        raise SpecError(f"There is no run in {str(directory)!r}: run.json is missing.")
+        raise SpecError(
+            f"There is no run in {str(directory)!r}: run.json is missing.{runs_within(directory)}"
+        )
     run = resumed(directory, {}).run
     data = read_json(directory / "run.json", "run")
     newest = checkpoint.latest(directory / "checkpoints")

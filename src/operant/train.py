@@ -19,7 +19,7 @@ from operant.execution.config import GAMES, PROCESSES, TOGETHER, RunConfig, with
 from operant.execution.evaluate import Evaluation, Evaluator
 from operant.execution.records import Origin
 from operant.execution.training import Training
-from operant.folder import BEST, LIMITS, claimed, describe, describe_resume
+from operant.folder import BEST, LIMITS, claimed, describe, describe_resume, runs_within
 from operant.session import Environments, Session
 from operant.spec import plain, read_json
 from operant.tracking import Console, History, TensorBoard, Tracker, WandB
@@ -66,7 +66,9 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
     directory = Path(directory)
     file = directory / "run.json"
     if not file.is_file():
-        raise SpecError(f"There is no run to resume in {str(directory)!r}: {file.name} is missing.")
+        raise SpecError(
+            f"There is no run to resume in {str(directory)!r}: {file.name} is missing.{runs_within(directory)}"
+        )
     saved = read_json(file, "run")
     for name, value in changes.items():
         if name not in RESUMABLE and (name not in saved["run"] or value != saved["run"][name]):
