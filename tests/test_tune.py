@@ -21,7 +21,7 @@ from operant.cli import main, tables
 from operant.errors import OperantError, SpecError, UsageError
 from operant.execution.config import RunConfig
 from operant.spec import options
-from operant.tracking import read_history
+from operant.tracking import read_history, trials
 from operant.tune import TuneConfig, draw, from_study, plan, tune
 from operant.tuning import search, study
 from operant.tuning.plan import NOT_TUNED
@@ -213,6 +213,14 @@ def test_trials_that_are_alike_show_no_importances(tmp_path, alike):
         )
     names = {path.name for path in draw(many, tmp_path)}
     assert names == {"history.png", "parallel.png"} | (set() if alike else {"importances.png"})
+
+
+def test_trials_are_drawn_over_whole_numbers(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(trials, "save", lambda drawing, out: drawn.append(drawing))
+    trials.history([trials.Trial(number, "complete", 1.0 * number, {}) for number in range(3)], "history.png")
+    ticks = drawn[0].axes[0].get_xticks()
+    assert {0, 1, 2} <= set(ticks) and all(tick == round(tick) for tick in ticks)
 
 
 @pytest.mark.slow

@@ -40,6 +40,8 @@ def history(trials: Sequence[Trial], out: str | Path, title: str = "") -> Path:
         out: file to write.
         title: of the picture.
     """
+    from matplotlib.ticker import MaxNLocator
+
     drawing = figure()
     ax = drawing.add_subplot()
     for state, (label, color, marker) in _KINDS.items():
@@ -57,6 +59,7 @@ def history(trials: Sequence[Trial], out: str | Path, title: str = "") -> Path:
         bottom = ax.get_xaxis_transform()
         ax.plot(failed, [0.015] * len(failed), "x", color=PALE, ms=6, transform=bottom, label="failed")
     finish(ax, title, "trial", "mean reward", legend="best")
+    ax.xaxis.set_major_locator(MaxNLocator(7, integer=True))
     return save(drawing, out)
 
 
