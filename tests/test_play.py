@@ -393,6 +393,10 @@ def test_a_run_does_not_say_what_to_import(tmp_path, monkeypatch):
         with pytest.raises(SpecError, match="Give the environment yourself, if you trust it: --env"):
             play(PlayConfig(run_dir=path))
     assert play(PlayConfig(run_dir=path, env="CartPole-v1")).lengths
+    saved["run"]["env"] = "Games"
+    file.write_text(json.dumps(saved | {"given": True}))
+    with pytest.raises(SpecError, match="that its program made.*Give one: --env module:Name"):
+        play(PlayConfig(run_dir=path))
     saved["run"]["env"] = "CartPole-v1"
     for name, value, message in (
         ("sutton_barto_reward", [str(tmp_path / "planted.json")], "if you trust it: --env-kwargs"),

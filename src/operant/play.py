@@ -303,18 +303,25 @@ def environment(config: PlayConfig) -> VectorEnv:
     if config.run_dir is not None and file.is_file():
         from operant.spec import read_json
 
-        saved = read_json(file, "run")["run"]
+        record = read_json(file, "run")
+        saved = record["run"]
         if name in ("", saved["env"]):
             told = {key: value or bool(saved.get(key, False)) for key, value in told.items()}
             limit = saved.get("max_episode_timesteps") if limit is None else limit
             config = _with_arguments(config, saved.get("env_kwargs") or {}, str(file.parent))
         if not name:
             name = saved["env"]
-            with data_only(
-                f"The run {str(file.parent)!r}",
-                f"Give the environment yourself, if you trust it: --env {name} (env=).",
-            ):
-                resolve(name, arguments=config.env_kwargs)
+            source = f"The run {str(file.parent)!r}"
+            with data_only(source, f"Give the environment yourself, if you trust it: --env {name} (env=)."):
+                try:
+                    resolve(name, arguments=config.env_kwargs)
+                except SpecError as error:
+                    if not record.get("given"):
+                        raise
+                    raise SpecError(
+                        f"{source} was trained in environments that its program made, which cannot be made of {name!r} again: {error} "
+                        "Give one: --env module:Name (env=)."
+                    ) from None
     if not name:
         raise SpecError("env must be given: an environment id such as CartPole-v1.")
     if config.watched and resolve(name).is_native:
