@@ -17,7 +17,7 @@ from operant.agents.making import define
 from operant.checkpoint import compare
 from operant.cli import main
 from operant.envs.classic import CartPole
-from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError
+from operant.errors import CheckpointError, EnvironmentError, SpaceError, SpecError, UsageError
 from operant.execution.config import RunConfig
 from operant.execution.evaluate import Evaluation, Evaluator
 from operant.execution.progress import Evaluated
@@ -143,8 +143,10 @@ def test_runs_are_listed(capsys):
     )
     assert entry.ended == "max_steps" and entry.step >= 300 and entry.episodes >= len(entry.rewards) > 0
     mean = f"{np.mean(entry.rewards):.2f}"
-    for cell in ("runs/one", mean, f"{entry.best_evaluation:.2f}", "max_steps"):
-        assert f" {cell} " in shown
+    assert "a2c on jax:CartPole-v1, seed 1; max steps" in shown and shown.startswith("runs/one\n")
+    assert f"mean reward {mean}, best evaluation {entry.best_evaluation:.2f}" in shown
+    assert main(["list", "runs", "."]) == 0
+    assert "There are no runs in" not in capsys.readouterr().out
     assert main(["list", "runs", "dqn"]) == 0
     assert "No runs match 'dqn'" in capsys.readouterr().out
 
@@ -383,6 +385,13 @@ def test_what_was_learnt_is_told_where_an_evaluation_fails():
     agent.close()
 
 
+def test_a_class_says_that_it_trains_the_modular_form():
+    with pytest.warns(
+        UserWarning, match="PPO trains the modular agent's form of ppo, to which batch_size, horizon"
+    ):
+        operant.PPO("CartPole-v1", NET, batch_size=8, horizon=4, quiet=True).close()
+
+
 def test_classes_save_and_load():
     def made(**told):
         return operant.DQN("CartPole-v1", NET, n_envs=2, buffer_max_size=500, buffer_initial_size=50, **told)
@@ -402,7 +411,20 @@ def test_classes_save_and_load():
         replay("run")
     acting = operant.Agent.load("kept")
     assert acting.timesteps == agent.steps and acting.act(np.zeros(4), independent=True) in (0, 1)
-    with pytest.raises(operant.errors.CheckpointError, match="There is no checkpoint in 'nothing'"):
+    with pytest.raises(CheckpointError, match="There is no checkpoint in 'nothing'"):
         other.load("nothing")
+    for message, make in {
+        r"does not fit DQN: its n_envs is 2, not 3": lambda: operant.DQN(
+            "CartPole-v1", NET, n_envs=3, quiet=True
+        ),
+        r"does not fit PPO: its type is dqn, not ppo": lambda: operant.PPO(
+            "CartPole-v1", NET, n_envs=2, quiet=True
+        ),
+    }.items():
+        with pytest.raises(CheckpointError, match=message):
+            make().load("kept")
+    third = made(seed=1, quiet=True, lr=0.5)
+    with pytest.warns(RuntimeWarning, match="with other options: lr 0.0007 there, 0.5 here"):
+        third.load("kept")
     agent.close()
     other.close()

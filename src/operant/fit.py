@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import functools
 import secrets
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
 
+from operant import checkpoint
 from operant.agents import AGENTS, DEFAULT, config_class
-from operant.agents.making import define, words
+from operant.agents.making import Definition, define, words
 from operant.envs import vector
 from operant.envs.source import is_native
 from operant.envs.vector_env import VectorEnv
-from operant.errors import SpaceError, SpecError, UsageError, suggest, value_error
+from operant.errors import CheckpointError, SpaceError, SpecError, UsageError, suggest, value_error
 from operant.execution.config import GAMES, PROCESSES, RunConfig
 from operant.execution.progress import Evaluated, Progress
 from operant.execution.records import Record
@@ -31,7 +33,7 @@ from operant.play import PlayConfig, Played, environment
 from operant.play import run as run_episodes
 from operant.saving import checkpoint_in
 from operant.session import Session
-from operant.spec import options
+from operant.spec import options, plain
 from operant.tracking import Tracker
 from operant.tracking.history import check_place
 from operant.train import (
@@ -122,6 +124,7 @@ class Trainer:
             self.run = self.run.replace(env=environments.vector.name, n_envs=environments.vector.num_envs)
         try:
             definition = define(self.agent, **own)
+            self._tell_form(definition, own)
             opaque = isinstance(vars(definition.config).get("optimizer"), Given)
             if opaque and self.run.divergence_monitoring_steps is not None:
                 raise SpecError(
@@ -143,6 +146,19 @@ class Trainer:
     def elapsed(self) -> float:
         """Seconds of training so far."""
         return self._progress.elapsed
+
+    def _tell_form(self, definition: Definition, own: Mapping[str, Any]) -> None:
+        """Warn where an option makes of the algorithm what its class does not promise."""
+        config = config_class(self.agent)
+        if definition.name == self.agent or self.agent == DEFAULT:
+            return
+        theirs = sorted(own.keys() - words(config))
+        warnings.warn(
+            f"{type(self).__name__} trains the modular agent's form of {self.agent}, to which {', '.join(theirs)} belong(s). "
+            f"For the algorithm itself leave out what help(operant.{type(self).__name__}) does not list.",
+            UserWarning,
+            stacklevel=3,
+        )
 
     def _evaluation_envs(self, given: Any) -> VectorEnv | None:
         """Make environments in which the policy is evaluated, if it is to be."""
@@ -237,6 +253,8 @@ class Trainer:
         """
         if target_reward is None and max_steps is None:
             raise UsageError("`target_reward` or `max_steps` should be specified when fit() is called.")
+        if callback is not None and not callable(callback):
+            raise value_error("callback", "a function of this object and a record", callback)
         changes = {"target_reward": target_reward, "max_steps": max_steps, "monitor_session": monitor_session}
         run = RunConfig.from_dict({**self.run.to_dict(), **changes})
         directory = Path(run.run_dir) if run.run_dir else None
@@ -353,10 +371,39 @@ class Trainer:
         """
         place = Path(directory)
         place = place / "checkpoints" if (place / "checkpoints").is_dir() else place
+        found = checkpoint_in(place, None)
+        self._expect_own(found)
         training = self.session.training(self.run, Tracker(), None, self._progress)
-        training.restore(checkpoint_in(place, None))
+        training.restore(found)
         self._begun, self._loaded = True, str(place)
         self._put_back()
+
+    def _expect_own(self, path: Path) -> None:
+        """Refuse the checkpoint of another agent, or of another number of environments; warn of other options."""
+        saved, own = (
+            checkpoint.read_header(path).get("specification") or {},
+            plain(self.session.specification),
+        )
+        agents = saved.get("agent") or {}, own["agent"]
+        told = {
+            "type": [agent.get("type") for agent in agents],
+            "n_envs": [each.get("parallel_interactions") for each in (saved, own)],
+        }
+        for name, (there, here) in told.items():
+            if there != here:
+                raise CheckpointError(
+                    f"The checkpoint {str(path)!r} does not fit {type(self).__name__}: its {name} is {there}, not {here}."
+                )
+        differing = [name for name in agents[1] if name in agents[0] and agents[0][name] != agents[1][name]]
+        if differing:
+            shown = ", ".join(
+                f"{name} {agents[0][name]!r} there, {agents[1][name]!r} here" for name in differing
+            )
+            warnings.warn(
+                f"The checkpoint {str(path)!r} was made with other options: {shown}. Numbers used in updates, such as lr, are the checkpoint's.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def _another(self, config: PlayConfig) -> VectorEnv:
         """Make one more environment like those that train."""

@@ -323,7 +323,8 @@ def environment(config: PlayConfig) -> VectorEnv:
                         "Give one: --env module:Name (env=)."
                     ) from None
     if not name:
-        raise SpecError("env must be given: an environment id such as CartPole-v1.")
+        why = " A saved agent does not say its environment." if config.run_dir is not None else ""
+        raise SpecError(f"env must be given: an environment id such as CartPole-v1 (--env, env=).{why}")
     if config.watched and resolve(name).is_native:
         name = _counterpart(name)
     arguments: dict[str, Any] = {key: True for key, value in told.items() if value}
@@ -331,7 +332,15 @@ def environment(config: PlayConfig) -> VectorEnv:
         arguments["render_mode"] = "rgb_array"
     mode: Any = "in-process" if config.watched else "auto"
     own = plain(config.env_kwargs or {})
-    return vector.create(name, 1, mode=mode, max_episode_timesteps=limit, env_kwargs=own, **arguments)
+    try:
+        return vector.create(name, 1, mode=mode, max_episode_timesteps=limit, env_kwargs=own, **arguments)
+    except SpecError as error:
+        if not (config.watched and "takes no argument 'render_mode'" in str(error)):
+            raise
+        raise SpecError(
+            f"{name!r} gives no pictures: it takes no argument 'render_mode'. Let it take one, with 'rgb_array' as in Gymnasium, "
+            "or play without render, video_dir and frame_dir."
+        ) from None
 
 
 def _with_arguments(config: PlayConfig, saved: Any, run: str) -> PlayConfig:

@@ -39,15 +39,13 @@ def run(arguments: list[str]) -> int:
         raise UsageError(f"operant cannot list {what!r}.{suggest(what, WHAT)}")
     if len(rest) > 1:
         raise UsageError(f"operant list {what} takes one text at most. Received: {' '.join(rest)}.")
-    folder = Path("runs")
-    if what == "runs" and rest and Path(rest[0]).is_dir():
-        folder, rest = Path(rest[0]), []
-    header, rows = _runs(folder) if what == "runs" else _rows(what)
+    if what == "runs":
+        place = rest[0] if rest and Path(rest[0]).is_dir() else None
+        print(_runs(Path(place or "runs"), "" if place or not rest else rest[0]))
+        return 0
+    header, rows = _rows(what)
     if rest:
         rows = [row for row in rows if any(rest[0].lower() in cell.lower() for cell in row)]
-    if not rows and not rest:
-        print(f"There are no runs in {str(folder)!r}.")
-        return 0
     if not rows:
         print(f"No {what} match {rest[0]!r}.")
         return 0
@@ -66,21 +64,21 @@ def _rows(what: str) -> tuple[tuple[str, ...], list[list[str]]]:
     return ("id", "kind", "needs"), [[e.id, e.kind, e.extra or "-"] for e in table.known()]
 
 
-def _runs(folder: Path) -> tuple[tuple[str, ...], list[list[str]]]:
+def _runs(folder: Path, text: str) -> str:
+    """Return lines for each run: folders are too long for a table."""
     from operant.folder import runs_in
 
-    header = ("run", "agent", "environment", "seed", "steps", "games", "mean", "best evaluation", "ended")
-    return header, [
-        [
+    shown = []
+    for run in runs_in(folder):
+        mean = f"{sum(run.rewards) / len(run.rewards):.2f}" if run.rewards else "-"
+        best = "" if run.best_evaluation is None else f", best evaluation {run.best_evaluation:.2f}"
+        lines = (
             str(run.directory),
-            run.agent,
-            run.env,
-            str(run.seed),
-            f"{run.step:,}",
-            f"{run.episodes:,}",
-            f"{sum(run.rewards) / len(run.rewards):.2f}" if run.rewards else "-",
-            "-" if run.best_evaluation is None else f"{run.best_evaluation:.2f}",
-            run.ended or "-",
-        ]
-        for run in runs_in(folder)
-    ]
+            f"    {run.agent} on {run.env}, seed {run.seed}; {(run.ended or 'not ended').replace('_', ' ')}",
+            f"    {run.step:,} steps, {run.episodes:,} games, mean reward {mean}{best}",
+        )
+        shown.append("\n".join(lines))
+    matching = [each for each in shown if text.lower() in each.lower()]
+    if not matching:
+        return f"No runs match {text!r}." if shown else f"There are no runs in {str(folder)!r}."
+    return "\n".join(matching)

@@ -145,7 +145,7 @@ def _curves(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfig) -
     for i, (env, labels) in enumerate(groups.items()):
         learning_curve(
             {label: [run.columns for run in runs] for label, runs in labels.items()},
-            title=config.env or env,
+            title=(config.env or env) + (": evaluations" if config.evaluations else ""),
             plot=config.plot,
             benchmark=config.benchmark,
             statistic=config.statistic,

@@ -69,7 +69,10 @@ class Search:
         reclaim(self.study)
         self.say(
             f"Tuning {self.plan.agent} on {self.plan.run['env']}: study {self.name} in {studies.shown(self.storage)}; "
-            f"{config.n_trials} trial{'s' if config.n_trials > 1 else ''} of {config.trial_steps} steps, {config.n_jobs} at a time"
+            f"{config.n_trials} trial{'s' if config.n_trials > 1 else ''} of {config.trial_steps} steps"
+            + (f" with {config.trial_seeds} seeds" if config.trial_seeds > 1 else "")
+            + (f", scored by {config.trial_episodes} episodes" if config.trial_episodes else "")
+            + f", {config.n_jobs} at a time"
         )
         while not self.stopped and (self._left or self._running):
             while self._left and len(self._running) < config.n_jobs and not self.stopped:
