@@ -154,7 +154,7 @@ class Trainer:
             return
         theirs = sorted(own.keys() - words(config))
         warnings.warn(
-            f"{type(self).__name__} trains the modular agent's form of {self.agent}, to which {', '.join(theirs)} belong(s). "
+            f"{type(self).__name__} trains the {DEFAULT} agent's form of {self.agent}, to which {', '.join(theirs)} belong(s). "
             f"For the algorithm itself leave out what help(operant.{type(self).__name__}) does not list.",
             UserWarning,
             stacklevel=3,
