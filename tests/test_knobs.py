@@ -359,8 +359,10 @@ def test_control_a_value_that_is_the_same_makes_no_difference():
 
 def idle(config: Config) -> set[str]:
     """Options of the modular agent that have no effect as the others are, and are refused."""
-    effects = config._effects() if hasattr(config, "_effects") else ()
-    return {option for _, works, _, names in effects if not works for option in names}
+    if not hasattr(config, "_effects"):
+        return set()
+    unmixed = set() if config.bootstraps else {"lam"}
+    return unmixed | {option for _, works, _, names in config._effects() if not works for option in names}
 
 
 @pytest.mark.parametrize("name", ONCE)
