@@ -3,6 +3,7 @@
 import atexit
 import gc
 import os
+import pathlib
 import shutil
 import signal
 import tempfile
@@ -43,12 +44,38 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+MANY_MAPS = 40_000
+"""Memory maps from which on compiled code is freed within a file, too."""
+LOOK = 25
+"""Tests from one look at the maps to the next."""
+
+
+def _free_compiled_code(modules):
+    """Forget compiled programs, also those that functions of test modules keep."""
+    for module in modules:
+        for value in vars(module).values():
+            if hasattr(value, "cache_clear") and getattr(value, "__module__", None) == module.__name__:
+                value.cache_clear()
+    gc.collect()
+    jax.clear_caches()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_code_is_freed():
     """Each program that XLA compiles takes some memory maps, of which a process may have 65,530: a whole test run has more."""
     yield
-    gc.collect()
-    jax.clear_caches()
+    _free_compiled_code([])
+
+
+@pytest.fixture(autouse=True)
+def _compiled_code_is_freed_in_time(request):
+    """As above, where one file has as many: those of the exhaustive tests."""
+    count = request.config.stash[TESTS] = request.config.stash.get(TESTS, 0) + 1
+    maps = pathlib.Path("/proc/self/maps")
+    if count % LOOK == 0 and maps.exists() and maps.read_bytes().count(b"\n") > MANY_MAPS:
+        from tests import small_agents
+
+        _free_compiled_code([small_agents, request.module])
 
 
 @pytest.fixture
@@ -56,6 +83,7 @@ def key():
     return jax.random.key(0)
 
 
+TESTS = pytest.StashKey[int]()
 EVERYDAY = ("dqn", "ppo")
 """Agents whose shared tests run every day: replay, rollouts."""
 SLOW = ("td3",)
