@@ -19,15 +19,14 @@ from operant import checkpoint
 from operant.agents import AGENTS, DEFAULT, config_class
 from operant.agents.making import Definition, define, words
 from operant.envs import vector
-from operant.envs.source import is_native
 from operant.envs.vector_env import VectorEnv
-from operant.errors import CheckpointError, SpaceError, SpecError, UsageError, suggest, value_error
-from operant.execution.config import GAMES, PROCESSES, RunConfig
+from operant.errors import CheckpointError, SpecError, UsageError, suggest, value_error
+from operant.execution.config import PROCESSES, RunConfig
 from operant.execution.progress import Evaluated, Progress
 from operant.execution.records import Record
 from operant.execution.training import Outcome, Training
 from operant.folder import describe, new_directory
-from operant.inputs import buffer_options, is_id, made_again, optimizer_options
+from operant.inputs import buffer_options, evaluation_envs, is_id, made_again, optimizer_options
 from operant.ops.optimise import Given
 from operant.play import PlayConfig, Played, environment
 from operant.play import run as run_episodes
@@ -36,14 +35,7 @@ from operant.session import Session
 from operant.spec import options, plain
 from operant.tracking import Tracker
 from operant.tracking.history import check_place
-from operant.train import (
-    evaluating,
-    evaluation_count,
-    history_origin,
-    host_vector,
-    make_environments,
-    writers,
-)
+from operant.train import evaluating, history_origin, make_environments, writers
 from operant.tuning.trial import report_steps
 
 MODELS = {"model": "model", "actor_model": "actor", "critic_model": "critic"}
@@ -134,7 +126,7 @@ class Trainer:
             self.session = Session(definition, environments, self.run)
             if weights:
                 self.session.weights.load(self.session.driver)
-            self._evaluating = self._evaluation_envs(eval_envs)
+            self._evaluating = evaluation_envs(self.run, envs, eval_envs, environments.spaces)
         except BaseException:
             environments.close()
             raise
@@ -159,43 +151,6 @@ class Trainer:
             UserWarning,
             stacklevel=3,
         )
-
-    def _evaluation_envs(self, given: Any) -> VectorEnv | None:
-        """Make environments in which the policy is evaluated, if it is to be."""
-        run, envs = self.run, self._envs
-        if run.eval_frequency is None:
-            if given is not None:
-                raise UsageError(
-                    "eval_envs are for evaluations. Received: eval_envs without eval_frequency. Give both."
-                )
-            return None
-        count = evaluation_count(run)
-        if given is None:
-            several = isinstance(envs, list | tuple)
-            if isinstance(envs, gymnasium.Env) or several:
-                given = [made_again(envs[i % len(envs)] if several else envs) for i in range(count)]
-            elif isinstance(envs, str | type) or is_native(envs):
-                given = envs
-            else:
-                raise SpecError(
-                    f"To evaluate, environments like those that train are made, and no others can be made like {envs!r}. Give eval_envs."
-                )
-        else:
-            _refuse_shared(envs, given)
-        if isinstance(given, str):
-            env = host_vector(run.replace(env=given), count)
-        elif isinstance(given, type):
-            env = host_vector(run, count, given)
-        else:  # as they are: options say how those of an id or a class are made
-            made = run.replace(
-                env_kwargs=None, preprocess=False, max_frame=False, **dict.fromkeys(GAMES, True)
-            )
-            number = len(given) if isinstance(given, list | tuple) else getattr(given, "num_envs", 1)
-            env = host_vector(made, count if is_native(given) else number, given)
-        if env.spaces != self.session.environments.spaces:
-            env.close()
-            raise SpaceError("eval_envs must have the states and actions of envs.")
-        return env
 
     def _named(self, parts: Sequence[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
         """Give positional arguments their names."""
@@ -504,16 +459,6 @@ def __getattr__(name: str) -> Any:
     if name in CLASSES:
         return trainer(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _refuse_shared(envs: Any, others: Any) -> None:
-    """Refuse objects that train and evaluate: an evaluation would end the episodes of training, which would not know."""
-    one, other = (each if isinstance(each, list | tuple) else [each] for each in (envs, others))
-    stateful = gymnasium.Env | gymnasium.vector.VectorEnv
-    inner = {id(env.unwrapped) for env in one if isinstance(env, stateful)}
-    for env in other:
-        if isinstance(env, stateful) and id(env.unwrapped) in inner:
-            raise value_error("eval_envs", "other objects than those that train", env, "Make others.")
 
 
 def _split(agent: str, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -8,8 +8,13 @@ from typing import Any
 import gymnasium
 
 from operant.envs import table
-from operant.errors import SpecError, value_error, whole
+from operant.envs.source import is_native
+from operant.envs.vector_env import VectorEnv
+from operant.errors import SpaceError, SpecError, UsageError, value_error, whole
+from operant.execution.config import GAMES, RunConfig
+from operant.spaces import Spaces
 from operant.spec import Config, options
+from operant.train import evaluation_count, host_vector
 
 
 def create_envs(
@@ -169,3 +174,64 @@ def made_again(env: Any, render_mode: str | None = None) -> Any:
             "To play, or to evaluate elsewhere: Agent.load what save() wrote; to evaluate while it trains: eval_envs."
         )
     return gymnasium.make(env.spec, render_mode=render_mode)
+
+
+def evaluation_envs(run: RunConfig, envs: Any, given: Any, spaces: Spaces) -> VectorEnv | None:
+    """Make environments in which the policy of a run is evaluated; None if it is not to be.
+
+    Args:
+        run: its options.
+        envs: what it trains in.
+        given: what it is to be evaluated in, as `envs` may be; None: others like those that train.
+        spaces: of what it trains in.
+
+    Raises:
+        UsageError: `given` without `eval_frequency`.
+        SpecError: others cannot be made, or `given` are objects that train, too.
+        SpaceError: `given` have other states or actions.
+    """
+    if run.eval_frequency is None:
+        if given is not None:
+            raise UsageError(
+                "eval_envs are for evaluations. Received: eval_envs without eval_frequency. Give both."
+            )
+        return None
+    count = evaluation_count(run)
+    if given is None:
+        given = _others(envs, count)
+    else:
+        _refuse_shared(envs, given)
+    if isinstance(given, str):
+        env = host_vector(run.replace(env=given), count)
+    elif isinstance(given, type):
+        env = host_vector(run, count, given)
+    else:  # as they are: options say how those of an id or a class are made
+        made = run.replace(env_kwargs=None, preprocess=False, max_frame=False, **dict.fromkeys(GAMES, True))
+        number = len(given) if isinstance(given, list | tuple) else getattr(given, "num_envs", 1)
+        env = host_vector(made, count if is_native(given) else number, given)
+    if env.spaces != spaces:
+        env.close()
+        raise SpaceError("eval_envs must have the states and actions of envs.")
+    return env
+
+
+def _others(envs: Any, count: int) -> Any:
+    """Return what makes so many environments like those that train, or such environments."""
+    several = isinstance(envs, list | tuple)
+    if isinstance(envs, gymnasium.Env) or several:
+        return [made_again(envs[i % len(envs)] if several else envs) for i in range(count)]
+    if isinstance(envs, str | type) or is_native(envs):
+        return envs
+    raise SpecError(
+        f"To evaluate, environments like those that train are made, and no others can be made like {envs!r}. Give eval_envs."
+    )
+
+
+def _refuse_shared(envs: Any, others: Any) -> None:
+    """Refuse objects that train and evaluate: an evaluation would end the episodes of training, which would not know."""
+    one, other = (each if isinstance(each, list | tuple) else [each] for each in (envs, others))
+    stateful = gymnasium.Env | gymnasium.vector.VectorEnv
+    inner = {id(env.unwrapped) for env in one if isinstance(env, stateful)}
+    for env in other:
+        if isinstance(env, stateful) and id(env.unwrapped) in inner:
+            raise value_error("eval_envs", "other objects than those that train", env, "Make others.")

@@ -22,15 +22,8 @@ def run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = ["Usage:", "    operant list <what> [text]", "    operant list runs [folder]", "", "What:"]
         lines += [f"    {name:<10} {text}" for name, text in WHAT.items()]
-        print(
-            "\n".join(
-                [
-                    *lines,
-                    "",
-                    "With a text, only lines that contain it. A folder's name after runs is the folder.",
-                ]
-            )
-        )
+        note = "With a text, only lines that contain it. A folder's name after runs is the folder."
+        print("\n".join([*lines, "", note]))
         return 0
     what, *rest = arguments
     if what in ("environments", "env"):

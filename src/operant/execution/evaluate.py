@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -71,33 +72,22 @@ class Evaluator:
         return run_episodes(choose, self._carry, self.env, episodes, seed, max_steps, stop)
 
 
+@dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """What a training run needs to evaluate its policy now and then, in environments of its own.
+    """What a training run needs to evaluate its policy now and then, in environments of its own."""
 
-    Args:
-        evaluator: runs the episodes.
-        frequency: environment steps of training from one evaluation to the next.
-        episodes: how many each takes.
-        seed: of the run; every evaluation draws other episodes, the same ones each time that the run is repeated.
-        sink: takes the episodes.
-        directory: folder for a checkpoint of the best policy; None: it is not kept.
-    """
-
-    def __init__(
-        self,
-        evaluator: Evaluator,
-        frequency: int,
-        episodes: int,
-        seed: int,
-        sink: Sink | None = None,
-        directory: Path | None = None,
-    ) -> None:
-        self.evaluator = evaluator
-        self.frequency = frequency
-        self.episodes = episodes
-        self.seed = seed
-        self.sink = sink
-        self.directory = directory
+    evaluator: Evaluator
+    """Runs the episodes."""
+    frequency: int
+    """Environment steps of training from one evaluation to the next."""
+    episodes: int
+    """How many each takes."""
+    seed: int
+    """Of the run; every evaluation draws other episodes, the same ones each time that the run is repeated."""
+    sink: Sink | None = None
+    """Takes the episodes."""
+    directory: Path | None = None
+    """Folder for a checkpoint of the best policy; None: it is not kept."""
 
     def run(self, train: Train, step: int, stop: Callable[[], bool]) -> list[Finished] | None:
         """Run the episodes that are due at a step of training, by the policy's best actions.
