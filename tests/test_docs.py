@@ -4,6 +4,7 @@ import inspect
 import json
 import re
 import runpy
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -55,6 +56,11 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
         if not target.startswith(("http:", "https:")):
             assert (page.parent / target).exists(), target
+
+
+def test_the_site_builds_and_every_page_and_anchor_is_in_it():
+    built = subprocess.run([sys.executable, ROOT / "scripts" / "site"], capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
 
 
 def code_of(page, start):
