@@ -54,8 +54,16 @@ def work(descriptor):
             step = run["max_steps"] * k // REPORTS
             send(kind="report", step=step, value=value * k / REPORTS)
             if json.loads(connection.recv_bytes())["prune"]:
-                send(kind="pruned", value=value * k / REPORTS, step=step, episodes=k, seconds=0.1)
+                now = value * k / REPORTS
+                send(kind="pruned", value=now, seed_values=[now], step=step, episodes=k, seconds=0.1)
                 return
         value = math.nan if env == "nan" else value
-        send(kind="ended", value=value, step=run["max_steps"], episodes=REPORTS, seconds=0.1)
+        send(
+            kind="ended",
+            value=value,
+            seed_values=[value],
+            step=run["max_steps"],
+            episodes=REPORTS,
+            seconds=0.1,
+        )
         return

@@ -13,6 +13,7 @@ import pytest
 import operant
 from operant import ModelReader, checkpoint
 from operant.agents import AGENTS, config_class
+from operant.envs import vector as vectors
 from operant.envs.classic import CartPole
 from operant.errors import CheckpointError, EnvironmentError, MismatchError, SpecError, UsageError
 from operant.fit import CLASSES, trainer
@@ -123,6 +124,19 @@ def test_a_jax_native_environment_trains_compiled_and_keeps_the_time_limit():
 
 
 @pytest.mark.slow
+def test_a_vector_of_operants_own_is_trained_in_as_it_is():
+    given = vectors.create("CartPole-v1", 2, max_episode_timesteps=30)
+    with pytest.raises(SpecError, match="eval_envs must be other objects than those that train"):
+        operant.PPO(given, NET, eval_frequency=10, eval_envs=given)
+    agent = operant.PPO(given, NET, **SMALL)
+    outcome = agent.fit(max_steps=200)
+    assert agent.session.environments.vector is given and agent.run.n_envs == 2
+    assert 200 <= outcome.step < 250 and outcome.episodes
+    agent.close()
+    with pytest.raises(UsageError, match="is closed"):
+        given.reset()
+
+
 def test_an_id_of_a_game_is_preprocessed():
     pytest.importorskip("ale_py", reason="ale-py is not installed")
     agent = operant.PPO("PongNoFrameskip-v4", "auto", n_envs=1, preprocess=True, **SMALL)
@@ -263,6 +277,8 @@ def test_actor_and_critic_may_be_compiled_with_learning_rates_of_their_own():
         (lambda: operant.PPO([gymnasium.make("CartPole-v1")], env_kwargs={"a": 1}), r"env_kwargs is for an id or a class.*Give it where they are made: gymnasium.make"),
         (lambda: operant.PPO("CartPole-v1", env_kwargs={"a": object()}), "env_kwargs must be plain data"),
         (lambda: operant.PPO("CartPole-v1", env_kwargs=[1]), r"env_kwargs must be a dict. Received: env_kwargs=\(1,\)"),
+        (lambda: operant.PPO(vectors.create("CartPole-v1", 2), n_envs=3), "num_envs must be 2, as many as the vector has. Received: num_envs=3"),
+        (lambda: operant.PPO(vectors.create("CartPole-v1", 2), max_episode_timesteps=9), "'CartPole-v1' is a vector already. Received: max_episode_timesteps=9"),
         (lambda: create_envs("CartPole-v1", 0, preprocess=False), "n must be a whole number of at least 1"),
         (lambda: create_envs("CartPole-v1", preprocess=False, max_frame=True), "max_frame must be False"),
     ],

@@ -329,6 +329,7 @@ def test_a_trial_is_scored_by_evaluations_of_all_its_seeds():
             own.training.loop()
             alone.append(own.value())
     assert ended["value"] == pytest.approx(sum(alone) / 2) and alone[0] != alone[1]
+    assert ended["seed_values"] == pytest.approx(alone)
     assert all(3 * value == round(3 * value) for value in alone)  # whole episodes
     by_training = trial._train({**order, "episodes": None, "seeds": 1}, Listening())
     assert by_training["value"] != ended["value"]

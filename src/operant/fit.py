@@ -52,8 +52,8 @@ class Trainer:
     """Base of the algorithm classes. Holds everything between calls of `fit`, which goes on where it stopped.
 
     Args:
-        envs: Gymnasium environments (a list of objects), or an id, a vector of Gymnasium's or a JAX-native
-            environment.
+        envs: Gymnasium environments (a list of objects), or an id, a vector (Gymnasium's, or of `operant.envs.vector.create`)
+            or a JAX-native environment.
         parts: the networks, actor before critic, then the replay buffers (a list, one for each environment), as far as the
             algorithm has them. Keywords `model`, `actor_model`, `critic_model` and `buffers` do the same.
         n_envs: how many environments, if `envs` is an id.

@@ -230,8 +230,8 @@ def _others(envs: Any, count: int) -> Any:
 def _refuse_shared(envs: Any, others: Any) -> None:
     """Refuse objects that train and evaluate: an evaluation would end the episodes of training, which would not know."""
     one, other = (each if isinstance(each, list | tuple) else [each] for each in (envs, others))
-    stateful = gymnasium.Env | gymnasium.vector.VectorEnv
-    inner = {id(env.unwrapped) for env in one if isinstance(env, stateful)}
+    stateful = gymnasium.Env | gymnasium.vector.VectorEnv | VectorEnv
+    inner = {id(getattr(env, "unwrapped", env)) for env in one if isinstance(env, stateful)}
     for env in other:
-        if isinstance(env, stateful) and id(env.unwrapped) in inner:
+        if isinstance(env, stateful) and id(getattr(env, "unwrapped", env)) in inner:
             raise value_error("eval_envs", "other objects than those that train", env, "Make others.")

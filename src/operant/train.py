@@ -14,7 +14,7 @@ from operant.agents.making import Definition, define
 from operant.envs.checked import smaller_limit
 from operant.envs.source import is_native
 from operant.envs.vector_env import VectorEnv
-from operant.errors import CheckpointError, SpecError, UsageError
+from operant.errors import CheckpointError, SpecError, UsageError, value_error
 from operant.execution.config import GAMES, PROCESSES, TOGETHER, RunConfig, with_effect
 from operant.execution.evaluate import Evaluation, Evaluator
 from operant.execution.records import Origin
@@ -130,6 +130,9 @@ def train(plan: Plan, command: str | None = None) -> Result:
         OperantError: the plan cannot be carried out; the message names what is wrong and the remedy.
     """
     run = plan.run
+    if run.eval_frequency is not None and run.max_steps is not None and run.eval_frequency > run.max_steps:
+        must = f"at most max_steps={run.max_steps}, or nothing is evaluated"
+        raise value_error("eval_frequency", must, run.eval_frequency)
     if run.seed is None:
         run = run.replace(seed=secrets.randbelow(2**31))
     definition = define(plan.agent, **plan.options)

@@ -196,7 +196,11 @@ class _Arguments(argparse.Action):
         elif values == ["none"]:
             found = None
         else:
-            found = dict(_argument(self.dest, word) for word in values)
+            found = {}
+            for name, value in (_argument(self.dest, word) for word in values):
+                if name in found:
+                    raise UsageError(f"{flag(self.dest)} was given {name} twice: {' '.join(values)}.")
+                found[name] = value
         setattr(namespace, self.dest, found)
 
 

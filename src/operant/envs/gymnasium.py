@@ -99,7 +99,7 @@ def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
         spec, order_enforce=False, disable_env_checker=True, max_episode_steps=None, vector_entry_point=None
     )
     try:
-        env = _call(spec, lambda: gymnasium.make(bare, **arguments))
+        env = _call(spec, gymnasium.make, bare, **arguments)
     except SpecError as error:  # an entry point with **kwargs, which what it calls does not take
         for name in arguments:
             if f"unexpected keyword argument {name!r}" in str(error):
@@ -135,7 +135,7 @@ def make_vector(
         arguments["max_episode_steps"] = limit
     if "max_episode_steps" in arguments and not _takes(creator, "max_episode_steps"):
         return f"the vectorised form of {spec.id} takes no time limit"
-    vector = _call(spec, lambda: creator(num_envs=num_envs, **arguments))
+    vector = _call(spec, creator, num_envs=num_envs, **arguments)
     if (fault := autoreset_fault(vector)) is not None:
         vector.close()
         return f"the vectorised form of {spec.id} {fault}"
@@ -205,15 +205,15 @@ def _parameters(creator: Any) -> set[str]:
     return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
-def _call(spec: EnvSpec, work: Callable[[], Any]) -> Any:
-    """Do what may fail for a missing package, and say which one to install."""
+def _call(spec: EnvSpec, work: Callable[..., Any], *of: Any, **arguments: Any) -> Any:
+    """Do what may fail for a missing package, and say which one to install; or for the arguments, and say those."""
     needs = _extra(spec)
     if needs is not None and find_package(needs[0]) is None:
         raise SpecError(
             f"Environment {spec.id!r} needs {needs[0]}. Install it: pip install 'operant[{needs[1]}]'."
         )
     try:
-        return work()
+        return work(*of, **arguments)
     except OperantError:
         raise
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
@@ -222,7 +222,14 @@ def _call(spec: EnvSpec, work: Callable[[], Any]) -> Any:
             f"Environment {spec.id!r} misses a package: {str(error).rstrip('.')}.{remedy}"
         ) from error
     except Exception as error:
-        raise SpecError(f"Environment {spec.id!r} cannot be made: {type(error).__name__}: {error}") from error
+        received = (
+            f" Received: {', '.join(f'{name}={arguments[name]!r}' for name in arguments)}."
+            if arguments
+            else ""
+        )
+        raise SpecError(
+            f"Environment {spec.id!r} cannot be made: {type(error).__name__}: {str(error).rstrip('.')}.{received}"
+        ) from error
 
 
 class Gymnasium(Environment):

@@ -15,6 +15,7 @@ from operant.envs import native_ids, pettingzoo, preprocessing
 from operant.envs.batched import Single, from_native
 from operant.envs.checked import Checked
 from operant.envs.environment import Environment, Shaping
+from operant.envs.vector_env import VectorEnv
 from operant.errors import SpecError, UsageError
 from operant.spec import build, import_object
 
@@ -233,6 +234,6 @@ def is_environment(value: Any) -> bool:
 
 def is_native(value: Any) -> bool:
     """Tell whether a value is a JAX-native environment; by its names, since its protocol's module loads JAX."""
-    known = gymnasium.Env | gymnasium.vector.VectorEnv | Environment | type
+    known = gymnasium.Env | gymnasium.vector.VectorEnv | Environment | VectorEnv | type
     names = ("spaces", "reset", "step", "max_episode_timesteps")
     return not isinstance(value, known) and all(hasattr(value, name) for name in names)

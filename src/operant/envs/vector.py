@@ -53,7 +53,7 @@ def create(
 
     Args:
         environment: what `Environment.create` takes; or a list of such, one for each environment; or a vector of
-            Gymnasium's with next-step autoreset.
+            Gymnasium's with next-step autoreset; or what this function returned, which stays as it is.
         num_envs: how many (default: one, or as many as the list or the vector has).
         mode: `native-vector`: Gymnasium's own vectorised form of an id. `in-process`: a loop in this process.
             `processes`: worker processes with shared memory, which import neither JAX nor Keras. `auto`: the first
@@ -86,6 +86,9 @@ def create(
         "reward_shaping": reward_shaping,
         "arguments": {**kwargs, **(env_kwargs or {})},
     }
+    if isinstance(environment, VectorEnv):
+        asked = {**options, "mode": mode, "clip_rewards": clip_rewards, "episodic_life": episodic_life}
+        return _as_it_is(environment, num_envs, asked)
     if isinstance(environment, list | tuple):
         if not environment:
             raise value_error("environment", "a list of at least one environment", environment)
@@ -109,6 +112,17 @@ def create(
             "The lives of games in worker processes are not known. Leave mode at 'auto', or give episodic_life=False."
         )
     return Games(vector, clip_rewards=clip_rewards, episodic_life=episodic_life)
+
+
+def _as_it_is(vector: VectorEnv, num_envs: int | None, asked: Mapping[str, Any]) -> VectorEnv:
+    """Return a vector that was made here before, if nothing about it is to be other."""
+    _count(num_envs, vector.num_envs, "the vector")
+    for name, value in asked.items():
+        if value and value != "auto":
+            raise UsageError(
+                f"{vector.name!r} is a vector already. Received: {name}={value!r}. Give {name} where the vector is created."
+            )
+    return vector
 
 
 def _made(

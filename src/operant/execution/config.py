@@ -54,9 +54,9 @@ def argument_faults(given: Mapping[str, Any] | None, owned: Mapping[str, str] = 
         if name in owned:
             yield f"env_kwargs must be without {name!r}, which operant sets itself. Received: {name}={value!r}. {owned[name]}"
     try:
-        json.dumps(given)
+        json.dumps(given, allow_nan=False)
     except (TypeError, ValueError):
-        must = "plain data: numbers, strings, True, False, None, lists and dicts of them"
+        must = "plain data: finite numbers, strings, True, False, None, lists and dicts of them"
         yield str(
             value_error(
                 "env_kwargs", must, given, "Give an environment that is made with it instead of an id."

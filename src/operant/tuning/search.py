@@ -203,7 +203,7 @@ class Search:
         from optuna.trial import TrialState
 
         trial, pruned = running.trial, message["kind"] == "pruned"
-        for name in ("step", "episodes", "seconds"):
+        for name in ("seed_values", "step", "episodes", "seconds"):
             trial.set_user_attr(name, message[name])
         if pruned:
             self.study.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)

@@ -201,7 +201,7 @@ def _sinks(run: RunConfig, training: Training) -> Any:
 def _advance(seeds: Sequence[_Seed], steps: int | None, connection: Connection) -> dict[str, Any]:
     """Train from report to report, until the end or until nobody wants more."""
     assert steps is not None
-    going, value = list(seeds), None
+    going, value, values = list(seeds), None, []
     for step in report_steps(0, steps):
         for seed in tuple(going):
             seed.training.run = seed.training.run.replace(max_steps=step)
@@ -210,19 +210,20 @@ def _advance(seeds: Sequence[_Seed], steps: int | None, connection: Connection) 
                 return {"kind": "failed", "text": "The trial was interrupted.", "traceback": ""}
             if reason != "max_steps":
                 going.remove(seed)
-        value = _mean([seed.value() for seed in seeds])
+        values = [seed.value() for seed in seeds]
+        value = _mean(values)
         if not going:
             break
         if value is None:
             continue
         _send(connection, {"kind": "report", "step": step, "value": value})
         if json.loads(connection.recv_bytes())["prune"] and step < steps:
-            return _ended(seeds, value, "pruned")
+            return _ended(seeds, value, values, "pruned")
     if value is None:
         step = max(seed.training.step for seed in seeds)
         text = f"No episode ended within {step} steps, so there is no reward. Raise --trial-steps."
         return {"kind": "failed", "text": text, "traceback": ""}
-    return _ended(seeds, value, "ended")
+    return _ended(seeds, value, values, "ended")
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -240,11 +241,12 @@ def report_steps(begin: int, end: int) -> list[int]:
     return sorted({begin + -(-(end - begin) * k // REPORTS) for k in range(1, REPORTS + 1)})
 
 
-def _ended(seeds: Sequence[_Seed], value: float, kind: str) -> dict[str, Any]:
+def _ended(seeds: Sequence[_Seed], value: float, values: Sequence[float | None], kind: str) -> dict[str, Any]:
     progress = [seed.training.progress for seed in seeds]
     return {
         "kind": kind,
         "value": value,
+        "seed_values": values,
         "step": max(seed.training.step for seed in seeds),
         "episodes": sum(each.score.episodes for each in progress),
         "seconds": sum(each.elapsed for each in progress),
