@@ -127,3 +127,25 @@ def test_a_score_knows_its_best_and_what_is_worth_keeping(through_json):
     score.go_on(10, 20.0)
     score.add(30.0, 1)
     assert (score.episodes, score.best) == (11, 20.0) and not score.improved()
+
+
+@pytest.mark.parametrize("through_json", [False, True])
+def test_a_lucky_first_episode_does_not_keep_its_policy_for_ever(through_json):
+    score = Score(3)
+    score.add(100.0, 1)
+    assert score.improved()
+    for reward in (1.0, 2.0):
+        score.add(reward, 1)
+        improved = score.improved()
+    assert improved and score.full  # 34.3 over three episodes, where one had 100
+    if through_json:
+        saved, score = json.loads(json.dumps(score.to_dict())), Score(3)
+        score.restore(saved)
+    for reward, better in ((3.0, False), (40.0, False), (70.0, True)):
+        score.add(reward, 1)
+        assert score.improved() == better
+    later = Score(3)
+    later.go_on(10, 5.0)  # a best of full windows
+    for reward, better in ((100.0, False), (1.0, False), (2.0, True)):
+        later.add(reward, 1)
+        assert later.improved() == better

@@ -1,8 +1,10 @@
 """What an agent goes on with after interruptions, loading and experience from elsewhere: nothing lost, nothing joined that does not belong together."""
 
+import errno
 import json
 import shutil
 import signal
+import time
 import warnings
 
 import gymnasium
@@ -13,16 +15,20 @@ from tests.test_agent import CHOICE, NET, REPLAY, ROLLOUT, STATE
 
 from operant import Agent, Environment, Runner, checkpoint, interruption
 from operant.agents.batches import block_rows, interval
+from operant.agents.learner import Learner
 from operant.agents.making import define
 from operant.checkpoint import durable
+from operant.envs.classic import CartPole
 from operant.errors import EnvironmentError, NumericalError, SpaceError, SpecError, UsageError
+from operant.execution import training
 from operant.execution.config import RunConfig
 from operant.execution.device import DeviceDriver
 from operant.fit import trainer
-from operant.folder import claimed
+from operant.folder import claimed, held
 from operant.memory.recent import Recent
 from operant.nn.backend import keras
 from operant.replay import replay
+from operant.session import Weights
 from operant.spaces import Spaces
 from operant.tracking import read_history
 from operant.train import Plan, opened, resumed, train
@@ -350,6 +356,170 @@ def test_training_outlives_a_checkpoint_that_cannot_be_written(monkeypatch, tmp_
     with pytest.warns(RuntimeWarning, match="No checkpoint at step .*No space left"):
         outcome = train(Plan("a2c", {"model": NET}, run)).outcome
     assert outcome.step >= 40_000 and checkpoint.latest("run/checkpoints").name == f"step-{outcome.step:012d}"
+
+
+def test_training_outlives_weights_that_cannot_be_written(monkeypatch, tmp_path):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Weights, "save", full)
+    told = {
+        "env": "jax:CartPole-v1",
+        "max_steps": 4000,
+        "quiet": True,
+        "run_dir": "run",
+        "checkpoints": ("a.tf",),
+    }
+    with pytest.warns(RuntimeWarning, match="No checkpoint at step .*No space left"):
+        outcome = train(Plan("a2c", {"model": NET}, RunConfig.from_dict(told))).outcome
+    assert outcome.step >= 4000 and checkpoint.latest("run/checkpoints") is not None
+
+
+def test_what_was_learnt_before_a_callback_failed_is_saved(tmp_path):
+    def failing(agent, record):
+        raise ConnectionError("the service is gone")
+
+    agent = trainer("A2C")("jax:CartPole-v1", model=NET, run_dir=str(tmp_path / "run"), quiet=True)
+    with pytest.raises(ConnectionError, match="the service is gone"):
+        agent.fit(max_steps=100_000_000, callback=failing)
+    saved = checkpoint.latest(tmp_path / "run" / "checkpoints")
+    header = checkpoint.read_header(saved)["training"]
+    assert header["step"] == agent.steps > 0 and header["ended"] == "failed"
+    assert len(read_history(tmp_path / "run" / "history.parquet")["step"]) == agent.games > 0
+
+
+class Slow(gymnasium.Env):
+    """Its steps take a while, and the `stop`-th sends a request to terminate."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,))
+    action_space = gymnasium.spaces.Discrete(3)
+    seconds, stop, steps = 0.02, 20, 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        Slow.steps += 1
+        if Slow.steps == self.stop:
+            signal.raise_signal(signal.SIGTERM)
+        time.sleep(self.seconds)
+        return np.zeros(3, np.float32), 1.0, Slow.steps % 5 == 0, False, {}
+
+
+@pytest.mark.parametrize(("n_steps", "steps"), [(4, 20), (1000, 0)])
+def test_a_run_in_a_slow_environment_ends_soon(n_steps, steps, monkeypatch, tmp_path):
+    """Between two calls of few blocks, or where one block takes long, within it, which is forgotten then."""
+    monkeypatch.setattr(Slow, "steps", 0)
+    monkeypatch.setattr(training, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(training, "CALL_SECONDS", 0.2)
+    agent = trainer("A2C")([Slow()], model=NET, n_steps=n_steps, run_dir=str(tmp_path / "run"), quiet=True)
+    outcome = agent.fit(max_steps=100_000)
+    assert outcome.reason == "interrupted" and Slow.steps < 60
+    assert (outcome.step >= steps) if steps else (outcome.step == 0)
+    header = checkpoint.read_header(checkpoint.latest(tmp_path / "run" / "checkpoints"))
+    assert header["training"]["step"] == outcome.step
+    monkeypatch.setattr(Slow, "seconds", 0.0)
+    assert agent.fit(max_steps=2000).step >= 2000  # goes on, with episodes that begin anew
+    history = read_history(tmp_path / "run" / "history.parquet")
+    assert (history["episode_reward"] <= 5).all()
+    agent.close()
+
+
+def test_long_and_short_calls_of_the_driver_learn_the_same(monkeypatch):
+    def run(seconds):
+        monkeypatch.setattr(training, "CALL_SECONDS", seconds)
+        agent = trainer("A2C")("jax:CartPole-v1", n_envs=8, model=NET, seed=3, quiet=True)
+        blocks, advance = [], DeviceDriver.advance
+        monkeypatch.setattr(DeviceDriver, "advance", lambda self, n: blocks.append(n) or advance(self, n))
+        outcome = agent.fit(max_steps=10_000)
+        monkeypatch.setattr(DeviceDriver, "advance", advance)
+        return blocks, outcome, jax.device_get(agent.session.driver.train.state)
+
+    (short, one, state), (long, other, same_state) = run(0.0), run(1e6)
+    assert set(short) == {1} and max(long) > 50
+    assert one[2:6] == other[2:6] and same(state, same_state)
+
+
+def test_a_history_that_others_continued_keeps_their_rows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def run(name, steps):
+        told = {"env": "jax:CartPole-v1", "quiet": True, "history_checkpoint": "h.parquet", "run_dir": name}
+        return train(Plan("a2c", {"model": NET}, RunConfig.from_dict({**told, "max_steps": steps})))
+
+    run("one", 500)
+    run("other", 1000)
+    rows = read_history("h.parquet")
+    with pytest.raises(UsageError, match="ended at step 5.*another run has continued it.*--weights"):
+        train(resumed("one", {"max_steps": 800}))
+    np.testing.assert_array_equal(read_history("h.parquet")["step"], rows["step"])
+    train(resumed("other", {"max_steps": 1500}))
+    assert len(read_history("h.parquet")["step"]) > len(rows["step"])
+
+
+def test_checkpoints_every_so_many_steps_and_how_many_are_kept(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    told = {"env": "jax:CartPole-v1", "n_envs": 2, "seed": 1, "quiet": True, "save_frequency": 1000}
+
+    def steps(name, **own):
+        train(
+            Plan(
+                "a2c",
+                {"model": NET},
+                RunConfig.from_dict({**told, "run_dir": name, "max_steps": 3500, **own}),
+            )
+        )
+        return [
+            int(path.name.removeprefix("step-"))
+            for path in checkpoint.list_checkpoints(f"{name}/checkpoints")
+        ]
+
+    found = steps("all", keep_checkpoints=None)
+    assert [step // 1000 for step in found] == [1, 2, 3, 3] and all(step % 1000 < 20 for step in found[:3])
+    assert steps("two", keep_checkpoints=2) == found[2:]
+    assert steps("three") == found[1:]
+    train(resumed("two", {"max_steps": 4500, "keep_checkpoints": None}))
+    assert [path.name for path in checkpoint.list_checkpoints("two/checkpoints")][:2] == [
+        f"step-{s:012d}" for s in found[2:]
+    ]
+    assert len(checkpoint.list_checkpoints("two/checkpoints")) == 4
+
+
+def test_a_run_is_not_resumed_while_a_process_trains_in_it(tmp_path):
+    told = {"env": "jax:CartPole-v1", "max_steps": 64, "quiet": True, "run_dir": str(tmp_path / "run")}
+    train(Plan("a2c", {"model": NET}, RunConfig.from_dict(told)))
+    with held(tmp_path / "run"), pytest.raises(UsageError, match="Another process trains in"):
+        train(resumed(tmp_path / "run", {"max_steps": 128}))
+    assert train(resumed(tmp_path / "run", {"max_steps": 128})).outcome.step >= 128
+
+
+def test_a_file_system_without_locks_is_no_obstacle(monkeypatch, tmp_path):
+    def unknown(*args):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", unknown)
+    with pytest.warns(RuntimeWarning, match="is not held against other processes"):
+        checkpoint.save(tmp_path, {"x": np.ones(3)}, {}, name="step-1")
+    assert (tmp_path / "step-1").is_dir()
+
+
+def test_counters_beyond_their_range_stay_large():
+    """32 bits are minutes of the fastest environments: schedules must not begin again then, nor exploration."""
+    definition, env = define("pqn", model=NET, n_steps=8, epsilon_decay_steps=1000), CartPole()
+    driver = DeviceDriver(
+        Learner(definition.cls.create(definition.config, env.spaces, 4)), env, 4, jax.random.key(0)
+    )
+    late = np.uint32(2**32 - 40)
+    counters = driver.train.counters._replace(
+        timesteps=jax.numpy.asarray(late), updates=jax.numpy.asarray(late)
+    )
+    driver.restore(driver.train._replace(counters=counters), driver.snapshot(), step=2**32 - 40)
+    for _ in range(2):
+        driver.advance(2)
+        assert driver.metrics()["explore/epsilon"] == pytest.approx(definition.config.epsilon_end)
+    assert int(driver.train.counters.timesteps) == 2**31 + driver.step - 2**32 > 2**31
+    assert 2**32 + 60 < driver.step <= 2**32 + 88
 
 
 def test_ctrl_c_while_the_last_checkpoint_is_written_waits_for_it(monkeypatch, tmp_path):

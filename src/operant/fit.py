@@ -6,6 +6,7 @@ differs is only that environments and networks are objects of the user's program
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import secrets
 import warnings
@@ -25,7 +26,7 @@ from operant.execution.config import PROCESSES, RunConfig
 from operant.execution.progress import Evaluated, Progress
 from operant.execution.records import Record
 from operant.execution.training import Outcome, Training
-from operant.folder import describe, new_directory
+from operant.folder import describe, held, new_directory
 from operant.inputs import buffer_options, evaluation_envs, is_id, made_again, optimizer_options
 from operant.ops.optimise import Given
 from operant.play import PlayConfig, Played, environment
@@ -218,24 +219,33 @@ class Trainer:
         if not self._begun:
             self._progress.begin_at(history_origin(run))
             self._begun = True
-        if directory is not None:
-            session = self.session
-            definition, environments = session.definition.to_dict(), session.environments
-            self._fits += 1
-            given = not is_id(self._envs)
-            describe(
-                directory,
-                definition,
-                run,
-                environments,
-                None,
-                given=given,
-                fits=self._fits,
-                loaded=self._loaded,
-            )
         if callback is not None:
             training.on_record = functools.partial(callback, self)
-        training.sinks = writers(directory, run, training)
+        with contextlib.ExitStack() as stack:
+            if directory is not None:
+                directory.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(held(directory))
+                self._describe(directory, run)
+            return self._train(training, directory)
+
+    def _describe(self, directory: Path, run: RunConfig) -> None:
+        """Write down what is trained in the folder of the run."""
+        self._fits += 1
+        session, given = self.session, not is_id(self._envs)
+        describe(
+            directory,
+            session.definition.to_dict(),
+            run,
+            session.environments,
+            None,
+            given=given,
+            fits=self._fits,
+            loaded=self._loaded,
+        )
+
+    def _train(self, training: Training, directory: Path | None) -> Outcome:
+        """Train, and write what the run's options say."""
+        training.sinks = writers(directory, training.run, training)
         try:
             with evaluating([training], self.session.learner, self._evaluating):
                 outcome = training.loop() if self.trial is None else self._reported(training)

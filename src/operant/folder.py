@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from operant import checkpoint, provenance
+from operant.checkpoint import durable
 from operant.errors import CheckpointError, SpecError, UsageError, as_folder
 from operant.execution.config import RunConfig
 from operant.execution.training import Training
@@ -70,12 +71,30 @@ def claimed(run: RunConfig, agent: str) -> Iterator[Path]:
         except FileExistsError:
             continue  # somebody was faster
     try:
-        yield directory
+        with held(directory):
+            yield directory
     finally:
         claim.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # up to the first folder that holds something
             for path in missing:
                 path.rmdir()
+
+
+@contextlib.contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Hold the folder of a run, which exists, against other processes that would train in it.
+
+    Raises:
+        UsageError: another one does.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(durable.locked(directory, wait=False))
+        except BlockingIOError:
+            raise UsageError(
+                f"Another process trains in {str(directory)!r}. Wait for its end, or end it, then resume the run."
+            ) from None
+        yield
 
 
 class Entry(NamedTuple):

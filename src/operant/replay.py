@@ -203,6 +203,7 @@ def _repeat(record: Record, place: Path, config: ReplayConfig) -> int:
         monitor_session=None,
         quiet=config.quiet,
         save_seconds=SELDOM,
+        save_frequency=None,
         save_memory=record.training.get("memory", True),
     )
     environments = make_environments(run)

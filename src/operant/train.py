@@ -19,7 +19,7 @@ from operant.execution.config import GAMES, PROCESSES, TOGETHER, RunConfig, with
 from operant.execution.evaluate import Evaluation, Evaluator
 from operant.execution.records import Origin
 from operant.execution.training import Training
-from operant.folder import BEST, LIMITS, claimed, describe, describe_resume, runs_within
+from operant.folder import BEST, LIMITS, claimed, describe, describe_resume, held, runs_within
 from operant.session import Environments, Session
 from operant.spec import plain, read_json
 from operant.tracking import Console, History, TensorBoard, Tracker, WandB
@@ -28,7 +28,8 @@ from operant.tracking.runs import EVALUATIONS
 
 RESUMABLE = frozenset(
     {
-        "max_steps", "target_reward", "quiet", "log_frequency", "display_precision", "save_seconds", "save_memory", "resume",
+        "max_steps", "target_reward", "quiet", "log_frequency", "display_precision", "save_seconds", "save_memory", "save_frequency",
+        "keep_checkpoints", "resume",
         "eval_frequency", "eval_episodes", *TOGETHER,
     }
 )  # fmt: skip
@@ -138,8 +139,11 @@ def train(plan: Plan, command: str | None = None) -> Result:
     definition = define(plan.agent, **plan.options)
     # Of several processes that train together one writes, and makes the folder.
     first = run.coordinator is None or runtime.join(run.coordinator, run.n_processes, run.process_id)
-    if plan.resume is not None or not first:
+    if not first:
         return _train(plan, definition, run, plan.resume or Path(run.run_dir or "runs"), first, command)
+    if plan.resume is not None:
+        with held(plan.resume):
+            return _train(plan, definition, run, plan.resume, first, command)
     with claimed(run, definition.name) as directory:
         return _train(plan, definition, run, directory, first, command)
 
@@ -155,7 +159,9 @@ def _train(
     try:
         session = Session(definition, environments, run)
         training = session.training(run, Tracker(), directory / "checkpoints" if first else None)
-        if plan.resume is None or not _restored(training, directory):
+        if plan.resume is not None and _restored(training, directory):
+            _refuse_rows_of_others(training)
+        else:
             training.progress.begin_at(origin)
             if run.weights:
                 session.weights.load(session.driver)
@@ -377,6 +383,23 @@ def _restored(training: Training, directory: Path) -> bool:
             f"There is no checkpoint to resume from in {str(directory / 'checkpoints')!r}. Train anew, in another folder."
         )
     return newest is not None
+
+
+def _refuse_rows_of_others(training: Training) -> None:
+    """Refuse to go on with a history that another run has continued: what stands in it beyond this run would be dropped.
+
+    Raises:
+        UsageError: it has rows beyond the end of a run that came to an end, and so had written all of its own.
+    """
+    history = training.run.history_checkpoint
+    if history is None or training.ended is None:
+        return
+    reached = end_of(history).step
+    if reached > training.step:
+        raise UsageError(
+            f"This run ended at step {training.step}, and the history {history!r} goes up to step {reached}: another run has "
+            "continued it. Start a new run that continues the history, from this one's weights (--weights), or resume the other run."
+        )
 
 
 def writers(directory: Path | None, run: RunConfig, training: Training, again: bool = False) -> Tracker:

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from operant.agents import stability
-from operant.agents.protocol import Algorithm, Counters, Counting, count_valid, fold
+from operant.agents.protocol import Algorithm, Counters, Counting, count_valid, counted, fold
 from operant.errors import SpecError
 from operant.memory.replay import Row
 from operant.memory.ring import ReplayState
@@ -326,13 +326,17 @@ class Learner:
         before = train.counters
         steps, episodes = count_valid(block)
         counters = before._replace(
-            timesteps=before.timesteps + steps,
-            episodes=before.episodes + episodes,
+            timesteps=counted(before.timesteps, steps),
+            episodes=counted(before.episodes, episodes),
             rows=before.rows + jnp.uint32(block.reward.shape[0]),
         )
         algorithm = self.at(self._now(train.hyper, counters))
         state, memory, metrics = algorithm.update(train.state, train.memory, block, counters, key)
-        made = algorithm.updates(state) if isinstance(algorithm, Counting) else before.updates + jnp.uint32(1)
+        made = (
+            algorithm.updates(state)
+            if isinstance(algorithm, Counting)
+            else counted(before.updates, jnp.uint32(1))
+        )
         counters = counters._replace(updates=made)
         return train._replace(state=state, memory=memory, counters=counters), metrics
 

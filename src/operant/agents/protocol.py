@@ -21,7 +21,7 @@ from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
 
 
 class Counters(NamedTuple):
-    """How far a run is, for schedules. Exact up to 2^32."""
+    """How far a run is, for schedules. Exact up to 2^32; beyond, `counted` keeps them large."""
 
     timesteps: UInt32[Array, ""]
     """Environment steps of all actors."""
@@ -130,6 +130,12 @@ def config_type(algorithm: type[Algorithm]) -> type[Config]:
     """Return the `Config` that stands in the algorithm's own file."""
     cls: type[Config] = sys.modules[algorithm.__module__].Config
     return cls
+
+
+def counted(count: Array, more: Array) -> Array:
+    """Add to a counter, uint32 `[]`. One that overflows goes on from 2^31: schedules stay at their ends, multiples still come."""
+    total = count + more
+    return jnp.where(total < count, total | jnp.uint32(1 << 31), total)
 
 
 def count_valid(block: Block) -> tuple[Array, Array]:

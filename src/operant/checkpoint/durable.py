@@ -6,9 +6,11 @@ What a process that dies, or a disk that fills up, leaves behind must never pass
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import stat
+import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +23,8 @@ from operant.errors import CheckpointError
 _CHUNK = 8 << 20  # bytes that are hashed while the next ones are read
 ALIGN = 64
 """Array files put their arrays at multiples of this many bytes."""
+_UNKNOWN = frozenset({errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
+"""How file systems say that they have no locks of folders: some of the network, some of clusters."""
 
 
 def write(path: Path, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
@@ -103,8 +107,18 @@ def sync(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder against other writers. The system lets go of it when a process dies."""
+def locked(folder: Path, wait: bool = True) -> Iterator[None]:
+    """Hold the folder against other writers. The system lets go of it when a process dies.
+
+    Where the file system has no such locks, that is said, and the folder is not held.
+
+    Args:
+        folder: one that exists.
+        wait: for another writer to end.
+
+    Raises:
+        BlockingIOError: another one holds it, and that is not waited for.
+    """
     if os.name != "posix":
         yield
         return
@@ -112,7 +126,16 @@ def locked(folder: Path) -> Iterator[None]:
 
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError as error:
+            if error.errno not in _UNKNOWN:
+                raise
+            warnings.warn(
+                f"{folder} is not held against other processes that write there: {error}. Let no two write to it at once.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
         yield
     finally:
         os.close(descriptor)

@@ -146,6 +146,15 @@ class RunConfig(Config):
     save_seconds: float = option(
         300.0, "Seconds between checkpoints of the run; one is always written at the end", low=0.0
     )
+    save_frequency: int | None = option(
+        None,
+        "Environment steps from one checkpoint of the run to the next (default: by time, save-seconds)",
+        unit="environment steps",
+        low=1,
+    )
+    keep_checkpoints: int | None = option(
+        3, "How many checkpoints of the run are kept, the newest ones; none: all", low=1
+    )
     save_memory: bool = option(
         True,
         "Checkpoints hold the replay memory; with --no-save-memory they are small, and a run\n"

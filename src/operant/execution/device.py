@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -146,6 +147,8 @@ class DeviceDriver:
 
     unreported: Sequence[Finished] = ()
     """None: its environments do not fail."""
+    deadline: float = math.inf
+    """Has no effect: a compiled block is completed."""
 
     def __init__(
         self,
@@ -210,11 +213,11 @@ class DeviceDriver:
         """Replace the learning side, before the run begins."""
         self.train = self.devices.everywhere(train)
 
-    def restore(self, train: Train, snapshot: dict[str, Any]) -> None:
+    def restore(self, train: Train, snapshot: dict[str, Any], step: int | None = None) -> None:
         """Continue exactly where `train` and the snapshot were taken."""
         self.train = self.devices.everywhere(train)
         self.world = self.devices.shared(snapshot["world"], self.loop.n)
-        self.step = int(train.counters.timesteps)
+        self.step = int(train.counters.timesteps) if step is None else step
 
     @property
     def last(self) -> Any:

@@ -51,6 +51,7 @@ class Score:
         self.best = -math.inf
         self.episodes = 0
         self._kept = -math.inf  # the mean when `improved` last said yes
+        self._kept_full = False  # and whether the window was full then
 
     @property
     def mean(self) -> float:
@@ -77,15 +78,20 @@ class Score:
         return mean
 
     def improved(self) -> bool:
-        """Tell whether the mean is better than at any earlier call: whether the policy is worth keeping."""
-        if self.rewards and self.mean > self._kept:
-            self._kept = self.mean
+        """Tell whether the mean is better than at any earlier call: whether the policy is worth keeping.
+
+        That of a full window counts more than any of fewer episodes: the first one may be lucky, and its return more than
+        every later mean.
+        """
+        if self.rewards and (self.full, self.mean) > (self._kept_full, self._kept):
+            self._kept_full, self._kept = self.full, self.mean
             return True
         return False
 
     def go_on(self, episodes: int, best: float) -> None:
         """Count on from an earlier history. The window stays empty: its episodes are of another policy."""
         self.episodes, self.best, self._kept = episodes, best, best
+        self._kept_full = math.isfinite(best)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON data that `restore` takes."""
@@ -95,6 +101,7 @@ class Score:
             "lengths": list(self.lengths),
             "best": best,
             "kept": kept,
+            "kept_full": self._kept_full,
             "episodes": self.episodes,
         }
 
@@ -104,4 +111,5 @@ class Score:
         self.lengths.extend(data["lengths"])
         best, kept = data["best"], data.get("kept", data["best"])
         self.best, self._kept = (-math.inf if x is None else x for x in (best, kept))
+        self._kept_full = data.get("kept_full", self.full)
         self.episodes = data["episodes"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +20,10 @@ from operant.types import Action, Block, Tree
 CHECK_STEPS = 512
 """Environment steps of one call: often enough to look at the clock and the target, seldom enough to cost nothing. Fixed, not
 measured, so that a run stops at the same step every time."""
+
+
+class _Abandoned(Exception):  # noqa: N818 - no error: the user wants an end
+    """A block takes longer than the driver may."""
 
 
 class HostDriver:
@@ -50,6 +57,8 @@ class HostDriver:
         """Whether the environments stopped within a block, so that their episodes cannot go on."""
         self.unreported: Sequence[Finished] = ()
         """Episodes that ended in blocks that were learnt from, in a call of `advance` that failed later."""
+        self.deadline = math.inf
+        """When, by `time.perf_counter`, a block that is not complete is forgotten."""
         self._buffer: Block = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shape)
         self._extras = jax.tree.leaves(self._buffer.extras)
         self._reset_carry = jax.jit(lambda carry, first: reset_carry(engine.learner.algorithm, carry, first))
@@ -57,16 +66,18 @@ class HostDriver:
     def advance(self, blocks: int = 1) -> list[Finished]:
         """Collect and learn from that many blocks; return the episodes that ended.
 
-        Where an environment fails, the block that was begun is forgotten, and the next call begins new episodes (see `restore`).
+        Where an environment fails, or the deadline has come, the block that was begun is forgotten, and the next call begins new
+        episodes (see `restore`).
         """
         finished: list[Finished] = []
         self.unreported = finished
-        for _ in range(blocks):
-            block = self._block(finished)
-            noise = self.engine.noise(self._row)
-            self._next = self.engine.advance(block, self._carry, self._first, noise)
-            # The buffer is written to again: where dispatch is asynchronous, JAX may still be reading it.
-            jax.block_until_ready(self._next.action)
+        with contextlib.suppress(_Abandoned):
+            for _ in range(blocks):
+                block = self._block(finished)
+                noise = self.engine.noise(self._row)
+                self._next = self.engine.advance(block, self._carry, self._first, noise)
+                # The buffer is written to again: where dispatch is asynchronous, JAX may still be reading it.
+                jax.block_until_ready(self._next.action)
         self.unreported = ()
         return finished
 
@@ -74,13 +85,13 @@ class HostDriver:
         """Collect one block, from new episodes where the last one broke off."""
         if self._broken:
             self._begin_anew(self._begin())
-        before = len(finished)
+        before, where = len(finished), (self.step, self._row)
         self._broken = True
         try:
             block = self._collect(finished)
         except BaseException:
             del finished[before:]
-            self.step, self._row = self.engine.counter("timesteps"), self.engine.counter("rows")
+            self.step, self._row = where
             raise
         self._broken = False
         return block
@@ -108,6 +119,8 @@ class HostDriver:
             carry = self._reset_carry(carry, first)
             buffer = buffer._replace(carry=jax.tree.map(np.asarray, carry))
         for t in range(engine.learner.rows):
+            if self.deadline < math.inf and time.perf_counter() >= self.deadline:
+                raise _Abandoned
             for name, value in observation.items():
                 buffer.observation[name][t] = value
             if action is None:
@@ -171,7 +184,7 @@ class HostDriver:
         self.engine.put(train)
         self._next = None
 
-    def restore(self, train: Train, snapshot: dict[str, Any]) -> None:
+    def restore(self, train: Train, snapshot: dict[str, Any], step: int | None = None) -> None:
         """Continue from a snapshot: the environments restart, the open episodes are cut.
 
         Row 0 becomes the last row of every open episode, with the observation that the earlier process had last. So
@@ -180,7 +193,7 @@ class HostDriver:
         self.engine.put(train)
         self._next = None
         self._row = self.engine.counter("rows")
-        self.step = self.engine.counter("timesteps")
+        self.step = self.engine.counter("timesteps") if step is None else step
         self._begin_anew(snapshot["observation"])
 
     def _begin_anew(self, last: dict[str, np.ndarray]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -87,12 +88,12 @@ class Population:
         """Return how many of a run's gradient steps were left out since the last call of `metrics`."""
         return self.learner.skipped(np.asarray(self._meter[index]))
 
-    def put(self, index: int, train: Train, world: World | None = None) -> None:
-        """Replace the state of a run."""
+    def put(self, index: int, train: Train, world: World | None = None, step: int | None = None) -> None:
+        """Replace the state of a run, which stands at a step (default: as its counters have it)."""
         self.train = _with(self.train, index, train)
         if world is not None:
             self.world = _with(self.world, index, world)
-        self.steps[index] = int(train.counters.timesteps)
+        self.steps[index] = int(train.counters.timesteps) if step is None else step
 
 
 class Member:
@@ -105,6 +106,8 @@ class Member:
 
     unreported: Sequence[Finished] = ()
     """None: its environments do not fail."""
+    deadline: float = math.inf
+    """Has no effect: a compiled block is completed."""
 
     def __init__(self, population: Population, index: int) -> None:
         self.population = population
@@ -147,9 +150,9 @@ class Member:
         """Replace the learning side, before the run begins."""
         self.population.put(self.index, train)
 
-    def restore(self, train: Train, snapshot: dict[str, Any]) -> None:
+    def restore(self, train: Train, snapshot: dict[str, Any], step: int | None = None) -> None:
         """Continue exactly where `train` and the snapshot were taken."""
-        self.population.put(self.index, train, snapshot["world"])
+        self.population.put(self.index, train, snapshot["world"], step)
 
     def scale_lr(self, factor: float) -> tuple[float, float]:
         """Multiply the learning rate; return the old and the new one."""

@@ -15,7 +15,7 @@ import numpy as np
 from operant import checkpoint, interruption
 from operant.agents.learner import Train, without_replay
 from operant.agents.making import Definition
-from operant.errors import CheckpointError, OperantError
+from operant.errors import CheckpointError
 from operant.execution.config import RunConfig
 from operant.execution.episodes import Finished
 from operant.execution.evaluate import Evaluation
@@ -23,6 +23,10 @@ from operant.execution.progress import Evaluated, Progress
 from operant.execution.records import Episode, Record, Sink
 
 LOG_SECONDS = 1.0
+CALL_SECONDS = 1.0
+"""How long a driver is let go on before the loop looks at what the user wants, and at the clock."""
+PATIENCE_SECONDS = 5.0
+"""How long a run that the user has ended may take to complete the block that was begun."""
 
 
 class Driver(Protocol):
@@ -43,8 +47,10 @@ class Driver(Protocol):
 
     unreported: Sequence[Finished]
     """Episodes that ended in blocks that were learnt from, in a call of `advance` that failed later."""
+    deadline: float
+    """When, by `time.perf_counter`, a block that is not complete is to be forgotten, if the driver can do that."""
     blocks: int
-    """Blocks of one call, between which the loop looks at the target and the clock."""
+    """Most blocks of one call: after so many the loop looks at the target."""
     block_steps: int
     """Environment steps of one block, if no episode ends in it."""
 
@@ -65,8 +71,8 @@ class Driver(Protocol):
         """Return the shapes of a snapshot."""
         ...
 
-    def restore(self, train: Train, snapshot: dict[str, Any]) -> None:
-        """Continue from there."""
+    def restore(self, train: Train, snapshot: dict[str, Any], step: int | None = None) -> None:
+        """Continue from there: at a step of the run (default: as the counters have it)."""
         ...
 
     def skipped(self) -> int:
@@ -156,17 +162,21 @@ class Training:
         self.on_record: Callable[[Record], bool | None] | None = None
         """Called with everything that is reported; the run ends where it returns False."""
         self.ended: str | None = None
-        """How the run ended; None while it goes on."""
+        """How the run, or the part of it that is continued, ended; None while it goes on, and where its process died."""
         self._called_off = False  # by `on_record`
         self._interrupted = False  # here
         self._ending = False  # everywhere
         self.memory_anew = False
         """Whether the replay memory began anew when the run was resumed, since its checkpoint left it out."""
         self._begun = self._saved = 0.0
+        self._saved_step = 0
         self._logged = 0.0, 0, 0
         self._earlier = 0  # blocks of earlier parts of the run
         self._collected = 0  # blocks that `blocks` has asked for
-        self._left = 0  # of them until the target and the plateau are looked at: evaluations do not look
+        self._left = 0  # of them until the target and the plateau are looked at: shorter calls do not look
+        self._asked = 0  # blocks of the last call
+        self._pace = 1  # most blocks of the next call, so that it does not take long
+        self._called = 0.0  # when the last call ended
 
     @property
     def step(self) -> int:
@@ -187,10 +197,10 @@ class Training:
         like = without_replay(fresh) if self.memory_anew else fresh
         tree, _ = checkpoint.load(path, {"train": like, "driver": self.driver.snapshot_like()})
         train = tree["train"]
-        self.driver.restore(
-            train._replace(memory=fresh.memory) if self.memory_anew else train, tree["driver"]
-        )
+        train = train._replace(memory=fresh.memory) if self.memory_anew else train
+        self.driver.restore(train, tree["driver"], saved["step"])
         self.progress.restore(saved)
+        self.ended = saved.get("ended")
 
     def save(self) -> Path | None:
         """Write a checkpoint of the whole run.
@@ -200,7 +210,7 @@ class Training:
         """
         if self.directory is None and self._agree is None:
             return None
-        return self.write(self.directory, keep=3, memory=self.run.save_memory)
+        return self.write(self.directory, keep=self.run.keep_checkpoints, memory=self.run.save_memory)
 
     def write(self, directory: Path | None, *, keep: int | None, memory: bool) -> Path | None:
         """Write a checkpoint of the run to a folder, with the replay memory or without.
@@ -231,18 +241,19 @@ class Training:
     def loop(self) -> Outcome:
         """Train until the target or the last step is reached, or the user interrupts; save at the end.
 
-        When an environment fails, what was learnt before is saved too, and then the error goes on.
+        When an environment, a callback or anything else fails, what was learnt before is saved too, and then the error goes on.
 
         Raises:
             OperantError: an environment failed.
+            Exception: what a callback raised.
         """
         try:
             return self._loop()
-        except OperantError:
+        except Exception:
             self.ended = "failed"
-            self._account(self.driver.unreported)
-            if self._agree is None:  # of several processes the others do something else by now
-                with contextlib.suppress(Exception):  # the first error is the one to tell
+            with contextlib.suppress(Exception):  # the first error is the one to tell
+                self._account(self.driver.unreported)
+                if self._agree is None:  # of several processes the others do something else by now
                     self.save()
             raise
 
@@ -256,13 +267,15 @@ class Training:
     def begin(self) -> str | None:
         """Start the clock; return why there is nothing to do, if so."""
         self._begun = self._time() - self.progress.elapsed
-        self._saved = self.progress.elapsed
+        self._saved, self._saved_step = self.progress.elapsed, self.step
         self._logged = self.progress.elapsed, self.driver.step, self.progress.score.episodes
         self.ended = None
         rows = int(self.driver.train.counters.rows)
         self._earlier = rows * self.run.n_envs // self.driver.block_steps - self._collected
         self._left = 0
         self._called_off = False
+        self.driver.deadline = math.inf
+        self._pace, self._called = 1, time.perf_counter()
         if found := self._evaluate():  # one that was interrupted
             self._log(found)
         return self._stop() or ("callback" if self._called_off else None)
@@ -278,16 +291,21 @@ class Training:
                 left = min(left, math.ceil((self.run.max_steps - self.step) / self.driver.block_steps))
             self._left = max(1, left)
         blocks = self._left
-        if (every := self.run.eval_frequency) is not None:
-            blocks = min(blocks, math.ceil((every - self.step % every) / self.driver.block_steps))
+        if self._agree is None:  # processes that train together make the same calls
+            blocks = min(blocks, self._pace)
+        for every in (self.run.eval_frequency, self.run.save_frequency):
+            if every is not None:
+                blocks = min(blocks, math.ceil((every - self.step % every) / self.driver.block_steps))
         self._left -= blocks
         self._collected += blocks
+        self._asked = blocks
         return blocks
 
     def take(self, finished: list[Finished]) -> str | None:
         """Take the episodes that ended in those blocks in; log and save when it is time; return why the run ends, if it does."""
         self.progress.elapsed, self._ending = self._agreed(self._time() - self._begun, self._interrupted)
         now = self.progress.elapsed
+        self._set_pace()
         self._account(finished)  # before an evaluation, which may fail
         found = self._evaluate()
         if self._left:
@@ -300,17 +318,30 @@ class Training:
         logged, step, episodes = self._logged
         due = now - logged >= LOG_SECONDS
         if self.run.log_frequency is not None:
-            due = self.progress.score.episodes - episodes >= self.run.log_frequency
+            due = not self._left and self.progress.score.episodes - episodes >= self.run.log_frequency
         if due or found or reason is not None:
             found["time/steps_per_second"] = (self.driver.step - step) / max(now - logged, 1e-9)
             self._log(found)
             self._logged = now, self.driver.step, self.progress.score.episodes
             if reason is None and self._called_off:
                 reason = "callback"
-        if now - self._saved >= self.run.save_seconds and reason is None:
+        if self._due_to_save(now) and reason is None:
             self._meanwhile(self.save)
             self._saved, _ = self._agreed(self._time() - self._begun, False)
+            self._saved_step = self.step
+        self._called = time.perf_counter()
         return reason
+
+    def _due_to_save(self, now: float) -> bool:
+        every = self.run.save_frequency
+        if every is None:
+            return now - self._saved >= self.run.save_seconds
+        return self.step // every > self._saved_step // every
+
+    def _set_pace(self) -> None:
+        """Bound the next call by how long the last one took. What is learnt does not depend on it."""
+        seconds = max(time.perf_counter() - self._called, 1e-6)
+        self._pace = max(1, min(4 * self._asked, int(self._asked * CALL_SECONDS / seconds)))
 
     def _meanwhile(self, write: Callable[[], Any]) -> None:
         """Write files that are not the last. Training outlives a full disk, which may have room again for the next ones."""
@@ -372,8 +403,9 @@ class Training:
         return (seconds, flag) if self._agree is None else self._agree(seconds, flag)
 
     def interrupt(self) -> None:
-        """End the run at the next look."""
+        """End the run after the call of the driver at work, or within it where a block takes long."""
         self._interrupted = True
+        self.driver.deadline = time.perf_counter() + PATIENCE_SECONDS
 
     def _account(self, finished: Sequence[Finished]) -> None:
         episodes, score = [], self.progress.score
@@ -408,8 +440,8 @@ class Training:
             values["episode/reward_best"] = score.best
         record = Record(self.step, self.progress.elapsed, values)
         self.sinks.record(record)
-        if score.improved() and self.on_best is not None and self.evaluation is None:
-            self.on_best(self.driver.train)
+        if score.improved() and self.evaluation is None:
+            self._meanwhile(self._keep_best)
         if self.on_record is not None and self.on_record(record) is False:
             self._called_off = True
 

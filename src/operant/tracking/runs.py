@@ -19,7 +19,7 @@ EVALUATIONS = "evaluations.parquet"
 _OWN = frozenset(
     {
         "seed", "max_steps", "target_reward", "checkpoints", "weights", "history_checkpoint", "monitor_session",
-        "run_dir", "resume", "save_seconds", "save_memory", "log_frequency", "display_precision", "quiet", "env", "vector",
+        "run_dir", "resume", "save_seconds", "save_memory", "save_frequency", "keep_checkpoints", "log_frequency", "display_precision", "quiet", "env", "vector",
         "threads", "eval_frequency", "eval_episodes", *TOGETHER,
     }
 )  # fmt: skip

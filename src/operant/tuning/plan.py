@@ -20,6 +20,8 @@ NOT_TUNED = frozenset(
         "run_dir",
         "resume",
         "save_seconds",
+        "save_frequency",
+        "keep_checkpoints",
         "save_memory",
         "eval_frequency",
         "eval_episodes",
