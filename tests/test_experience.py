@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import jax
 import numpy as np
 import pytest
@@ -279,6 +281,36 @@ def test_recorders_one_after_the_other_replace_nothing(tmp_path):
             agent.observe(reward=0.0, terminal=1)
         agent.close()
     assert [p.name for p in traces.files(tmp_path)] == [f"trace-{i:09d}.npz" for i in range(4)]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_recorders_at_the_same_time_replace_nothing(tmp_path, monkeypatch, links):
+    def refused(*_):
+        raise PermissionError("no links here")
+
+    if not links:
+        monkeypatch.setattr("os.link", refused)
+    agents = [
+        Agent.create(agent="random", states=STATES, actions=ACTIONS["int"], recorder=str(tmp_path))
+        for _ in range(2)
+    ]
+    for _ in range(2):
+        for i, agent in enumerate(agents):
+            agent.act(states=np.zeros(3))
+            agent.observe(reward=float(i), terminal=1)
+    found = traces.files(tmp_path)
+    assert [p.name for p in found] == [f"trace-{i:09d}.npz" for i in range(4)] == sorted(os.listdir(tmp_path))
+    assert [traces.read(p, agents[0].spaces).reward.tolist() for p in found] == [[0.0], [1.0], [0.0], [1.0]]
+
+
+def test_of_the_old_traces_only_a_recorders_go(tmp_path):
+    (tmp_path / "trace-mine.npz").touch()
+    recorder = {"directory": str(tmp_path), "max_traces": 1}
+    agent = Agent.create(agent="random", states=STATES, actions=ACTIONS["int"], recorder=recorder)
+    for _ in range(3):
+        agent.act(states=np.zeros(3))
+        agent.observe(reward=0.0, terminal=1)
+    assert sorted(os.listdir(tmp_path)) == ["trace-000000002.npz", "trace-mine.npz"]
 
 
 @pytest.mark.parametrize("name", NAMES)

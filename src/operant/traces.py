@@ -15,9 +15,11 @@ other, `R` steps together, as plain arrays:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -125,18 +127,50 @@ def _batch(check: Any, value: Any, n: int) -> Flat:
 
 
 def write(path: Path, spaces: Spaces, trace: Trace) -> None:
-    """Write a file, whole or not at all."""
+    """Write a file, whole or not at all; one of that name is replaced."""
+    with _finished(path.parent, spaces, trace) as temporary:
+        os.replace(temporary, path)
+
+
+def add(folder: Path, number: int, spaces: Spaces, trace: Trace) -> int:
+    """Write a file, whole or not at all, under the first number from `number` on that nobody has taken; return that number."""
+    with _finished(folder, spaces, trace) as temporary:
+        while True:
+            try:
+                _name(temporary, folder / _file(number))
+                return number
+            except FileExistsError:
+                number += 1
+
+
+def _name(temporary: Path, path: Path) -> None:
+    """Give a finished file its name, unless that is taken."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links: an empty file takes the name first
+        path.touch(exist_ok=False)
+        os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def _finished(folder: Path, spaces: Spaces, trace: Trace) -> Iterator[Path]:
+    """Lend a finished file of a name that is no trace's."""
     arrays: Flat = {"reward": trace.reward, "terminal": trace.terminal}
     arrays |= _named(spaces.states, "states", trace.observation)
     arrays |= _named(spaces.actions, "actions", trace.action)
     arrays |= {f"auxiliaries/{name}/mask": trace.observation[mask_name(name)] for name in spaces.masks}
     if trace.last is not None:
         arrays |= _named(spaces.states, "last_states", trace.last)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-    os.replace(temporary, path)
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".trace-{secrets.token_hex(8)}.tmp"
+    try:
+        with temporary.open("xb") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def read(path: Path, spaces: Spaces) -> Trace:
@@ -237,7 +271,8 @@ class Recorder:
         config: its options.
         spaces: of the agent.
         actors: how many act.
-        episodes: how many ended already, so that names go on. They go on from the folder's files, too: none is replaced.
+        episodes: how many ended already, so that names go on. They go on from the folder's files, too. None is replaced, whoever
+            else writes there: where a name is taken, the next one is.
     """
 
     def __init__(self, config: RecorderConfig, spaces: Spaces, actors: int, episodes: int = 0) -> None:
@@ -274,16 +309,21 @@ class Recorder:
 
     def _write(self) -> None:
         folder = Path(self.config.directory)
-        write(folder / f"trace-{self._episodes - 1:09d}.npz", self._spaces, join(self._finished))
+        self._episodes = add(folder, self._episodes - 1, self._spaces, join(self._finished)) + 1
         self._finished = []
         if self.config.max_traces is not None:
-            for old in sorted(folder.glob("trace-*.npz"))[: -self.config.max_traces]:
-                old.unlink()
+            for number in sorted(_numbers(self.config.directory))[: -self.config.max_traces]:
+                (folder / _file(number)).unlink(missing_ok=True)  # another recorder may be faster
 
     def close(self) -> None:
         """Write finished episodes that do not fill a file."""
         if self._finished:
             self._write()
+
+
+def _file(number: int) -> str:
+    """Return the name of a trace file."""
+    return f"trace-{number:09d}.npz"
 
 
 def _numbers(folder: str) -> list[int]:
