@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -169,13 +172,59 @@ def test_an_update_once_more_is_recorded_and_a_reset_is_not_an_episode(tmp_path)
     assert "episode-return" not in events.Tags()["scalars"]
 
 
-def test_old_folders_go(tmp_path):
-    for day in range(4):
-        (tmp_path / f"summary-2020010{day}-000000").mkdir()
-    (tmp_path / "mine").mkdir()
-    run(tmp_path, steps=1, max_summaries=2).close()
-    found = sorted(p.name for p in tmp_path.iterdir())
-    assert found[:2] == ["mine", "summary-20200103-000000"] and len(found) == 3
+def names(folder):
+    return sorted(p.name for p in folder.iterdir())
+
+
+def test_agents_of_the_same_second_have_folders_of_their_own(tmp_path):
+    agents = [run(tmp_path, steps=i, frequency=1, labels=["reward"], filename="one") for i in (1, 2, 3)]
+    for agent in agents:
+        agent.close()
+    assert names(tmp_path) == ["one", "one-2", "one-3"]
+    assert [len(read(tmp_path / name).Scalars("reward")) for name in names(tmp_path)] == [1, 2, 3]
+
+
+def test_old_folders_of_agents_go(tmp_path, monkeypatch):
+    clock = iter(["summary-20200101-000000"] * 11 + ["summary-20200102-000000"] * 2)
+    monkeypatch.setattr("time.strftime", lambda _: next(clock))
+    for _ in range(12):
+        run(tmp_path, steps=0, max_summaries=99).close()
+    assert len(names(tmp_path)) == 12
+    run(tmp_path, steps=1, max_summaries=3).close()
+    assert names(tmp_path) == [
+        "summary-20200101-000000-11",
+        "summary-20200102-000000",
+        "summary-20200102-000000-2",
+    ]
+
+
+def test_folders_of_others_and_of_agents_that_write_stay(tmp_path):
+    running = run(tmp_path, steps=1, filename="summary-20200101-000000")
+    for i in range(2, 6):
+        run(tmp_path, steps=1, filename=f"summary-2020010{i}-000000").close()
+    old = tmp_path / "summary-20200102-000000"
+    (tmp_path / "summary-20200103-000000" / "notes.txt").touch()
+    (tmp_path / "summary-20200104-000000").rename(tmp_path / "summary-good")
+    (tmp_path / "summary-20200107-000000").mkdir()
+    (tmp_path / "summary-20200108-000000").symlink_to(old)
+    assert old.is_dir()
+    script = f"from pathlib import Path; from operant import summaries; summaries._remove(Path({str(tmp_path)!r}) / 'summary-20200101-000000')"
+    subprocess.run([sys.executable, "-c", script], check=True)  # another process
+    new = run(tmp_path, steps=1, max_summaries=1, filename="summary-20200109-000000")
+    assert names(tmp_path) == [
+        "summary-20200101-000000",  # still written to
+        "summary-20200103-000000",
+        "summary-20200107-000000",
+        "summary-20200108-000000",
+        "summary-20200109-000000",
+        "summary-good",
+    ]
+    running.close()
+    assert read(tmp_path / "summary-20200101-000000").Tags()["tensors"]  # the graph
+    run(tmp_path, steps=1, max_summaries=1, filename="summary-20200110-000000").close()
+    assert "summary-20200101-000000" not in names(tmp_path)
+    assert "summary-20200109-000000" in names(tmp_path)
+    new.close()
 
 
 @pytest.mark.parametrize(

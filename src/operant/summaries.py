@@ -20,16 +20,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
-import shutil
+import os
+import re
 import time
 import wave
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from operant.checkpoint import durable
 from operant.errors import SpecError, suggest, value_error
 from operant.spec import Config, build, option
 
@@ -47,6 +51,10 @@ METRICS: dict[str, tuple[str, ...]] = {
 LABELS = (*METRICS, "reward", "variables", "updates", "graph")
 ALIASES = {"losses": "loss", "rewards": "reward"}
 TYPES = ("scalar", "histogram", "image", "audio", "text")
+MARKER = ".operant"
+"""File in each agent's folder: holds the name that the folder was given, and is locked as long as the agent writes there."""
+EVENTS = "events.out.tfevents."
+"""How the names of event files begin."""
 
 
 class SummarizerConfig(Config):
@@ -58,8 +66,11 @@ class SummarizerConfig(Config):
     custom: dict[str, Any] | None = option(
         None, "Summaries of the program's own: name -> dict(type='image', max_outputs=3)"
     )
-    filename: str = option("summary-%Y%m%d-%H%M%S", "Name of each agent's folder (time.strftime)")
-    max_summaries: int = option(7, "Newest folders summary-* to keep", low=1)
+    filename: str = option(
+        "summary-%Y%m%d-%H%M%S",
+        "Name of each agent's folder (time.strftime); where it is taken, a number follows",
+    )
+    max_summaries: int = option(7, "Newest folders summary-* of agents to keep", low=1)
     flush: int = option(10, "Seconds after which values are on the disk", unit="seconds", low=1)
 
     def check(self) -> Iterator[str]:
@@ -109,15 +120,15 @@ class Summarizer:
         self.config = config
         self._labels = config.chosen
         root = Path(config.directory)
-        self.folder = root / time.strftime(config.filename)
+        self.folder = _new_folder(root / time.strftime(config.filename))
+        self._release = weakref.finalize(self, _claim(self.folder))
         self._writer = SummaryWriter(
             str(self.folder), flush_secs=config.flush, filename_suffix=f".{time.time_ns()}"
         )
-        old = sorted(
-            (p for p in root.glob("summary-*") if p.is_dir() and p != self.folder), key=lambda p: p.name
-        )
-        for folder in old[: max(0, len(old) + 1 - config.max_summaries)]:
-            shutil.rmtree(folder, ignore_errors=True)
+        made = sorted((p for p in root.glob("summary-*") if _is_made(p)), key=_order)
+        for folder in made[: -config.max_summaries]:
+            if folder != self.folder:
+                _remove(folder)
         self._steps = self._episodes = 0
         self._returns, self._lengths = np.zeros(actors), np.zeros(actors, np.int64)
         self._weights: dict[str, np.ndarray] = {}
@@ -247,3 +258,62 @@ class Summarizer:
     def close(self) -> None:
         """Put everything on the disk."""
         self._writer.close()
+        self._release()
+
+
+# Folders
+
+
+def _new_folder(path: Path) -> Path:
+    """Make a folder that nobody else has: where the name is taken, with a number behind it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    name, number = path.name, 1
+    while True:
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            number += 1
+            path = path.with_name(f"{name}-{number}")
+
+
+def _claim(folder: Path) -> Callable[[], None]:
+    """Mark a folder as an agent's that writes there; return what says that it does no more."""
+    marker = folder / MARKER
+    marker.touch(exist_ok=False)
+    held = contextlib.ExitStack()
+    with contextlib.suppress(OSError):  # a file system without locks, where nobody removes folders
+        held.callback(os.close, durable.hold(marker))
+    marker.write_text(folder.name, encoding="utf-8")  # behind the lock: before, it is nobody's
+    return held.close
+
+
+def _is_made(folder: Path) -> bool:
+    """Tell whether an agent made a folder, gave it this name, and nobody put anything into it."""
+    try:
+        if folder.is_symlink() or (folder / MARKER).read_text(encoding="utf-8") != folder.name:
+            return False
+        return all(
+            path.is_file() and (path.name == MARKER or path.name.startswith(EVENTS))
+            for path in folder.iterdir()
+        )
+    except (OSError, UnicodeError):  # none, somebody else's, or being removed
+        return False
+
+
+def _order(folder: Path) -> list[Any]:
+    """Return the place of a folder among others: names, their numbers by size."""
+    parts: list[Any] = re.split("([0-9]+)", folder.name)
+    return [int(part) if i % 2 else part for i, part in enumerate(parts)]
+
+
+def _remove(folder: Path) -> None:
+    """Remove an agent's folder, unless the agent still writes there."""
+    with contextlib.suppress(OSError):  # it does, or somebody else removes the folder, too
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, durable.hold(folder / MARKER))
+            for path in folder.iterdir():
+                if path.name != MARKER:
+                    path.unlink()
+        (folder / MARKER).unlink()
+        folder.rmdir()

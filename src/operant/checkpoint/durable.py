@@ -106,6 +106,24 @@ def sync(folder: Path) -> None:
         os.close(descriptor)
 
 
+def hold(path: Path) -> int:
+    """Open a file and lock it, until the descriptor is closed or the process dies; where there is no POSIX, only open it.
+
+    Raises:
+        OSError: somebody holds it (`BlockingIOError`), it is not there, or it cannot be locked.
+    """
+    descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+    if os.name == "posix":
+        import fcntl
+
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    return descriptor
+
+
 @contextlib.contextmanager
 def locked(folder: Path, wait: bool = True) -> Iterator[None]:
     """Hold the folder against other writers. The system lets go of it when a process dies.
