@@ -15,6 +15,7 @@ import pytest
 import operant
 from operant.cli import main
 from operant.errors import SpecError
+from operant.execution.evaluate import Evaluator
 from operant.inputs import create_envs
 from operant.play import PlayConfig, play
 from operant.tracking import read_history
@@ -294,6 +295,28 @@ def test_a_class_plays_and_trains_on(tmp_path, capsys):
     agent.fit(max_steps=400)
     assert (np.diff(read_history(history)["step"]) >= 0).all()
     agent.close()
+
+
+def test_playing_draws_other_episodes_than_training(monkeypatch):
+    """Those of training with the same seed would tell how well it is remembered."""
+    roots, run = [], Evaluator.run
+
+    def watched(self, *args, seed, **options):
+        roots.append(seed)
+        return run(self, *args, seed=seed, **options)
+
+    monkeypatch.setattr(Evaluator, "run", watched)
+    for _ in range(2):  # the same program once more
+        agent = operant.PPO("CartPole-v1", [{"type": "dense", "size": 4}], seed=3, quiet=True)
+        assert len(agent.play().rewards) == 1 and len(agent.play(episodes=2).rewards) == 2
+        agent.close()
+    config = PlayConfig.from_dict({"env": "CartPole-v1", "quiet": True})
+    one, other = play(config, "random"), play(config.replace(seed=3), "random")
+    assert one == play(config, "random") != other
+    first, second = roots[:2]
+    assert roots[2:4] == [first, second] and roots[4] == roots[6] and roots[5] == first
+    evaluations = [int(np.random.SeedSequence([3, i]).generate_state(1)[0] >> 1) for i in (0, 1)]
+    assert len({0, 3, *evaluations, first, second, roots[4]}) == 7
 
 
 class Plain(gymnasium.Env):

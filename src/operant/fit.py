@@ -132,7 +132,7 @@ class Trainer:
             environments.close()
             raise
         self._progress = Progress(self.run)
-        self._begun, self._fits = False, 0
+        self._begun, self._fits, self._plays = False, 0, 0
         self._loaded: str | None = None
 
     @property
@@ -268,6 +268,8 @@ class Trainer:
     ) -> Played:
         """Play with the policy as it is, in an environment of its own; training is not touched.
 
+        Every call plays other episodes, none of them training's; a program that runs again plays the same ones.
+
         Args:
             video_dir: folder for a video (mp4) of each episode.
             render: show a window.
@@ -300,7 +302,8 @@ class Trainer:
             }
         )
         env = self._another(config)
-        played = run_episodes(self.session.learner, self.session.driver.train, env, config)
+        played = run_episodes(self.session.learner, self.session.driver.train, env, config, self._plays)
+        self._plays += 1
         if not self.run.quiet:
             print(played)
         return played

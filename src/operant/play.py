@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from operant.execution.episodes import Finished
     from operant.watch import Output
 
+PLAY = 1
+"""Purpose of the seeds of playing: those of environments and evaluations (`Evaluation.run`) have 0 in its place."""
+
 
 class PlayConfig(Config):
     """Options of `operant play`."""
@@ -39,7 +42,9 @@ class PlayConfig(Config):
     max_episode_timesteps: int | None = option(
         None, "Time limit of an episode, if shorter than the environment's own", low=1
     )
-    seed: int = option(0, "Random seed", low=0, high=2**32 - 1)
+    seed: int = option(
+        0, "Random seed (the episodes are not those of training with this seed)", low=0, high=2**32 - 1
+    )
     preprocess: bool = option(
         False, "If specified, states will be treated as atari frames\nand preprocessed accordingly"
     )
@@ -99,8 +104,8 @@ class Played(NamedTuple):
         return f"{len(self.rewards)} episodes: mean reward {mean:.2f} (standard deviation {std:.2f}), mean length {length:.1f}"
 
 
-def run(learner: Learner, train: Train, env: VectorEnv, config: PlayConfig) -> Played:
-    """Play episodes on a vector of one environment, which is closed in the end."""
+def run(learner: Learner, train: Train, env: VectorEnv, config: PlayConfig, call: int = 0) -> Played:
+    """Play episodes on a vector of one environment, which is closed in the end; every `call` plays others."""
     from operant.execution.evaluate import evaluate
 
     return _shown(
@@ -109,13 +114,18 @@ def run(learner: Learner, train: Train, env: VectorEnv, config: PlayConfig) -> P
             train,
             env,
             config.episodes,
-            seed=config.seed,
+            seed=_root(config.seed, call),
             explore=config.action_idx == 1,
             max_steps=config.max_steps,
         ),
         env,
         config,
     )
+
+
+def _root(seed: int, call: int = 0) -> int:
+    """Return the root of what is random in the episodes of a call: training with this seed draws from another."""
+    return int(np.random.SeedSequence([seed, call, PLAY]).generate_state(1)[0] >> 1)
 
 
 def _shown(play: Callable[[VectorEnv], list[Finished]], env: VectorEnv, config: PlayConfig) -> Played:
@@ -225,7 +235,7 @@ def _exported(config: PlayConfig, path: str) -> Played:
     from operant.execution.evaluate import run_episodes
     from operant.export.policy import load_policy
 
-    policy, env = load_policy(path), environment(config)
+    policy, env, seed = load_policy(path), environment(config), _root(config.seed)
     try:
         for kind in ("states", "actions"):
             own, given = getattr(policy.spaces, kind), getattr(env.spaces, kind)
@@ -238,7 +248,7 @@ def _exported(config: PlayConfig, path: str) -> Played:
         raise
     return _shown(
         lambda env: run_episodes(
-            policy.choose, policy.start(env.num_envs), env, config.episodes, config.seed, config.max_steps
+            policy.choose, policy.start(env.num_envs), env, config.episodes, seed, config.max_steps
         ),
         env,
         config,
