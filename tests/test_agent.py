@@ -8,12 +8,15 @@ import re
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from operant import Agent, Environment
+from operant import Agent, Environment, checkpoint
+from operant.agents.learner import ACT, ENV, INDEPENDENT, INIT, UPDATE
+from operant.agents.protocol import fold
 from operant.checkpoint.manifest import digest
 from operant.errors import CheckpointError, NumericalError, SpaceError, SpecError, UsageError
 from operant.nn import backend
@@ -294,6 +297,49 @@ def test_independent_calls_change_nothing():
         np.testing.assert_array_equal(leaf, before[name])
     with pytest.raises(UsageError, match="internals are kept by the agent"):
         agent.act(states=state(), internals={})
+
+
+def drawn(agent, count=20, states=None):
+    states = state() if states is None else states
+    return [agent.act(states=states, independent=True, deterministic=False) for _ in range(count)]
+
+
+def test_independent_draws_go_on_after_loading(tmp_path):
+    agent = create(seed=5, parallel_interactions=2)
+    first = drawn(agent)
+    path = Path(agent.save(tmp_path / "a"))
+    agent.act(states=state(), independent=True)  # draws nothing
+    following = drawn(agent)
+    assert following != first
+    assert drawn(Agent.load(path)) == following
+    assert drawn(Agent.load(path, parallel_interactions=1)) == following
+    tree, header = checkpoint.load(path, {"train": agent.engine.train, **agent.actors.snapshot()[0]})
+    del header["interaction"]["draws"]  # as an older version wrote it
+    checkpoint.save(tmp_path / "b", tree, header, name="agent")
+    assert drawn(Agent.load(tmp_path / "b")) == first
+    assert drawn(create(seed=5)) == first
+
+
+def test_independent_draws_go_on_behind_masks():
+    agent = create(seed=5)
+    first, masked = drawn(agent), {"state": state(), "action_mask": [True] * 3}
+    assert drawn(agent, states=masked) != first
+    assert drawn(create(seed=5), states=masked) == first
+
+
+def test_independent_draws_are_of_a_root_of_their_own():
+    key = jax.random.key(5)
+    roots = [fold(key, purpose) for purpose in (INIT, ACT, UPDATE, ENV, INDEPENDENT)]
+    assert len({jax.random.key_data(root).tobytes() for root in roots}) == 5
+    agent = create(seed=5)
+    own = agent.learner.independent_noise(key, 0, 1)
+    for other in (
+        agent.learner.noise(key, 0, 1),
+        agent.learner.algorithm.noise(jax.random.fold_in(jax.random.key(5 ^ 0x5EED), 1), 1),
+    ):
+        assert not all(
+            np.array_equal(a, b) for a, b in zip(jax.tree.leaves(own), jax.tree.leaves(other), strict=True)
+        )
 
 
 def test_episode_longer_than_announced_is_an_error():

@@ -342,7 +342,7 @@ class Agent(Interactive):
         tree = {"train": self._engine.train, **rows}
         header = {
             "specification": self.get_specification(),
-            "interaction": {**shapes, "reported": self._reported},
+            "interaction": {**shapes, "reported": self._reported, "draws": self._draws},
         }
         return str(checkpoint.save(directory, tree, header, keep=keep, name=name))
 
@@ -404,6 +404,7 @@ class Agent(Interactive):
                 loaded._restore(path, header.get("interaction"))
             else:
                 loaded._take_over(path, actors)
+                loaded._draws = (header.get("interaction") or {}).get("draws", 0)
         loaded._write_by(writers)
         return loaded
 
@@ -516,6 +517,7 @@ class Agent(Interactive):
         self._engine.put(tree["train"])
         self.actors.restore(tree, interaction)
         self._reported = interaction["reported"]
+        self._draws = interaction.get("draws", 0)  # older checkpoints do not say
 
 
 def specified(agent: Any) -> dict[str, Any]:

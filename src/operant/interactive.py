@@ -90,6 +90,7 @@ class Interactive:
         self._device = None if settings.device is None else runtime.device(settings.device)
         self._precision = settings.precision
         self._debug = settings.debug
+        self._draws = 0
         self._build()
 
     def _build(self) -> None:
@@ -99,7 +100,6 @@ class Interactive:
         self.engine: Engine | None = Engine(self.learner, key, n, self._device, self._precision, held)
         self._reported = 0
         self._last_block: Block | None = None
-        self._draws = 0
         self._limit: int | None = None
         self._start()
 
@@ -301,9 +301,9 @@ class Interactive:
                     f"Received: {jax.tree.map(np.shape, internals)}."
                 )
             carry = jax.tree.map(lambda x, like: np.reshape(x, like.shape), internals, start)
-        self._draws += 1
-        key = jax.random.fold_in(jax.random.key(self.seed ^ 0x5EED), self._draws)
-        noise = self.learner.algorithm.noise(key, n)
+        noise = self.learner.independent_noise(self._engine.train.key, self._draws, n)
+        if not deterministic:
+            self._draws += 1
         action = self._engine.act(observation, carry, np.zeros(n, bool), noise, explore=not deterministic)
         action = jax.tree.map(np.asarray, action)
         emitted = self._emitted(action.action if batch else {name: x[0] for name, x in action.action.items()})

@@ -26,7 +26,7 @@ from operant.spec import Config, Schedule, traced
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
 
 # Purposes of the run's key.
-INIT, ACT, UPDATE, ENV = range(4)
+INIT, ACT, UPDATE, ENV, INDEPENDENT = range(5)
 
 METER_SLOTS = 32
 """Most metrics that an update may report."""
@@ -181,6 +181,10 @@ class Learner:
     def noise(self, key: Key, row: Array, n: int) -> Tree:
         """Return the randomness of row `row` of a run with `n` actors."""
         return self.algorithm.noise(fold(key, ACT, row), n)
+
+    def independent_noise(self, key: Key, draw: int, n: int) -> Tree:
+        """Return the randomness of draw number `draw` outside of the run, for `n` observations."""
+        return self.algorithm.noise(fold(key, INDEPENDENT, draw), n)
 
     def act(
         self,
