@@ -13,8 +13,10 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from tests.small_agents import NAMES, RECURRENT, networks, small
 
 from operant import Agent, Environment, checkpoint
+from operant.agents import AGENTS
 from operant.agents.learner import ACT, ENV, INDEPENDENT, INIT, UPDATE
 from operant.agents.protocol import fold
 from operant.checkpoint.manifest import digest
@@ -23,6 +25,8 @@ from operant.nn import backend
 
 STATE = {"type": "float", "shape": (3,)}
 CHOICE = {"type": "int", "num_values": 3}
+FEW = ("ppo", "dqn")
+"""Agents that every day is tested with, of tests of all."""
 NET = [{"type": "dense", "size": 8}]
 ROLLOUT = {"agent": "ppo", "n_steps": 4, "mini_batches": 2, "ppo_epochs": 1, "model": NET}
 REPLAY = {
@@ -359,6 +363,56 @@ def test_reset_closes_open_episodes():
     agent.reset()
     assert agent.episodes == 1 and agent.timesteps == 3
     agent.act(states=state())
+
+
+def test_an_action_without_an_answer_is_no_step():
+    agent = create(parallel_interactions=2)
+    for i in range(2):
+        agent.act(states=[state(i), state(i)], parallel=[0, 1])
+        if i == 0:
+            agent.observe(reward=[1.0, 1.0], terminal=[0, 1], parallel=[0, 1])
+    assert (agent.timesteps, agent.episodes) == (4, 1)
+    agent.reset(parallel=[0, 1], next_states=[state(7), state(7)])
+    assert (agent.timesteps, agent.episodes) == (2, 2)
+    (step, end), (_, last, nothing) = rows_of(agent, 0), rows_of(agent, 1)
+    assert (step.reward, step.valid, step.truncated) == (1.0, True, True)
+    for row in (end, last, nothing):
+        assert (row.reward, row.valid, row.terminated, row.truncated) == (0.0, False, False, False)
+    np.testing.assert_array_equal(end.observation["state"], state(1))
+    agent.act(states=state())  # a new episode
+
+
+@pytest.mark.parametrize(
+    ("name", "recurrent"),
+    [pytest.param(name, False, marks=[pytest.mark.slow] * (name not in FEW)) for name in NAMES]
+    + [pytest.param(name, True, marks=pytest.mark.slow) for name in ("a2c", "dqn", "acer", "modular", "sac")],
+)
+def test_what_is_learnt_is_the_same_without_an_action_that_had_no_answer(name, recurrent):
+    """As if the episode had been cut at the state of that action, wherever in a block it stood."""
+    kind = (
+        CHOICE
+        if "int" in AGENTS[name].actions
+        else {"type": "float", "shape": (2,), "min_value": -1, "max_value": 1}
+    )
+    options = small(name, normalize_rewards=True, **(networks(name, RECURRENT) if recurrent else {}))
+    with_it, without = (create({"agent": name, **options}, actions=kind, seed=4) for _ in range(2))
+    draw = np.random.default_rng(0)
+    for length in (5, 1, 8, 6, 7, 2, 5, 6, 9, 3):
+        for i in range(length + 1):
+            states, reward = draw.normal(size=3), float(draw.normal())
+            if i == length:
+                without.reset(parallel=0, next_states=states)
+            for agent in (with_it, without):
+                if i < length or agent is with_it:
+                    agent.act(states=states)
+                if i < length:
+                    agent.observe(reward=reward)
+        with_it.reset()
+    assert with_it.updates == without.updates > 2
+    assert with_it.timesteps == without.timesteps == 52
+    for path, leaf in leaves(with_it).items():
+        if "counters.episodes" not in path and "memory" not in path:
+            np.testing.assert_array_equal(leaf, leaves(without)[path], err_msg=path)
 
 
 def test_a_checkpoint_does_not_say_what_to_import(tmp_path, monkeypatch):

@@ -148,16 +148,16 @@ def test_steps_are_the_agents_after_experience_and_resets(tmp_path):
         states=np.zeros((4, 3)), actions=np.zeros(4, int), terminal=[0, 1, 0, 1], reward=np.zeros(4)
     )
     agent.act(states=np.zeros(3))
-    agent.reset()  # a step that was never observed, and the fourth episode
+    agent.reset()  # an action that nobody answered: no step, no episode
     agent.act(states=np.zeros(3))
     agent.observe(reward=7.0, terminal=True)
     agent.summarize("number", 1.0)
-    assert (agent.timesteps, agent.episodes) == (9, 5)
+    assert (agent.timesteps, agent.episodes) == (8, 4)
     agent.close()
     events = read(tmp_path / "one")
-    assert [e.step for e in events.Scalars("reward")] == [1, 2, 3, 9]
-    assert [(e.step, e.value) for e in events.Scalars("episode-return")] == [(5, 7.0)]
-    assert events.Scalars("number")[0].step == 9
+    assert [e.step for e in events.Scalars("reward")] == [1, 2, 3, 8]
+    assert [(e.step, e.value) for e in events.Scalars("episode-return")] == [(4, 7.0)]
+    assert events.Scalars("number")[0].step == 8
 
 
 def test_an_update_once_more_is_recorded_and_a_reset_is_not_an_episode(tmp_path):

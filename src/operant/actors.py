@@ -61,6 +61,16 @@ class Actor:
         self.row += 1
         self.first, self.length = True, 0
 
+    def drop_unanswered(self) -> None:
+        """Cut the episode before the newest row's action, whose reward never came: the row keeps the observation alone, as a last one.
+
+        The row before it is not flagged where a block has taken it: the row that does not count cuts the episode, too.
+        """
+        self.rows[-1] = _idle(self.rows[-1])
+        if len(self.rows) > 1 and self.rows[-2].valid:
+            self.rows[-2] = self.rows[-2]._replace(truncated=True)
+        self.first, self.acted, self.length = True, False, 0
+
     def bring(
         self,
         observation: dict[str, np.ndarray],

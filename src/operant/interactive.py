@@ -436,6 +436,9 @@ class Interactive:
     def reset(self, parallel: Any = None, next_states: Any = None) -> None:
         """Cut unfinished episodes as a time limit would: what they brought so far is kept.
 
+        An action that `observe` did not answer brought nothing that is known: the episode is cut before it, at the state that it was
+        chosen for, whatever `next_states` says.
+
         Args:
             parallel: index of the actor whose episode is cut, or a list of such; None: all of them.
             next_states: the state (with a list as `parallel`, a list of states) after each episode's last action.
@@ -462,7 +465,7 @@ class Interactive:
         self._writers.forget([actor.index for actor in actors])
         for actor, last in zip(actors, observations, strict=True):
             if actor.acted:
-                self._complete(actor, 0.0, 2, last)
+                actor.drop_unanswered()
             elif not actor.first and actor.rows and actor.rows[-1].valid:
                 self._complete(actor, actor.rows[-1].reward, 2, last)
         self._writers.recount()
