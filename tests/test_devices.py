@@ -83,6 +83,7 @@ SMALL = {"buffer_max_size": 400, "buffer_initial_size": 64}
     ("kind", "env", "options", "blocks"),
     [
         pytest.param("ppo", "jax:CartPole-v1", {"n_steps": 16, "mini_batches": 2}, 5, marks=pytest.mark.slow),
+        pytest.param("ppo", "jax:CartPole-v1", {"n_steps": 16, "lr": 0.01, "target_kl": 0.001}, 5, marks=pytest.mark.exhaustive),
         pytest.param("dqn", "jax:CartPole-v1", SMALL, 60, marks=pytest.mark.exhaustive),
         pytest.param("dqn", "jax:CartPole-v1", {**SMALL, "prioritized": True}, 60, marks=pytest.mark.exhaustive),
         pytest.param("dqn", "jax:CartPole-v1", {**SMALL, "model": [{"type": "dense", "size": 8}, {"type": "gru", "size": 8}]}, 60, marks=pytest.mark.exhaustive),

@@ -211,6 +211,7 @@ KNOBS: dict[str, dict[str, Knob]] = {
         "clip_value": Knob(False),
         "normalize_advantage": Knob(False),
         "separate": Knob(True, "shapes"),
+        "target_kl": Knob(1e-5, context={"target_kl": 10.0}),
     },
     "sac": {
         "learn_temperature": Knob(False),

@@ -140,3 +140,5 @@ def test_a_gradient_of_no_data_changes_nothing_not_even_by_momentum():
     for a, b in zip(jax.tree.leaves((kept, after)), jax.tree.leaves((params, state)), strict=True):
         np.testing.assert_array_equal(a, b)
     assert float(info["skipped"]) == 0
+    broken = {"w": jnp.full(3, jnp.nan)}
+    assert float(optimise.apply(adam, params, state, broken, there=jnp.asarray(False))[2]["skipped"]) == 0

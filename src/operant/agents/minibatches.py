@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 
+from operant.agents.stability import COUNTED
 from operant.errors import value_error
 from operant.ops import random
 from operant.ops.spread import spread
@@ -55,8 +56,7 @@ def passes(
     If the rows do not divide into the minibatches, each pass leaves out another random remainder.
 
     Args:
-        step: takes what is learned and a minibatch; returns what is learned then, and metrics, `update/skipped` among them; NaN
-            where one does not apply.
+        step: takes what is learned and a minibatch; returns what is learned then, and metrics; NaN where one does not apply.
         learned: what the steps change.
         batch: leaves `[T, N, ...]`.
         key: consumed.
@@ -67,7 +67,7 @@ def passes(
         noisy: whether each step wants a key.
 
     Returns:
-        What is learned in the end, and the mean of every metric over the steps to which it applies, of `update/skipped` the sum.
+        What is learned in the end, and the mean of every metric over the steps to which it applies, of those in `COUNTED` the sum.
     """
     axis = 1 if sequences else 0
     if not sequences:  # rows are independent of one another
@@ -95,5 +95,4 @@ def passes(
     # As plain numbers: under `vmap`, JAX's check of key reuse takes the keys of a scan for used.
     words = jax.random.key_data(jax.random.split(key, epochs))
     learned, metrics = jax.lax.scan(epoch, learned, words)
-    skipped = jnp.sum(metrics.pop("update/skipped"))
-    return learned, {**jax.tree.map(jnp.nanmean, metrics), "update/skipped": skipped}
+    return learned, {k: jnp.sum(x) if k in COUNTED else jnp.nanmean(x) for k, x in metrics.items()}

@@ -8,7 +8,9 @@ Paper: Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (https://
     L        = L_policy + c_v L_value - c_e H(π_θ)                                    (eq. 9)
 
 with A from generalised advantage estimation (Schulman et al. 2016, eq. 16) over blocks of `n_steps` rows, R = A + V_old,
-and `ppo_epochs` passes over the block in `mini_batches` shuffled parts.
+and `ppo_epochs` passes over the block in `mini_batches` shuffled parts. With `target_kl` an update ends early, by the rule of
+Stable-Baselines3 (https://github.com/DLR-RM/stable-baselines3, `ppo/ppo.py`): before each step the divergence is estimated on
+its minibatch, and the first one beyond 1.5 `target_kl` is also the first without a step.
 
 Deviations: the value is clipped with the policy's ε and advantages are standardised per minibatch, as in the authors' code,
 not in the paper (`clip_value`, `normalize_advantage` turn them off). A time limit bootstraps from the value of the last
@@ -19,6 +21,7 @@ observation. If the block does not divide into minibatches, each epoch leaves ou
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
@@ -33,6 +36,9 @@ from operant.ops import losses, optimise
 from operant.spaces import Spaces, masks_of
 from operant.spec import Scalar, option
 from operant.types import Array, Arrays, Block, Key, Metrics, Tree
+
+SLACK = 1.5
+"""Times `target_kl` that the divergence may be before steps end: a single minibatch's estimate is noisy."""
 
 
 class Config(RolloutConfig, ModelConfig):
@@ -61,6 +67,15 @@ class Config(RolloutConfig, ModelConfig):
     normalize_advantage: bool = option(True, "Standardise advantages in each mini-batch")
     separate: bool = option(
         False, "Separate networks for policy and value instead of one trunk with two heads"
+    )
+    target_kl: Scalar | None = option(
+        None,
+        "Divergence that the policy may reach in an update: at 1.5 times as much its gradient steps end (None: no limit)",
+        unit="nats",
+        low=0.0,
+        low_open=True,
+        search="log_uniform",
+        traced=True,
     )
 
     def batch(self, actors: int) -> int:
@@ -159,7 +174,7 @@ class PPO(ActorCritic):
             target=estimate.target,
             valid=block.valid,
         )
-        (params, opt_state), metrics = self._epochs(variables, state.optimizer, batch, block.carry, key)
+        params, opt_state, metrics = self._epochs(variables, state.optimizer, batch, block.carry, key)
         weight = block.valid.astype(jnp.float32)
         metrics["value/mean"] = losses.weighted_mean(batch.value, weight)
         metrics["update/explained_variance"] = losses.explained_variance(batch.value, batch.target, weight)
@@ -169,24 +184,30 @@ class PPO(ActorCritic):
 
     def _epochs(
         self, variables: Tree, opt_state: Tree, batch: Batch, carry: Tree, key: Key
-    ) -> tuple[tuple[Tree, Tree], Metrics]:
-        """Run all gradient steps of one update in one scan."""
-        optimizer = stability.optimizer(self.config)
+    ) -> tuple[Tree, Tree, Metrics]:
+        """Run all gradient steps of one update in one scan. Those behind `target_kl` run without effect."""
+        limit, optimizer = self.config.target_kl, stability.optimizer(self.config)
 
-        def step(learned: tuple[Tree, Tree], part: Part) -> tuple[tuple[Tree, Tree], Metrics]:
-            (params, opt_state), (own, start, key) = learned, part
+        def step(learned: tuple[Tree, Tree, Array], part: Part) -> tuple[tuple[Tree, Tree, Array], Metrics]:
+            (old, opt_state, going), (own, start, key) = learned, part
             frozen = self.model.learning(variables, key)["state"]
-            before: Tree = {"params": params, "state": frozen}
-            (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, frozen, self, own, start)
+            before: Tree = {"params": old, "state": frozen}
+            (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(old, frozen, self, own, start)
             there = jnp.any(own.valid)
-            params, opt_state, info = optimise.apply(optimizer, params, opt_state, grads, there=there)
+            if limit is not None:
+                going &= ~(metrics["update/kl"] > SLACK * limit)
+                there &= going
+            params, opt_state, info = optimise.apply(optimizer, old, opt_state, grads, there=there)
             params = self.model.averaged(params, before, own.observation)
             metrics |= {f"update/{k}": v for k, v in info.items()}
-            return (params, opt_state), stability.applying(metrics, there)
+            if limit is not None:
+                params = jax.tree.map(functools.partial(jnp.where, going), params, old)
+                metrics["update/steps"] = there.astype(jnp.float32) - info["skipped"]
+            return (params, opt_state, going), stability.applying(metrics, there)
 
-        return passes(
+        (params, opt_state, _), metrics = passes(
             step,
-            (variables["params"], opt_state),
+            (variables["params"], opt_state, jnp.asarray(True)),
             batch,
             key,
             epochs=self.config.ppo_epochs,
@@ -195,3 +216,4 @@ class PPO(ActorCritic):
             sequences=self.model.recurrent,
             noisy=self.model.learns_otherwise,
         )
+        return params, opt_state, metrics

@@ -11,6 +11,9 @@ from operant.ops import optimise, statistics
 from operant.spaces import Spaces
 from operant.types import Array, Block, Metrics, Tree
 
+COUNTED = ("update/skipped", "update/steps")
+"""Metrics that count gradient steps: summed over those of an update, where others are averaged."""
+
 
 def optimizer(config: AgentConfig) -> optimise.Optimizer:
     """Return the optimizer of an algorithm's options; their numbers may be traced."""
@@ -61,8 +64,8 @@ def filled(block: Block, spaces: Spaces) -> Block:
 
 
 def applying(metrics: Metrics, there: Array) -> Metrics:
-    """Return the metrics of a gradient step, NaN (does not apply) where there were no data; what counts steps stays."""
-    return {k: x if k == "update/skipped" else jnp.where(there, x, jnp.nan) for k, x in metrics.items()}
+    """Return the metrics of a gradient step, NaN (does not apply) where there was none to take; what counts steps stays."""
+    return {k: x if k in COUNTED else jnp.where(there, x, jnp.nan) for k, x in metrics.items()}
 
 
 def scale_replayed(config: AgentConfig, scale: Tree, reward: Array) -> Array:

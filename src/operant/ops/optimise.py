@@ -275,8 +275,8 @@ def apply(
         params: parameters.
         opt_state: state that `optimizer.init(params)` or an earlier step gave.
         grads: gradient, a tree like `params`.
-        there: whether the gradient is of any data (default: it is). Without any nothing changes either, and nothing was skipped:
-            momentum would move the parameters on a gradient of 0.
+        there: whether there is a step to take (default: there is), such as not without any data: momentum would move the
+            parameters on a gradient of 0. Else nothing changes either, and nothing was skipped.
 
     Returns:
         Parameters, state, and `grad_norm` (global norm before any clipping; a norm that overflows float32 counts
@@ -295,5 +295,6 @@ def apply(
         return jnp.where(taken, new, old)
 
     kept, opt_state = jax.tree.map(keep, (new, new_state), (old, opt_state))
-    info = {"grad_norm": grad_norm, "skipped": 1.0 - finite.astype(jnp.float32)}
+    left_out = ~finite if there is None else ~finite & there
+    info = {"grad_norm": grad_norm, "skipped": left_out.astype(jnp.float32)}
     return optimizer.unform(kept, params), opt_state, info

@@ -94,6 +94,7 @@ METRICS: dict[str, Metric] = {
     "update/explained_variance": Metric("How well values predict: 1 - Var(target - value) / Var(target), 1 at best."),
     "update/grad_norm": Metric("Norm of the gradient over all parameters, before clipping."),
     "update/skipped": Metric("Gradient steps since the last record that were left out because a gradient or a step was not finite.", "steps"),
+    "update/steps": Metric("Gradient steps per update, where a limit of the divergence may end them (`target_kl`).", "steps"),
     "update/line_search_steps": Metric("Backtracking steps until the update was accepted.", "steps"),
     "update/accepted": Metric("Share of natural-gradient steps that the line search accepted."),
     "update/count": Metric("Updates since the start of training (`operant run`).", "updates"),
