@@ -22,6 +22,7 @@ from tests.small_agents import (
     differing,
     equal,
     interact,
+    learner,
     networks,
     parameters,
     serves,
@@ -32,7 +33,7 @@ from tests.small_agents import (
 from operant import checkpoint
 from operant.agent import Agent
 from operant.agents import config_class
-from operant.agents.learner import Train
+from operant.agents.learner import METER_SLOTS, Train
 from operant.agents.making import define
 from operant.envs.classic import CartPole
 from operant.envs.native import NativeEnv, TimeLimit
@@ -417,6 +418,26 @@ def test_nothing_bootstraps_across_a_restart(name):
 
 
 # Actors out of step
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_an_update_with_too_many_metrics_is_refused(more, monkeypatch):
+    made = learner("a2c", Countdown(), 2)
+
+    def update(self, state, memory, block, counters, key):
+        return state, memory, {f"loss/{i}": jnp.zeros(()) for i in range(METER_SLOTS + more)}
+
+    monkeypatch.setattr(type(made.algorithm), "update", update)
+    key = jax.random.key(0)
+    train = jax.eval_shape(made.init, key, made.hyper())
+    call = functools.partial(jax.eval_shape, made.metered, train, made.meter(), made.block_shape(2), key)
+    if not more:
+        call()
+        return
+    with pytest.raises(
+        SpecError, match=r"A2C.update must return at most 32 metrics. Received: 33. Leave some out"
+    ):
+        call()
 
 
 def test_what_observe_refuses_changes_nothing():

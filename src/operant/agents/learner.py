@@ -293,8 +293,16 @@ class Learner:
         return train, self.add(meter, metrics)
 
     def add(self, meter: Array, metrics: Metrics) -> Array:
-        """Add scalars to a meter; NaN means that a metric does not apply."""
-        assert len(metrics) <= METER_SLOTS
+        """Add scalars to a meter; NaN means that a metric does not apply.
+
+        Raises:
+            SpecError: there are more than `METER_SLOTS` metrics.
+        """
+        if len(metrics) > METER_SLOTS:
+            raise SpecError(
+                f"{type(self.algorithm).__name__}.update must return at most {METER_SLOTS} metrics. "
+                f"Received: {len(metrics)}. Leave some out."
+            )
         if not metrics:
             return meter
         self.metric_names = tuple(metrics)  # known from tracing on, which is before any is read

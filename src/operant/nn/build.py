@@ -19,8 +19,6 @@ from operant.nn.structure import config, from_config
 from operant.nn.weights import collect
 from operant.spaces import Leaf
 
-"""Components whose name ends so are action masks, which networks do not see."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Head:
