@@ -443,8 +443,7 @@ class ACER:
         optimizer, there = stability.optimizer(self.config), jnp.any(block.valid)
         params, opt_state, info = optimise.apply(optimizer, params, state.optimizer, grads, there=there)
         params = self.model.averaged(params, variables, block.observation)
-        decay = jnp.asarray(self.config.ema_alpha, jnp.float32)
-        average = jax.tree.map(lambda a, p: p + decay.astype(p.dtype) * (a - p), state.average, params)
+        average = optimise.interpolate(params, state.average, self.config.ema_alpha)
         state = state._replace(
             variables={**state.variables, "params": params}, average=average, optimizer=opt_state
         )

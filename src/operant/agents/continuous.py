@@ -368,14 +368,8 @@ class Continuous(abc.ABC):
         return params, optimizer, metrics, aux
 
     def follow(self, target: Tree, online: Tree) -> Tree:
-        """Move targets by `tau` of the way: Polyak averaging; a tau of 1 copies exactly."""
-        tau = jnp.asarray(self.config.tau, jnp.float32)
-
-        def move(slow: Array, fast: Array) -> Array:
-            share = tau.astype(slow.dtype)
-            return (1.0 - share) * slow + share * fast
-
-        return jax.tree.map(move, target, online)
+        """Move targets by `tau` of the way: Polyak averaging."""
+        return optimise.interpolate(target, online, self.config.tau)
 
     def learn(
         self,

@@ -433,9 +433,4 @@ class DQN(QLearner):
         before = counters.timesteps - jnp.sum(block.valid, dtype=jnp.uint32)
         due = counters.timesteps // every > before // every
         tau = jnp.where(due, jnp.asarray(self.config.tau, jnp.float32), 0.0)
-
-        def move(target: Array, online: Array) -> Array:
-            # lerp that copies exactly at tau = 1
-            return jnp.where(tau == 1.0, online, target + tau.astype(target.dtype) * (online - target))
-
-        return state._replace(target=jax.tree.map(move, state.target, self.learned(state)))
+        return state._replace(target=optimise.interpolate(state.target, self.learned(state), tau))

@@ -474,9 +474,4 @@ class Modular:
         every = jnp.maximum(jnp.asarray(c.target_sync_frequency).astype(jnp.uint32), 1)
         weight = jnp.asarray(c.target_update_weight, jnp.float32)
         share = jnp.where(state.made % every == 0, weight, 0.0)
-
-        def move(target: Array, online: Array) -> Array:
-            # lerp that copies exactly at a weight of 1
-            return jnp.where(share == 1.0, online, target + share.astype(target.dtype) * (online - target))
-
-        return state._replace(target=jax.tree.map(move, state.target, followed))
+        return state._replace(target=optimise.interpolate(state.target, followed, share))

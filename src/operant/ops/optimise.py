@@ -1,4 +1,4 @@
-"""Gradient steps: optimisers by name, and a step that a non-finite gradient cannot spoil."""
+"""Gradient steps: optimisers by name, a step that a non-finite gradient cannot spoil, and parameters that follow others slowly."""
 
 from __future__ import annotations
 
@@ -298,3 +298,21 @@ def apply(
     left_out = ~finite if there is None else ~finite & there
     info = {"grad_norm": grad_norm, "skipped": left_out.astype(jnp.float32)}
     return optimizer.unform(kept, params), opt_state, info
+
+
+def interpolate(start: Tree, end: Tree, share: Scalar) -> Tree:
+    """Return start + share (end - start), exactly `end` at a share of 1: Polyak averaging, where `start` is a target network.
+
+    In this form, unlike (1 - share) start + share end, what is equal stays as it is, and a rounded 1 - share adds no bias.
+
+    Args:
+        start: leaves of floats.
+        end: a tree like it.
+        share: from 0 to 1.
+    """
+    share = jnp.asarray(share, jnp.float32)
+
+    def between(start: Array, end: Array) -> Array:
+        return jnp.where(share == 1.0, end, start + share.astype(start.dtype) * (end - start))
+
+    return jax.tree.map(between, start, end)
