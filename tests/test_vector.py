@@ -24,6 +24,7 @@ from operant.envs import Environment, vector
 from operant.envs.check import random_actions
 from operant.envs.faults import raised_at
 from operant.envs.inprocess import InProcess
+from operant.envs.process import processors
 from operant.envs.remote import connect
 from operant.envs.vector import create
 from operant.envs.vector_env import seed_of
@@ -535,7 +536,7 @@ def test_what_cannot_be_sent(module):
         (
             module.Count(),
             {},
-            "an environment object cannot be sent. Give its id or its class, or use mode='in-process'",
+            "an environment object cannot be sent. Give its id or its class, or run it in this process: vector='in-process'",
         ),
         (
             Local,
@@ -829,6 +830,34 @@ def test_workers_end_with_their_parent_and_know_its_classes(tmp_path):
     while not all(map(is_gone, found)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert all(map(is_gone, found))
+
+
+def test_a_program_is_run_by_workers_only_where_that_was_asked_for(tmp_path):
+    """What a script without a guard does would be done once more in each of them."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(MODULE)
+        + textwrap.dedent(
+            """
+            import time
+            from operant.envs.vector import create
+
+            class Slow(Count):
+                def step(self, action):
+                    time.sleep(0.002)
+                    return super().step(0)
+
+            print("begun", flush=True)
+            env = create(Slow, 2)
+            print(env.mode, env.why, sep=": ")
+            env.close()
+            """
+        )
+    )
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert run.stdout.count("begun") == 1, run.stderr
+    if processors() > 1:
+        assert "in-process: " in run.stdout and "defined in the program itself" in run.stdout
 
 
 def test_random_actions_heed_masks_and_bounds():

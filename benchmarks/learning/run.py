@@ -44,6 +44,8 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 LAST_EPISODES = 100
 CURVE_POINTS = 1000
+ENOUGH_SEEDS = 5
+"""Of fewer, an interval is too narrow to say anything, and no gate is judged."""
 
 
 class Gate(NamedTuple):
@@ -171,6 +173,8 @@ def run_preset(name: str, seeds: int, max_steps: int | None, runs: Path) -> dict
     row: dict[str, Any] = {"preset": name, "settings": settings, "seeds": results}
     for statistic in ("mean", "iqm"):
         ends = interval(scores, statistic)
+        if len(scores) < ENOUGH_SEEDS:
+            ends = (ends[0], math.nan, math.nan)
         row[statistic] = [round(x, 2) if math.isfinite(x) else None for x in ends]
     return judged(row)
 
@@ -276,7 +280,7 @@ def without(row: dict[str, Any], finished: dict[str, Any] | None) -> dict[str, A
 
 
 def estimated(ends: Sequence[float | None]) -> str:
-    """Write a statistic with its interval, which a single seed has not."""
+    """Write a statistic with its interval, if there are enough seeds for one."""
     center, low, high = ends
     return f"{center}" if low is None else f"{center} [{low}, {high}]"
 

@@ -190,8 +190,8 @@ def _path(target: Any, name: str) -> str:
 
 def _unsendable(name: str, what: str, remedy: str) -> SpecError:
     return SpecError(
-        f"Environment {name!r} cannot run in worker processes: {what} cannot be sent. {remedy}, or use mode='in-process' "
-        f"(a Runner: remote=None)."
+        f"Environment {name!r} cannot run in worker processes: {what} cannot be sent. {remedy}, or run it in this process: "
+        "vector='in-process' (a Runner: remote=None; operant.envs.vector.create: mode='in-process')."
     )
 
 

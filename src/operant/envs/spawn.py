@@ -190,7 +190,7 @@ def main_file(literals: Sequence[str]) -> str | None:
     if file is None:
         raise SpecError(
             "An environment class of an interactive session cannot be sent to worker processes. Define it in a module, "
-            "or use mode='in-process'."
+            "or run it in this process: vector='in-process' (of operant.envs.vector.create: mode='in-process')."
         )
     return os.path.abspath(file)
 

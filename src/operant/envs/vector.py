@@ -250,20 +250,28 @@ def _measured(
         if seconds < PROCESSES_PAY_SECONDS:
             reason = f"{measured}, and processes pay above {limit}"
         else:
-            try:
-                for source in sources:
-                    source.literal()
-            except SpecError as error:
-                reason = f"{measured}, but {error}"
-            else:
+            obstacle = _obstacle(sources)
+            if not obstacle:
                 probe.close()
                 return _processes(
                     sources, check, f"{measured}, above the {limit} from which processes pay", settings
                 )
+            reason = f"{measured}, but {obstacle}"
     cells = probe.cells + [make_cell(source) for source in sources[1:]]
     vector = InProcess(cells, sources[0].name, check)
     vector.why = "; ".join(part for part in (why, reason) if part)
     return vector
+
+
+def _obstacle(sources: Sequence[Source]) -> str:
+    """Say why environments are not to run in worker processes unless that was asked for; else nothing."""
+    try:
+        literals = [source.literal() for source in sources]
+    except SpecError as error:
+        return str(error)
+    if any("__main__:" in literal for literal in literals):
+        return "it is defined in the program itself, which each worker process would run"
+    return ""
 
 
 def step_seconds(vector: VectorEnv) -> float:
