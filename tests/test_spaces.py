@@ -498,6 +498,32 @@ def test_more_faults_of_spaces():
         Spaces.read({"shape": 1}, {"shape": 1}).mask_leaf("action")
 
 
+@pytest.mark.parametrize(
+    ("mask", "action", "message"),
+    [
+        (
+            gym.MultiBinary(3),
+            gym.Discrete(4),
+            r"'action_mask' must be a MultiBinary of shape \(4,\).*Received: MultiBinary\(3\)",
+        ),
+        (gym.MultiBinary(4), gym.MultiDiscrete([4, 4]), r"must be a MultiBinary of shape \(2, 4\)"),
+        (gym.Box(0, 1, (4,), np.float32), gym.Discrete(4), r"or a Box of integers from 0 to 1"),
+        (
+            gym.MultiBinary(7),
+            gym.MultiDiscrete([4, 3]),
+            r"masks no action of MultiDiscrete\(\[4 3\]\). Give a mask for each choice: '0_mask', '1_mask'",
+        ),
+        (gym.MultiBinary(4), gym.Dict({"move": gym.Discrete(4)}), "Give a mask for each choice: 'move_mask'"),
+        (gym.MultiBinary(4), gym.Box(-1, 1, (4,)), "Only choices can be masked: rename it"),
+    ],
+)
+def test_what_is_called_a_mask_fits_an_action(mask, action, message):
+    """It was an ordinary state before, and forbidden actions were taken without a word, or JAX complained of shapes."""
+    observation = gym.Dict({"x": gym.Box(-1, 1, (2,)), "action_mask": mask})
+    with pytest.raises(SpaceError, match=message):
+        from_gymnasium(observation, action)
+
+
 def test_no_state_stands_where_a_mask_belongs():
     actions = {"arm": {"grip": {"type": "int", "num_values": 3}}}
     message = "The state 'arm' stands where the mask 'arm/grip_mask' belongs. Rename that component"
@@ -780,13 +806,6 @@ def test_action_mask_of_a_dict_observation(mask):
     assert set(flat) == {"observation", "action_mask"}
     assert flat["action_mask"].dtype == bool
     np.testing.assert_array_equal(flat["action_mask"], [[True, False, True], [True, True, True]])
-
-
-def test_what_does_not_fit_is_no_mask():
-    space = gym.Dict(observation=BOX, action_mask=gym.MultiBinary(3))
-    for action in (gym.Discrete(4), BOX):
-        spaces, _ = from_gymnasium(space, action)
-        assert spaces.masks == () and "action_mask" in spaces.states.components
 
 
 @pytest.mark.parametrize(

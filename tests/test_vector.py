@@ -860,6 +860,57 @@ def test_a_program_is_run_by_workers_only_where_that_was_asked_for(tmp_path):
         assert "in-process: " in run.stdout and "defined in the program itself" in run.stdout
 
 
+class Narrowing(gymnasium.Env):
+    """Allows one action less with every step."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {"x": gymnasium.spaces.Box(-1, 1, (1,)), "action_mask": gymnasium.spaces.MultiBinary(3)}
+    )
+    action_space = gymnasium.spaces.Discrete(3)
+    t, length = 0, 9
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return self.observe(), {}
+
+    def observe(self):
+        return {"x": np.zeros(1, np.float32), "action_mask": np.arange(3) >= self.t}
+
+    def step(self, action):
+        self.t += 1
+        return self.observe(), 0.0, self.t == self.length, False, {}
+
+
+@pytest.mark.parametrize("form", [list, gymnasium.vector.SyncVectorEnv])
+def test_masks_are_looked_at_in_every_step(form):
+    def made(length):
+        def one():
+            env = Narrowing()
+            env.length = length
+            return env
+
+        return [one(), one()] if form is list else form([one, one])
+
+    mode = "in-process" if form is list else "auto"  # "auto" tries one, in which a fault would show at once
+    with create(made(9), mode=mode) as vector:
+        vector.reset(0)
+        for allowed in (0, 1, 2):
+            action = {"action": np.full(2, 2)}
+            if allowed < 2:
+                vector.step(action)
+            else:
+                with pytest.raises(EnvironmentError, match=r"'action_mask' must allow at least one value"):
+                    vector.step(action)
+    with create(made(3), mode=mode) as vector:  # nothing is chosen in the state that ends an episode
+        vector.reset(0)
+        for _ in range(8):
+            vector.step({"action": np.full(2, 2)})
+    with create(made(9), mode=mode, check="first") as vector:
+        vector.reset(0)
+        for _ in range(5):
+            vector.step({"action": np.full(2, 2)})
+
+
 def test_random_actions_heed_masks_and_bounds():
     from operant.spaces import Spaces
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from operant.envs.checked import smaller_limit
 from operant.envs.environment import Environment
-from operant.envs.faults import isfinite, look, nonfinite, state_label, vdot
+from operant.envs.faults import isfinite, look, look_at_masks, nonfinite, state_label, vdot
 from operant.envs.vector_env import Check, Flat, Step, VectorEnv, seed_of
 from operant.errors import EnvironmentError, SpaceError
 from operant.spaces import from_gymnasium
@@ -49,6 +49,7 @@ class GymnasiumVector(VectorEnv):
         self._encode, self._decode = self._codec.observation.encode, self._codec.action.decode
         floats = [key for key, leaf in self.spaces.states.components.items() if leaf.storage.kind == "f"]
         self._watched = floats if check == "always" else []
+        self._masked = check == "always" and bool(self.spaces.masks)
         self._unchecked = set() if check == "never" else {"reset", "step"}
         self._copy = copy
 
@@ -95,9 +96,10 @@ class GymnasiumVector(VectorEnv):
             raise EnvironmentError(f"The vector of {self.name!r} in {call}: {error}") from None
         if self._copy:
             flat = {key: np.array(value) for key, value in flat.items()}
-        if call in self._unchecked:
-            self._unchecked.remove(call)
-            self._refuse(look(self.spaces, flat, np.logical_or(*ended) if ended else None))
+        if call in self._unchecked or self._masked:
+            over = np.logical_or(*ended) if ended else None
+            self._refuse((look if call in self._unchecked else look_at_masks)(self.spaces, flat, over))
+            self._unchecked.discard(call)
         for key in self._watched:
             value = flat[key]
             if not isfinite(vdot(value, value)):

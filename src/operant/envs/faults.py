@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy import vdot
 
-from operant.spaces import Leaf, Spaces
+from operant.spaces import Leaf, Spaces, mask_name
 from operant.spaces.space import Flat
 
 # Loops test `isfinite(vdot(x, x))` before they ask `nonfinite`: the product of an array with itself is finite only if all
@@ -143,13 +143,22 @@ def look(spaces: Spaces, observation: Flat, over: np.ndarray | None = None) -> t
 
     Where an episode is `over` `[N]`, nothing is chosen: a mask may allow nothing there.
     """
-    for key, leaf in spaces.observation_components.items():
-        is_state = key in spaces.states.components
-        label = state_label(spaces, key)
-        value = observation[key]
-        if not is_state and over is not None:
+    for key, leaf in spaces.states.components.items():
+        fault = stored_fault(leaf, state_label(spaces, key), observation[key])
+        if fault is not None:
+            return fault
+    return look_at_masks(spaces, observation, over)
+
+
+def look_at_masks(
+    spaces: Spaces, observation: Flat, over: np.ndarray | None = None
+) -> tuple[int, str] | None:
+    """Look whether every mask of stored observations `[N, ...]` allows something, where the episode is not `over` `[N]`."""
+    for action in spaces.masks:
+        value = observation[mask_name(action)]
+        if over is not None:
             value = value | over.reshape(-1, *(1,) * (value.ndim - 1))
-        fault = stored_fault(leaf, label, value) if is_state else mask_fault(key, value)
+        fault = mask_fault(mask_name(action), value)
         if fault is not None:
             return fault
     return None

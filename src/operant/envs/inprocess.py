@@ -11,7 +11,16 @@ import numpy as np
 
 from operant.envs import gymnasium as adapter
 from operant.envs.checked import Checked, smaller_limit
-from operant.envs.faults import isfinite, look, nonfinite, raised_at, state_label, value_faults, vdot
+from operant.envs.faults import (
+    isfinite,
+    look,
+    look_at_masks,
+    nonfinite,
+    raised_at,
+    state_label,
+    value_faults,
+    vdot,
+)
 from operant.envs.source import Source
 from operant.envs.vector_env import Check, Flat, Step, VectorEnv, seed_of
 from operant.errors import EnvironmentError, SpaceError, UsageError
@@ -188,6 +197,7 @@ class InProcess(VectorEnv):
         }
         floats = [key for key, leaf in self.spaces.states.components.items() if leaf.storage.kind == "f"]
         self._watched = floats if check == "always" else []
+        self._masked = check == "always" and bool(self.spaces.masks)
         self._steps = [0] * self.num_envs
         self._ended = [False] * self.num_envs
 
@@ -243,7 +253,7 @@ class InProcess(VectorEnv):
         fault = None if isfinite(vdot(reward, reward)) else nonfinite("reward", reward)
         if fault is not None:
             raise self._fault(fault[0], EnvironmentError(fault[1]), "step")
-        self._look(observation, full, terminated | truncated if full else None)
+        self._look(observation, full, terminated | truncated if full or self._masked else None)
         return Step(observation, reward, terminated, truncated)
 
     def close(self) -> None:
@@ -255,6 +265,8 @@ class InProcess(VectorEnv):
 
     def _look(self, observation: Flat, full: bool, over: np.ndarray | None = None) -> None:
         fault = look(self.spaces, observation, over) if full else None
+        if self._masked and not full:
+            fault = look_at_masks(self.spaces, observation, over)
         for key in self._watched:
             value = observation[key]
             if not isfinite(vdot(value, value)):

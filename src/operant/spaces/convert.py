@@ -181,7 +181,7 @@ def from_gymnasium(
     Of vector environments, give `single_observation_space` and `single_action_space`. Names: a Dict gives its keys, a
     Tuple its positions, a MultiDiscrete with unequal counts its entries in C order. `/` in a key becomes `_`; a
     reserved name gets `_` behind it. An entry `<action>_mask` of a Dict observation (`action_mask` for a single
-    action) that fits a Discrete or MultiDiscrete action becomes its mask. Box observations of integers are read as
+    action) masks a Discrete or MultiDiscrete action: MultiBinary, or a Box of integers 0 and 1. Box observations of integers are read as
     numbers (type float) stored in an integer type; 64-bit types are stored in 32 bits.
 
     Args:
@@ -193,7 +193,8 @@ def from_gymnasium(
             the end, for every Box of three axes and for stacks.
 
     Raises:
-        SpaceError: a space is of a kind that cannot be served (Text, Graph, Sequence), or no Box holds `frames`.
+        SpaceError: a space is of a kind that cannot be served (Text, Graph, Sequence), no Box holds `frames`, or an entry is called
+            a mask and does not fit the action, or masks none.
         SpecError: a space has no entries, or too many values.
     """
     action_reader = _Reader("action")
@@ -211,6 +212,14 @@ def from_gymnasium(
     if frames is not None and frames > 1 and not reader.stacks:
         raise SpaceError(
             f"No Box of the observation space holds {frames} frames. Received: {observation_space}."
+        )
+    if isinstance(tree, Mapping) and (name := mask_name("action")) in tree and name not in reader.masks:
+        masked = ", ".join(repr(mask) for mask in reader.masks)
+        remedy = (
+            f"Give a mask for each choice: {masked}" if masked else "Only choices can be masked: rename it"
+        )
+        raise SpaceError(
+            f"The entry {name!r} of the observation space masks no action of {' '.join(repr(action_space).split())}. {remedy}."
         )
     masks = tuple(name.removesuffix(SUFFIX) for name in reader.found)
     return Spaces(Space(tree, "state"), actions, masks), Codec(SpaceCodec(node), SpaceCodec(action_node))
@@ -251,7 +260,13 @@ class _Reader:
             if cls in (spaces.Dict, spaces.Tuple):
                 return reader(space, name)
             try:
-                return reader(space, name)
+                leaf, part = reader(space, name)
+                if leaf is not None and name in self.masks:
+                    raise SpaceError(
+                        f"The mask {name!r} must be a MultiBinary of shape {self.masks[name]}, or a Box of integers from 0 to 1: an "
+                        f"entry for each value of the action. Received: {' '.join(repr(space).split())}."
+                    )
+                return leaf, part
             except SpecError as error:
                 raise SpecError(
                     f"The {self.kind} space{where} {' '.join(repr(space).split())}: {error}"
