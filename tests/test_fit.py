@@ -123,12 +123,11 @@ def test_a_jax_native_environment_trains_compiled_and_keeps_the_time_limit():
     agent.close()
 
 
-@pytest.mark.slow
 def test_a_vector_of_operants_own_is_trained_in_as_it_is():
     given = vectors.create("CartPole-v1", 2, max_episode_timesteps=30)
     with pytest.raises(SpecError, match="eval_envs must be other objects than those that train"):
         operant.PPO(given, NET, eval_frequency=10, eval_envs=given)
-    agent = operant.PPO(given, NET, **SMALL)
+    agent = operant.PPO(given, NET, **SMALL)  # which the refusal has left open
     outcome = agent.fit(max_steps=200)
     assert agent.session.environments.vector is given and agent.run.n_envs == 2
     assert 200 <= outcome.step < 250 and outcome.episodes
@@ -137,6 +136,7 @@ def test_a_vector_of_operants_own_is_trained_in_as_it_is():
         given.reset()
 
 
+@pytest.mark.slow
 def test_an_id_of_a_game_is_preprocessed():
     pytest.importorskip("ale_py", reason="ale-py is not installed")
     agent = operant.PPO("PongNoFrameskip-v4", "auto", n_envs=1, preprocess=True, **SMALL)

@@ -129,7 +129,8 @@ class Trainer:
                 self.session.weights.load(self.session.driver)
             self._evaluating = evaluation_envs(self.run, envs, eval_envs, environments.spaces)
         except BaseException:
-            environments.close()
+            if environments.vector is not envs:  # the user may give it again, with what was wrong put right
+                environments.close()
             raise
         self._progress = Progress(self.run)
         self._begun, self._fits, self._plays = False, 0, 0
