@@ -106,18 +106,18 @@ def sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def hold(path: Path) -> int:
-    """Open a file and lock it, until the descriptor is closed or the process dies; where there is no POSIX, only open it.
+def hold(path: Path, wait: bool = False) -> int:
+    """Open a file or folder and lock it, until the descriptor is closed or the process dies; where there is no POSIX, only open it.
 
     Raises:
-        OSError: somebody holds it (`BlockingIOError`), it is not there, or it cannot be locked.
+        OSError: somebody holds it (`BlockingIOError`, if that is not waited for), it is not there, or it cannot be locked.
     """
-    descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
     if os.name == "posix":
         import fcntl
 
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BaseException:
             os.close(descriptor)
             raise
@@ -140,12 +140,9 @@ def locked(folder: Path, wait: bool = True) -> Iterator[None]:
     if os.name != "posix":
         yield
         return
-    import fcntl
-
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            stack.callback(os.close, hold(folder.resolve(), wait))  # which may be reached by a link
         except OSError as error:
             if error.errno not in _UNKNOWN:
                 raise
@@ -155,5 +152,3 @@ def locked(folder: Path, wait: bool = True) -> Iterator[None]:
                 stacklevel=4,
             )
         yield
-    finally:
-        os.close(descriptor)
