@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.small_agents import RECURRENT, Countdown, compile_agent, learner
+from tests.small_agents import RECURRENT, Countdown, compile_agent
 
+import operant
 from operant.agents.a2c import A2C, Config, loss
 from operant.agents.learner import reset_carry
+from operant.agents.making import define
 from operant.spaces import Spaces
 from operant.types import Block
 
@@ -195,23 +197,56 @@ def test_a_recurrent_model_sees_a_block_as_it_saw_it_row_by_row():
         first = ~rows.valid[t] if t < rows.valid.shape[0] else first
 
 
-def test_separate_networks_share_nothing():
-    made = learner("a2c", Countdown(), 2, separate=True)
-    variables = jax.jit(made.algorithm.init)(jax.random.key(0)).variables
+VECTOR = {"type": "float", "shape": (3,)}
+GREY = {"type": "float", "shape": (36, 36), "dtype": "uint8", "min_value": 0, "max_value": 255}
+IMAGE = {"type": "float", "shape": (5, 5, 2)}
+
+
+@pytest.mark.parametrize("agent", ["a2c", "ppo"])
+@pytest.mark.parametrize(
+    ("states", "separate", "shares"),
+    [
+        (VECTOR, None, False),
+        ({"type": "int", "num_values": 4, "shape": (5, 5, 2)}, None, False),  # a board of pieces is no image
+        (IMAGE, None, True),
+        (GREY, None, True),
+        ({"image": IMAGE, "vector": VECTOR}, None, True),
+        (VECTOR, False, True),
+        (IMAGE, True, False),
+    ],
+)
+def test_policy_and_value_share_a_network_where_a_state_is_an_image(agent, states, separate, shares):
+    named = states if "type" not in states else {"state": states}
+    spaces = Spaces.read(states=named, actions={"type": "int", "num_values": 2})
+    definition = define(agent, separate=separate)
+    algorithm = definition.cls.create(definition.config, spaces, 2)
+    variables = jax.jit(algorithm.init)(jax.random.key(0)).variables
     observation = {
-        name: jnp.zeros((1, *leaf.shape), leaf.dtype)
-        for name, leaf in made.algorithm.spaces.observation_components.items()
+        name: jnp.ones((1, *leaf.shape), leaf.dtype) for name, leaf in spaces.observation_components.items()
     }
 
     def value(params):
-        outputs, _ = made.algorithm.model.apply({**variables, "params": params}, observation)
+        outputs, _ = algorithm.model.apply({**variables, "params": params}, observation)
         return outputs["value"].sum()
 
     def logit(params):
-        outputs, _ = made.algorithm.model.apply({**variables, "params": params}, observation)
+        outputs, _ = algorithm.model.apply({**variables, "params": params}, observation)
         return outputs["action/logits"][0, 0]
 
     used = [{k for k, g in jax.grad(f)(variables["params"]).items() if np.any(g)} for f in (value, logit)]
     assert used[0]
     assert used[1]
-    assert not used[0] & used[1]
+    assert bool(used[0] & used[1]) == shares
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("agent", "options", "learns"),
+    [("a2c", {}, True), ("ppo", {}, True), ("ppo", {"separate": False}, False)],
+)
+def test_the_defaults_learn_cartpole(agent, options, learns):
+    trained = operant.agents[agent]["agent"]("jax:CartPole-v1", n_envs=8, seed=1, quiet=True, **options)
+    trained.fit(max_steps=300_000)
+    assert (
+        trained.mean_reward > 400
+    ) == learns  # three seeds: 449 to 500 with either; PPO with one trunk 166 to 182

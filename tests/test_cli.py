@@ -254,6 +254,19 @@ def test_arguments_of_environments_are_words_or_json(words, value):
     assert given == {"quiet": True, "env_kwargs": value, "n_envs": 2}
 
 
+@pytest.mark.parametrize(
+    ("agent", "words", "found"),
+    [
+        ("ppo", ["--separate"], {"separate": True}),
+        ("ppo", ["--no-separate", "--no-clip-value"], {"separate": False, "clip_value": False}),
+        ("modular", ["--no-estimate-advantage", "--predict-horizon-values"], {"estimate_advantage": False, "predict_horizon_values": True}),
+        ("ppo", [], {}),
+    ],
+)  # fmt: skip
+def test_switches_that_are_on_by_default_or_undecided_can_be_turned_off(agent, words, found):
+    assert parse.parse([config_class(agent)], words, f"train {agent}") == found
+
+
 def test_train_writes_a_run_that_an_agent_loads_and_that_resumes(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from operant.agents import stability
-from operant.agents.config import ModelConfig, RolloutConfig
+from operant.agents.config import RolloutConfig, SharedModelConfig
 from operant.agents.protocol import Counters
 from operant.agents.rollouts import ActorCritic, watch
 from operant.ops import losses, optimise
@@ -31,7 +31,7 @@ from operant.spec import Scalar, option
 from operant.types import Array, Block, Key, Metrics, Tree
 
 
-class Config(RolloutConfig, ModelConfig):
+class Config(RolloutConfig, SharedModelConfig):
     """Options of A2C."""
 
     n_steps: int = option(
@@ -50,9 +50,6 @@ class Config(RolloutConfig, ModelConfig):
         traced=True,
     )
     normalize_advantage: bool = option(False, "Standardise advantages in each block")
-    separate: bool = option(
-        False, "Separate networks for policy and value instead of one trunk with two heads"
-    )
 
 
 class State(NamedTuple):
@@ -98,7 +95,7 @@ class A2C(ActorCritic):
     @classmethod
     def create(cls, config: Config, spaces: Spaces, actors: int) -> A2C:
         """Build the networks."""
-        return cls.build(config, spaces, actors, separate=config.separate)
+        return cls.build(config, spaces, actors)
 
     def init(self, key: Key) -> State:
         """Initialise networks and optimizer."""

@@ -107,6 +107,16 @@ class ModelConfig(AgentConfig):
         return vocabulary.network_of_policy(given, "model")
 
 
+class SharedModelConfig(ModelConfig):
+    """Options of algorithms whose policy and value are outputs of one model."""
+
+    separate: bool | None = option(
+        None,
+        "A network each for policy and value, or one trunk with two heads (default: a trunk where a state is an image, else a "
+        "network each). No effect on models with their own outputs",
+    )
+
+
 class ActorCriticConfig(AgentConfig):
     """Options of algorithms with a network for the actor and one for the critic."""
 

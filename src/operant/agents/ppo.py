@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from operant.agents import stability
-from operant.agents.config import ModelConfig, RolloutConfig
+from operant.agents.config import RolloutConfig, SharedModelConfig
 from operant.agents.minibatches import Part, divisible, passes
 from operant.agents.protocol import Counters
 from operant.agents.rollouts import ActorCritic, watch
@@ -41,7 +41,7 @@ SLACK = 1.5
 """Times `target_kl` that the divergence may be before steps end: a single minibatch's estimate is noisy."""
 
 
-class Config(RolloutConfig, ModelConfig):
+class Config(RolloutConfig, SharedModelConfig):
     """Options of PPO."""
 
     advantage_epsilon: Scalar = option(
@@ -65,9 +65,6 @@ class Config(RolloutConfig, ModelConfig):
     )
     clip_value: bool = option(True, "Clip the value's change by clip-norm as well")
     normalize_advantage: bool = option(True, "Standardise advantages in each mini-batch")
-    separate: bool = option(
-        False, "Separate networks for policy and value instead of one trunk with two heads"
-    )
     target_kl: Scalar | None = option(
         None,
         "Divergence that the policy may reach in an update: at 1.5 times as much its gradient steps end (None: no limit)",
@@ -145,7 +142,7 @@ class PPO(ActorCritic):
     def create(cls, config: Config, spaces: Spaces, actors: int) -> PPO:
         """Build the networks; refuse blocks that cannot be divided into the minibatches asked for."""
         divisible(config, actors * config.n_steps, f"{actors} environments x n_steps {config.n_steps} rows")
-        algorithm = cls.build(config, spaces, actors, separate=config.separate)
+        algorithm = cls.build(config, spaces, actors)
         if algorithm.model.recurrent:
             whole = f"{actors} environments, whose sequences stay whole for a recurrent model"
             divisible(config, actors, whole, "or more environments")

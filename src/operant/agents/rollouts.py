@@ -12,7 +12,7 @@ from operant.agents import imitation
 from operant.agents.protocol import Counters
 from operant.agents.sequences import begins
 from operant.memory.replay import Replay
-from operant.nn import Head, Model, Policy, build
+from operant.nn import Head, Model, Policy, build, is_image
 from operant.ops import losses, returns
 from operant.ops.distributions import Product
 from operant.spaces import Spaces, masks_of
@@ -67,8 +67,14 @@ class ActorCritic:
     """Whether the update wants the log-probability that an action had when it was drawn, as extra of its row."""
 
     @classmethod
-    def build(cls, config: Any, spaces: Spaces, actors: int, *, separate: bool = False) -> Self:
-        """Build the policy's heads and a value on one network, or (`separate`) on one each."""
+    def build(cls, config: Any, spaces: Spaces, actors: int) -> Self:
+        """Build the policy's heads and a value on one network, or on one each (see the option `separate`)."""
+        separate = config.separate
+        if separate is None:
+            # In a small trunk the value's gradients, of the size of returns, outweigh the policy's. Convolutions cost more
+            # than that.
+            states = spaces.states.components.values()
+            separate = not any(is_image(leaf.shape, leaf.num_values) for leaf in states)
         policy = Policy(spaces.actions.components, std=config.std, bounded=config.distribution)
         model = build(
             config.model,

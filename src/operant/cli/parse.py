@@ -163,8 +163,8 @@ def add_flags(
 def _add(
     parser: argparse.ArgumentParser, name: str, hint: Any, value: Any, short: tuple[str, ...]
 ) -> argparse.Action:
-    if hint is bool:
-        action = argparse.BooleanOptionalAction if value else "store_true"
+    if _is_switch(hint):
+        action = "store_true" if value is False else argparse.BooleanOptionalAction
         return parser.add_argument(*short, flag(name), dest=name, action=action)
     if typing.get_origin(hint) is tuple:
         return parser.add_argument(*short, flag(name), dest=name, nargs="+")
@@ -173,9 +173,14 @@ def _add(
     return parser.add_argument(*short, flag(name), dest=name, type=_reader(name, hint))
 
 
+def _is_switch(hint: Any) -> bool:
+    """Tell whether an option is on or off, or (None) what the agent makes of it."""
+    return hint in (bool, bool | None)
+
+
 def _add_several(parser: argparse.ArgumentParser, name: str, hint: Any) -> argparse.Action:
     """Add a flag that takes one or more values; a switch may stand alone."""
-    if hint is bool:
+    if _is_switch(hint):
         return parser.add_argument(flag(name), dest=name, nargs="*", action=_Switch, type=_truth(name))
     return parser.add_argument(flag(name), dest=name, nargs="+", type=_reader(name, hint))
 

@@ -80,7 +80,7 @@ class Auto:
         vectors: list[Any] = []
         for name in graph.inputs:
             x = graph.retrieve(name)
-            (images if is_image(x, graph.num_values(x)) else vectors).append(x)
+            (images if is_image(x.shape[1:], graph.num_values(x)) else vectors).append(x)
         features = [self._vector(graph, x) for x in vectors]
         if images:
             x = graph.concatenate([*(self._image(graph, x) for x in images), *features])
@@ -135,9 +135,8 @@ class Auto:
 AUTO = Auto()
 
 
-def is_image(x: Any, num_values: int | None) -> bool:
-    """Tell whether convolutions suit a tensor: height, width and channels, or a large grey image."""
-    shape = x.shape[1:]
+def is_image(shape: Sequence[int], num_values: int | None) -> bool:
+    """Tell whether convolutions suit an input: height, width and channels, or a large grey image."""
     if num_values is not None and num_values > 2:
         return False
     if len(shape) == 2:
