@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from operant import Agent, __version__, presets
+from operant import DQN, Agent, __version__, presets
 from operant.agents import AGENTS, config_class
 from operant.agents.making import define
 from operant.cli import main, parse, tables
@@ -265,6 +265,43 @@ def test_arguments_of_environments_are_words_or_json(words, value):
 )  # fmt: skip
 def test_switches_that_are_on_by_default_or_undecided_can_be_turned_off(agent, words, found):
     assert parse.parse([config_class(agent)], words, f"train {agent}") == found
+
+
+LATE = {"buffer_initial_size": 100, "epsilon_decay_steps": 1000}
+
+
+@pytest.mark.parametrize(
+    ("agent", "options", "steps", "told"),
+    [
+        ("dqn", LATE, 100, ["begins after 100 random steps (buffer_initial_size), and the run has 100", "ε reaches 0.02 at step 1,100 (epsilon_decay_steps), and is 1.00 at the run's last, 100"]),
+        ("dqn", LATE, 600, ["is 0.51 at the run's last, 600"]),
+        ("dqn", LATE, 1100, []),
+        ("dqn", {**LATE, "noisy": True}, 600, []),
+        ("dqn", {**LATE, "epsilon_start": 0.02}, 600, []),
+        ("dqn", LATE, None, []),
+        ("pqn", {"epsilon_decay_steps": 1000}, 500, ["ε reaches 0.02 at step 1,000 (epsilon_decay_steps), and is 0.51"]),
+        ("td3", {}, 10_000, ["begins after 10,000 random steps"]),
+        ("td3", {}, 10_001, []),
+        ("ppo", {}, 1, []),
+        ("random", {}, 1, []),
+    ],
+)  # fmt: skip
+def test_what_options_leave_for_later_than_the_last_step(agent, options, steps, told):
+    found = define(agent, **options).beyond(steps)
+    assert len(found) == len(told)
+    for text, part in zip(found, told, strict=True):
+        assert part in text
+
+
+def test_a_run_too_short_for_its_options_says_so(capsys, tmp_path):
+    words = ["--buffer-initial-size", "50", "--buffer-max-size", "50", "--run-dir", str(tmp_path / "run")]
+    assert main(["train", "dqn", "--env", "jax:CartPole-v1", "--max-steps", "40", *words]) == 0
+    assert "Nothing is learnt: learning begins after 50 random steps" in capsys.readouterr().out
+    agent = DQN("jax:CartPole-v1", buffer_max_size=50)
+    agent.fit(max_steps=40)
+    assert "Nothing is learnt: learning begins after 50 random steps" in capsys.readouterr().out
+    agent.fit(max_steps=80)
+    assert "Nothing is learnt" not in capsys.readouterr().out
 
 
 def test_train_writes_a_run_that_an_agent_loads_and_that_resumes(capsys, tmp_path, monkeypatch):

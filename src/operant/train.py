@@ -176,6 +176,8 @@ def _train(
         training.sinks = sinks
         try:
             sinks.message(_greeting(definition.name, run, environments, directory))
+            for text in definition.beyond(run.max_steps):
+                sinks.message(text)
             if training.memory_anew:
                 sinks.message(
                     "The replay memory begins anew: the run's checkpoints leave it out (--no-save-memory)"

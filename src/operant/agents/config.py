@@ -83,6 +83,10 @@ class AgentConfig(Config):
         """Return the rows of one gradient step, about, when `actors` act; how many threads pay depends on it."""
         return 0
 
+    def beyond(self, steps: int) -> Iterator[str]:
+        """Say what these options leave for later than the last of a run's environment steps."""
+        yield from ()
+
     def check(self) -> Iterator[str]:
         """Refuse moments that never move: Adam would divide 0 by 0, and every step would be left out."""
         yield from super().check()
@@ -213,6 +217,34 @@ class EpsilonConfig(AgentConfig):
         traced=True,
     )
 
+    @property
+    def decay_begins(self) -> int | None:
+        """Environment step at which ε begins to fall; None: something else explores."""
+        return 0
+
+    def beyond(self, steps: int) -> Iterator[str]:
+        """Name an exploration that is not over."""
+        yield from super().beyond(steps)
+        first, start, end, decay = (
+            self.decay_begins,
+            self.epsilon_start,
+            self.epsilon_end,
+            self.epsilon_decay_steps,
+        )
+        if (
+            first is None
+            or isinstance(start, Schedule)
+            or isinstance(end, Schedule)
+            or isinstance(decay, Schedule)
+        ):
+            return
+        if end < start and steps < first + decay:
+            left = start + (end - start) * max(steps - first, 0) / decay
+            yield (
+                f"Exploration goes on to the end: ε reaches {end:g} at step {first + decay:,.0f} (epsilon_decay_steps), and is {left:.2f} "
+                f"at the run's last, {steps:,}"
+            )
+
     def check(self) -> Iterator[str]:
         """Refuse a rising ε."""
         yield from super().check()
@@ -259,6 +291,15 @@ class ReplayConfig(AgentConfig):
     def initial_size(self) -> int:
         """Environment steps before the first update."""
         return self.buffer_max_size if self.buffer_initial_size is None else self.buffer_initial_size
+
+    def beyond(self, steps: int) -> Iterator[str]:
+        """Name a memory that is never full enough."""
+        yield from super().beyond(steps)
+        if steps <= self.initial_size:
+            yield (
+                f"Nothing is learnt: learning begins after {self.initial_size:,} random steps (buffer_initial_size), and the run "
+                f"has {steps:,}"
+            )
 
     def check(self) -> Iterator[str]:
         """Refuse sizes that leave learning for ever."""

@@ -143,6 +143,11 @@ class Config(EpsilonConfig, SequenceConfig, ModelConfig):
         traced=True,
     )
 
+    @property
+    def decay_begins(self) -> int | None:
+        """After the random steps."""
+        return None if self.noisy else self.initial_size
+
     def check(self) -> Iterator[str]:
         """Refuse atoms without room between them, and a loss that is not used, beside what all ask."""
         yield from super().check()

@@ -50,6 +50,12 @@ class Definition(NamedTuple):
             return self
         return self._replace(config=self.config.replace(episode_limit=steps))
 
+    def beyond(self, steps: int | None) -> list[str]:
+        """Say what its options leave for later than a run's last step (None: it has none)."""
+        if steps is None or not isinstance(self.config, AgentConfig):
+            return []
+        return list(self.config.beyond(steps))
+
     def product(self, actors: int) -> int:
         """Return the multiplications of the largest matrix product of a gradient step, about."""
         if not isinstance(self.config, AgentConfig):
