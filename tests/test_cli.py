@@ -284,13 +284,21 @@ LATE = {"buffer_initial_size": 100, "epsilon_decay_steps": 1000}
         ("td3", {}, 10_001, []),
         ("ppo", {}, 1, []),
         ("random", {}, 1, []),
+        ("dqn", {"noisy_std": 0.3, "value_max": 5, "atoms": 7, "distributional": "quantile"}, None, ["value_max=5.0 has no effect without distributional='c51'", "noisy_std=0.3 has no effect without noisy=True"]),
+        ("dqn", {"noisy_std": 0.3, "noisy": True, "value_max": 5, "distributional": "c51"}, None, []),
     ],
 )  # fmt: skip
-def test_what_options_leave_for_later_than_the_last_step(agent, options, steps, told):
-    found = define(agent, **options).beyond(steps)
+def test_what_has_no_effect_in_a_run_is_told(agent, options, steps, told):
+    found = define(agent, **options).remarks(steps)
     assert len(found) == len(told)
     for text, part in zip(found, told, strict=True):
         assert part in text
+
+
+def test_presets_have_no_options_without_effect():
+    for preset in presets.every():
+        given = {k: v for k, v in preset.settings.items() if k in options(config_class(preset.agent))}
+        assert define(preset.agent, **given).remarks(preset.settings.get("max_steps")) == [], preset
 
 
 def test_a_run_too_short_for_its_options_says_so(capsys, tmp_path):

@@ -342,6 +342,41 @@ def test_option_makes_a_difference(name, option):
     assert differing(outcome(one), outcome(two)) != []
 
 
+NEEDY = {
+    (owner, option): name
+    for name in (entry if isinstance(entry, str) else entry.values[0] for entry in ONCE)
+    for option, owner in declared(type(define(name).config)).items()
+    if options(type(define(name).config))[option].needs is not None
+}
+"""An agent for each option that says which other it needs."""
+
+
+def test_what_an_option_needs_is_an_option():
+    for (_, option), name in NEEDY.items():
+        config = type(define(name).config)
+        switch, wanted = options(config)[option].needs
+        for value in wanted if isinstance(wanted, tuple) else (wanted,):
+            config(**{switch: value})
+    assert {("dqn", "noisy_std"), ("trpo", "clip_norm"), ("sac", "temperature_lr")} <= set(NEEDY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "option"), [(name, option) for (_, option), name in NEEDY.items()])
+def test_without_what_it_needs_an_option_makes_no_difference_and_that_is_told(name, option):
+    own = define(name, **small(name)).config
+    switch = options(type(own))[option].needs[0]
+    off = {"distributional": "none"}.get(switch, False)
+    knob = knobs(name)[option]
+    context, value = {switch: off}, knob.value
+    told = define(name, **{**context, option: value}).remarks(None)
+    assert len(told) == 1 and told[0].startswith(f"{option}={value!r} has no effect without {switch}=")
+    one, two = (
+        compile_agent(name, countdown(name, knob.kind), **context, **more) for more in ({}, {option: value})
+    )
+    found = differing(outcome(one), outcome(two))
+    assert [leaf for leaf in found if ".average" not in leaf] == []  # which ACER keeps up to date in any case
+
+
 def shape_of(made: Any) -> Any:
     """Return structure, shapes and types of everything that an agent holds and reads."""
     train = jax.eval_shape(made.init, jax.random.key(0), made.hyper())

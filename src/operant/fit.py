@@ -248,7 +248,7 @@ class Trainer:
         """Train, and write what the run's options say."""
         training.sinks = writers(directory, training.run, training)
         try:
-            for text in self.session.definition.beyond(training.run.max_steps):
+            for text in self.session.definition.remarks(training.run.max_steps):
                 training.sinks.message(text)
             with evaluating([training], self.session.learner, self._evaluating):
                 outcome = training.loop() if self.trial is None else self._reported(training)

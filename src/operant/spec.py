@@ -52,6 +52,8 @@ class Option:
     without compiling again. Other options shape the program."""
     aliases: tuple[str, ...] = ()
     """Names accepted for it beside its own."""
+    needs: tuple[str, Any] | None = None
+    """Another option, and the value of it (or several, as a tuple) without which this one has no effect."""
 
 
 def option(
@@ -66,9 +68,10 @@ def option(
     choices: tuple[Any, ...] | None = None,
     traced: bool = False,
     aliases: tuple[str, ...] = (),
+    needs: tuple[str, Any] | None = None,
 ) -> Any:
     """Declare one field of a `Config`."""
-    meta = Option(help, unit, low, high, low_open, search, choices, traced, aliases)
+    meta = Option(help, unit, low, high, low_open, search, choices, traced, aliases, needs)
     return dataclasses.field(default=default, metadata={"option": meta})
 
 

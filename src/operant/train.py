@@ -176,7 +176,7 @@ def _train(
         training.sinks = sinks
         try:
             sinks.message(_greeting(definition.name, run, environments, directory))
-            for text in definition.beyond(run.max_steps):
+            for text in definition.remarks(run.max_steps):
                 sinks.message(text)
             if training.memory_anew:
                 sinks.message(

@@ -53,6 +53,7 @@ class Config(ReplayConfig, ModelConfig):
         low=0.0,
         search="log_uniform",
         traced=True,
+        needs=("trust_region", True),
     )
     ema_alpha: Scalar = option(
         0.99,
@@ -61,6 +62,7 @@ class Config(ReplayConfig, ModelConfig):
         high=1.0,
         search="log_uniform",
         traced=True,
+        needs=("trust_region", True),
     )
     entropy_coef: Scalar = option(
         0.01,

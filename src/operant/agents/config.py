@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from operant.agents import vocabulary
-from operant.spec import Config, Scalar, Schedule, option
+from operant.spec import Config, Scalar, Schedule, default, option, options
 
 
 class UntrainedConfig(Config):
@@ -83,9 +83,17 @@ class AgentConfig(Config):
         """Return the rows of one gradient step, about, when `actors` act; how many threads pay depends on it."""
         return 0
 
-    def beyond(self, steps: int) -> Iterator[str]:
-        """Say what these options leave for later than the last of a run's environment steps."""
-        yield from ()
+    def remarks(self, steps: int | None) -> Iterator[str]:
+        """Say which options have no effect as the others are, or none within a run's environment steps (None: without end)."""
+        for name, meta in options(type(self)).items():
+            value = getattr(self, name)
+            if meta.needs is None or value == default(type(self), name):
+                continue
+            switch, wanted = meta.needs
+            wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+            if getattr(self, switch) not in wanted:
+                shown = " or ".join(repr(value) for value in wanted)
+                yield f"{name}={value!r} has no effect without {switch}={shown}"
 
     def check(self) -> Iterator[str]:
         """Refuse moments that never move: Adam would divide 0 by 0, and every step would be left out."""
@@ -222,21 +230,14 @@ class EpsilonConfig(AgentConfig):
         """Environment step at which ε begins to fall; None: something else explores."""
         return 0
 
-    def beyond(self, steps: int) -> Iterator[str]:
+    def remarks(self, steps: int | None) -> Iterator[str]:
         """Name an exploration that is not over."""
-        yield from super().beyond(steps)
-        first, start, end, decay = (
-            self.decay_begins,
-            self.epsilon_start,
-            self.epsilon_end,
-            self.epsilon_decay_steps,
-        )
-        if (
-            first is None
-            or isinstance(start, Schedule)
-            or isinstance(end, Schedule)
-            or isinstance(decay, Schedule)
-        ):
+        yield from super().remarks(steps)
+        first, start, end = self.decay_begins, self.epsilon_start, self.epsilon_end
+        decay = self.epsilon_decay_steps
+        if steps is None or first is None:
+            return
+        if isinstance(start, Schedule) or isinstance(end, Schedule) or isinstance(decay, Schedule):
             return
         if end < start and steps < first + decay:
             left = start + (end - start) * max(steps - first, 0) / decay
@@ -292,10 +293,10 @@ class ReplayConfig(AgentConfig):
         """Environment steps before the first update."""
         return self.buffer_max_size if self.buffer_initial_size is None else self.buffer_initial_size
 
-    def beyond(self, steps: int) -> Iterator[str]:
+    def remarks(self, steps: int | None) -> Iterator[str]:
         """Name a memory that is never full enough."""
-        yield from super().beyond(steps)
-        if steps <= self.initial_size:
+        yield from super().remarks(steps)
+        if steps is not None and steps <= self.initial_size:
             yield (
                 f"Nothing is learnt: learning begins after {self.initial_size:,} random steps (buffer_initial_size), and the run "
                 f"has {steps:,}"

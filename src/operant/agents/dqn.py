@@ -108,6 +108,7 @@ class Config(EpsilonConfig, SequenceConfig, ModelConfig):
         high=1.0,
         search="log_uniform",
         traced=True,
+        needs=("prioritized", True),
     )
     priority_beta: Scalar = option(
         0.4,
@@ -116,6 +117,7 @@ class Config(EpsilonConfig, SequenceConfig, ModelConfig):
         high=1.0,
         search="log_uniform",
         traced=True,
+        needs=("prioritized", True),
     )
 
     distributional: Literal["none", "c51", "quantile"] = option(
@@ -128,9 +130,18 @@ class Config(EpsilonConfig, SequenceConfig, ModelConfig):
         "With distributional: number of atoms (c51) or of quantiles (quantile)",
         low=2,
         search="categorical",
+        needs=("distributional", ("c51", "quantile")),
     )
-    value_min: Scalar = option(-10.0, "With c51: return at the first atom", unit="reward", traced=True)
-    value_max: Scalar = option(10.0, "With c51: return at the last atom", unit="reward", traced=True)
+    value_min: Scalar = option(
+        -10.0,
+        "With c51: return at the first atom",
+        unit="reward",
+        traced=True,
+        needs=("distributional", "c51"),
+    )
+    value_max: Scalar = option(
+        10.0, "With c51: return at the last atom", unit="reward", traced=True, needs=("distributional", "c51")
+    )
     noisy: bool = option(
         False, "Explore by noise of learned size on the weights of dense layers, instead of by epsilon"
     )
@@ -141,6 +152,7 @@ class Config(EpsilonConfig, SequenceConfig, ModelConfig):
         low=0.0,
         search="log_uniform",
         traced=True,
+        needs=("noisy", True),
     )
 
     @property

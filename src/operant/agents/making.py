@@ -50,11 +50,9 @@ class Definition(NamedTuple):
             return self
         return self._replace(config=self.config.replace(episode_limit=steps))
 
-    def beyond(self, steps: int | None) -> list[str]:
-        """Say what its options leave for later than a run's last step (None: it has none)."""
-        if steps is None or not isinstance(self.config, AgentConfig):
-            return []
-        return list(self.config.beyond(steps))
+    def remarks(self, steps: int | None) -> list[str]:
+        """Say what of its options has no effect, or none within a run's environment steps (None: without end)."""
+        return list(self.config.remarks(steps)) if isinstance(self.config, AgentConfig) else []
 
     def product(self, actors: int) -> int:
         """Return the multiplications of the largest matrix product of a gradient step, about."""

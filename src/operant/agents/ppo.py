@@ -50,6 +50,7 @@ class Config(RolloutConfig, SharedModelConfig):
         low=0.0,
         search="log_uniform",
         traced=True,
+        needs=("normalize_advantage", True),
     )
     clip_norm: Scalar = option(
         0.1,

@@ -45,7 +45,10 @@ class Config(ContinuousConfig):
         True, "Learn the temperature such that the entropy is the target entropy"
     )
     target_entropy: float | None = option(
-        None, "Target entropy (default: minus the number of action elements)", unit="nats"
+        None,
+        "Target entropy (default: minus the number of action elements)",
+        unit="nats",
+        needs=("learn_temperature", True),
     )
     temperature: Scalar = option(
         1.0,
@@ -56,7 +59,12 @@ class Config(ContinuousConfig):
         traced=True,
     )
     temperature_lr: Scalar | None = option(
-        None, "Learning rate of the temperature (default: lr)", low=0.0, search="log_uniform", traced=True
+        None,
+        "Learning rate of the temperature (default: lr)",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+        needs=("learn_temperature", True),
     )
 
 

@@ -140,6 +140,7 @@ class Config(RolloutConfig, ActorCriticConfig):
         low_open=True,
         search="log_uniform",
         traced=True,
+        needs=("clip_value", True),
     )
 
 
