@@ -1,5 +1,6 @@
 """A run that is killed and resumed ends where the uninterrupted one ends, bit for bit."""
 
+import json
 import os
 import pathlib
 import re
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -14,7 +16,10 @@ import pytest
 
 from operant import Agent, checkpoint
 from operant.cli import main
+from operant.errors import SpecError
+from operant.replay import replay
 from operant.tracking import read_history
+from operant.tracking.runs import read
 
 NET = ["--model", '[{"type": "dense", "size": 16}]']
 RUNS = {
@@ -196,3 +201,47 @@ def told_as_left_out(capsys) -> int:
     told = int(re.search(r", (\d+) gradient step\(s\) left out", capsys.readouterr().out)[1])
     assert leaves(pathlib.Path("run"))[1]["training"]["skipped"] == told
     return told
+
+
+SHORT = [
+    "--env",
+    "jax:CartPole-v1",
+    "--seed",
+    "3",
+    "--n-envs",
+    "4",
+    "--n-steps",
+    "16",
+    "--mini-batches",
+    "2",
+    "--quiet",
+]
+
+
+@pytest.mark.slow
+def test_numbers_that_updates_use_may_change_from_part_to_part(tmp_path, monkeypatch):
+    """The same is learnt as with a schedule that says so."""
+    monkeypatch.chdir(tmp_path)
+    command = ["train", "ppo", *SHORT, *NET]
+    assert main([*command, "--lr", "0.01", "--max-steps", "640", "--run-dir", "parts"]) == 0
+    for steps, lr in (("1280", "0.0001"), ("1900", "0.1")):
+        resumed = ["train", "--resume", "parts", "--quiet", "--max-steps", steps]
+        assert main([*resumed, "--lr", lr, "--gamma", "0.99"]) == 0  # γ is what it was
+    assert main(["train", "--resume", "parts", "--quiet", "--max-steps", "2000"]) == 0
+    saved = json.loads(Path("parts/run.json").read_text())
+    assert saved["agent"]["lr"] == 0.01
+    assert [part.get("options") for part in saved["resumed"]] == [{"lr": 0.0001}, {"lr": 0.1}, None]
+    begun = [part["step"] + 1 for part in saved["resumed"][:2]]
+    pieces = {"type": "piecewise", "start": 0.01, "boundaries": begun, "values": [0.0001, 0.1]}
+    assert main([*command, "--lr", json.dumps(pieces), "--max-steps", "2000", "--run-dir", "whole"]) == 0
+    (one, _), (other, header) = leaves(Path("whole")), leaves(Path("parts"))
+    networks = [name for name in one if "params" in name or "variables" in name]
+    assert networks
+    for name in networks:
+        np.testing.assert_allclose(one[name], other[name], rtol=1e-5, atol=1e-6)
+    assert header["specification"]["agent"]["lr"] == 0.1
+    assert read([Path("parts")])[0].settings["lr"] == "0.01, then 0.0001, then 0.1"
+    with pytest.raises(
+        SpecError, match=r"cannot be replayed: it was resumed at step \d+ with other options: lr\."
+    ):
+        replay("parts")

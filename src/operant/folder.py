@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -190,14 +190,22 @@ def describe(
     _write(directory, data)
 
 
-def describe_resume(directory: Path, training: Training, run: RunConfig, command: str | None) -> None:
-    """Add to what was written about a run that it is resumed, from which step, by which versions."""
+def describe_resume(
+    directory: Path,
+    training: Training,
+    run: RunConfig,
+    command: str | None,
+    options: Mapping[str, Any],
+) -> None:
+    """Add to what was written about a run that it is resumed, from which step, by which versions, with which options changed."""
     data = read_json(directory / "run.json", "run")
     entry = {
         "step": training.driver.step,
         **{name: getattr(run, name) for name in LIMITS},
         **_circumstances(command),
     }
+    if options:
+        entry["options"] = dict(options)
     if training.memory_anew:
         entry["memory"] = "anew"
     data["resumed"] = [*data.get("resumed", []), entry]

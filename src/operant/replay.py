@@ -173,6 +173,8 @@ def _obstacles(data: dict[str, Any], training: dict[str, Any], run: RunConfig) -
         )
     if anew := [part["step"] for part in parts if part.get("memory") == "anew"]:
         yield f"it was resumed at step {anew[0]} with an empty replay memory, which its checkpoints leave out (--no-save-memory)."
+    if changed := [part for part in parts if part.get("options")]:
+        yield f"it was resumed at step {changed[0]['step']} with other options: {', '.join(changed[0]['options'])}."
     began = data["run"].get("n_devices")
     if moved := [part["step"] for part in parts if part.get("n_devices", began) != began]:
         yield f"it was resumed at step {moved[0]} on another number of devices, whose sums are added up in another order."

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from operant import checkpoint, runtime
+from operant.agents import config_class
 from operant.agents.learner import Learner
 from operant.agents.making import Definition, define
 from operant.envs.checked import smaller_limit
@@ -21,7 +22,7 @@ from operant.execution.records import Origin
 from operant.execution.training import Training
 from operant.folder import BEST, LIMITS, claimed, describe, describe_resume, held, runs_within
 from operant.session import Environments, Session
-from operant.spec import plain, read_json
+from operant.spec import plain, read_json, traced
 from operant.tracking import Console, History, TensorBoard, Tracker, WandB
 from operant.tracking.history import check_place, end_of
 from operant.tracking.runs import EVALUATIONS
@@ -42,7 +43,7 @@ class Plan(NamedTuple):
     agent: Any
     """Specification of the agent."""
     options: dict[str, Any]
-    """Hyperparameters beside it."""
+    """Hyperparameters beside it; of a run to continue, those that change."""
     run: RunConfig
     resume: Path | None = None
     """Folder of the run to continue."""
@@ -71,10 +72,19 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
             f"There is no run to resume in {str(directory)!r}: {file.name} is missing.{runs_within(directory)}"
         )
     saved = read_json(file, "run")
-    for name, value in changes.items():
-        if name not in RESUMABLE and (name not in saved["run"] or value != saved["run"][name]):
+    agent, own = _with_changes(saved), _of_agent(saved["run"], changes)
+    changes = {name: value for name, value in changes.items() if name not in own}
+    numbers = traced(config_class(agent["type"])) if own else ()
+    own = {name: value for name, value in own.items() if name not in agent or value != agent[name]}
+    for name, value in {**changes, **own}.items():
+        if (
+            name not in RESUMABLE
+            and name not in numbers
+            and (name in own or value != saved["run"].get(name, ...))
+        ):
             raise SpecError(
-                f"{name} cannot change when a run is resumed. May change: {', '.join(sorted(RESUMABLE - {'resume'}))}."
+                f"{name} cannot change when a run is resumed. May change: {', '.join(sorted(RESUMABLE - {'resume'}))}, and numbers "
+                "that updates use, such as lr. Begin a new run from its weights instead: --weights."
             )
     if saved.get("given"):
         raise SpecError(
@@ -93,7 +103,20 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
             f"The run in {str(directory)!r} has {reached} steps already. Received: max_steps={run.max_steps}. "
             "Give more, which counts them in."
         )
-    return Plan(saved["agent"], {}, run, directory)
+    return Plan(agent, own, run, directory)
+
+
+def _of_agent(run: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of some changed options that are no options of a run."""
+    return {name: value for name, value in changes.items() if name not in RESUMABLE and name not in run}
+
+
+def _with_changes(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the agent of a run as it was trained last: resuming may have changed numbers that updates use."""
+    return {
+        **saved["agent"],
+        **{n: v for part in saved.get("resumed", []) for n, v in part.get("options", {}).items()},
+    }
 
 
 def _without_weights(run: RunConfig, directory: Path) -> RunConfig:
@@ -159,7 +182,7 @@ def _train(
     try:
         session = Session(definition, environments, run)
         training = session.training(run, Tracker(), directory / "checkpoints" if first else None)
-        if plan.resume is not None and _restored(training, directory):
+        if plan.resume is not None and _restored(training, directory, plan.options):
             _refuse_rows_of_others(training)
         else:
             training.progress.begin_at(origin)
@@ -169,7 +192,8 @@ def _train(
             session.weights.paths = ()
             return Result(training.loop(), directory)
         if plan.resume is not None:
-            describe_resume(directory, training, run, command)
+            options = {name: definition.to_dict()[name] for name in plan.options}
+            describe_resume(directory, training, run, command, options)
         else:
             describe(directory, definition.to_dict(), run, environments, command)
         sinks = writers(directory, run, training, plan.resume is not None)
@@ -371,15 +395,17 @@ def history_origin(run: RunConfig) -> Origin:
     return origin
 
 
-def _restored(training: Training, directory: Path) -> bool:
+def _restored(training: Training, directory: Path, changed: Collection[str] = ()) -> bool:
     """Continue from the newest checkpoint of a run; return False where it was stopped before the first one was written.
+
+    Of the numbers that updates use, those that were `changed` are the options' and the others the checkpoint's.
 
     Raises:
         SpecError: that cannot be made up for, since the run went on with a history of others.
     """
     newest = checkpoint.latest(directory / "checkpoints")
     if newest is not None:
-        training.restore(newest)
+        training.restore(newest, changed)
     elif training.run.history_checkpoint is not None:
         raise SpecError(
             f"There is no checkpoint to resume from in {str(directory / 'checkpoints')!r}. Train anew, in another folder."

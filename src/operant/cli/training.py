@@ -64,7 +64,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _trained(flags: list[str]) -> str | None:
-    """Return the agent of the run that `--resume` names, whose options are known then, though they cannot change."""
+    """Return the agent of the run that `--resume` names, whose options are known then."""
     directory = parse.peek(flags, "--resume")
     if directory is None:
         return None

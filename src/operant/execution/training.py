@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -21,6 +21,7 @@ from operant.execution.episodes import Finished
 from operant.execution.evaluate import Evaluation
 from operant.execution.progress import Evaluated, Progress
 from operant.execution.records import Episode, Record, Sink
+from operant.spec import traced
 
 LOG_SECONDS = 1.0
 CALL_SECONDS = 1.0
@@ -183,8 +184,12 @@ class Training:
         """Environment steps so far, those of a history that is continued included."""
         return self.driver.step + self.progress.origin.step
 
-    def restore(self, path: Path) -> None:
+    def restore(self, path: Path, changed: Collection[str] = ()) -> None:
         """Continue from a checkpoint of this run.
+
+        Args:
+            path: the checkpoint.
+            changed: options that updates use as numbers, which are those of this run from here on, not the checkpoint's.
 
         Raises:
             CheckpointError: it does not fit.
@@ -198,6 +203,9 @@ class Training:
         tree, _ = checkpoint.load(path, {"train": like, "driver": self.driver.snapshot_like()})
         train = tree["train"]
         train = train._replace(memory=fresh.memory) if self.memory_anew else train
+        if changed:
+            own = np.isin(traced(type(self.definition.config)), list(changed))
+            train = train._replace(hyper=np.where(own, fresh.hyper, train.hyper))
         self.driver.restore(train, tree["driver"], saved["step"])
         self.progress.restore(saved)
         self.ended = saved.get("ended")

@@ -76,6 +76,10 @@ def _read(path: Path, among: Sequence[Path], evaluations: bool) -> Run:
     try:
         agent, run = dict(saved["agent"]), dict(saved["run"])
         kind, env = agent.pop("type"), run["env"]
+        for name, value in (
+            (n, v) for part in saved.get("resumed", []) for n, v in part.get("options", {}).items()
+        ):
+            agent[name] = f"{agent[name]}, then {value}"
     except (KeyError, TypeError, ValueError):
         raise SpecError(f"{str(path / 'run.json')!r} does not describe a run.") from None
     settings = {**agent, **{name: value for name, value in run.items() if name not in _OWN}}
