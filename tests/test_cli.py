@@ -329,7 +329,13 @@ def test_train_writes_a_run_that_an_agent_loads_and_that_resumes(capsys, tmp_pat
     ]
     assert main(command) == 0
     assert capsys.readouterr().out == ""
-    assert sorted(p.name for p in run.iterdir()) == ["checkpoints", "events", "history.parquet", "run.json"]
+    assert sorted(p.name for p in run.iterdir()) == [
+        "checkpoints",
+        "events",
+        "history.parquet",
+        "metrics.jsonl",
+        "run.json",
+    ]
     saved = json.loads((run / "run.json").read_text())
     assert saved["agent"]["type"] == "ppo" and saved["agent"]["n_steps"] == 8
     assert saved["run"]["seed"] == 1

@@ -386,6 +386,7 @@ def test_a_run_directory_is_that_of_a_run(tmp_path):
         "run.json",
         "checkpoints",
         "history.parquet",
+        "metrics.jsonl",
         "events",
     }
     history = read_history(folder / "history.parquet")

@@ -23,7 +23,7 @@ from operant.execution.training import Training
 from operant.folder import BEST, LIMITS, claimed, describe, describe_resume, held, runs_within
 from operant.session import Environments, Session
 from operant.spec import plain, read_json, traced
-from operant.tracking import Console, History, TensorBoard, Tracker, WandB
+from operant.tracking import Console, History, MetricsFile, TensorBoard, Tracker, WandB
 from operant.tracking.history import check_place, end_of
 from operant.tracking.runs import EVALUATIONS
 
@@ -55,7 +55,7 @@ class Result(NamedTuple):
     outcome: Any
     """`operant.execution.training.Outcome`."""
     directory: Path
-    """Folder of the run: `run.json`, `checkpoints/`, `history.parquet/`, `events/`."""
+    """Folder of the run: `run.json`, `checkpoints/`, `history.parquet/`, `metrics.jsonl`, `events/`."""
 
 
 def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
@@ -431,7 +431,7 @@ def _refuse_rows_of_others(training: Training) -> None:
 
 
 def writers(directory: Path | None, run: RunConfig, training: Training, again: bool = False) -> Tracker:
-    """Return what a run writes: history, event files, console; without a folder only what its options name.
+    """Return what a run writes: history, metrics, event files, console; without a folder only what its options name.
 
     Where a run goes on (`again`), what it wrote beyond the step where it stands is dropped.
     """
@@ -439,6 +439,7 @@ def writers(directory: Path | None, run: RunConfig, training: Training, again: b
     history = run.history_checkpoint or (None if directory is None else directory / "history.parquet")
     sinks: list[Any] = [] if history is None else [History(history, resume_at_step=resume)]
     if directory is not None:
+        sinks.append(MetricsFile(directory / "metrics.jsonl", resume_at_step=resume))
         sinks.append(TensorBoard(directory / "events", resume_at_step=resume))
     sinks.append(console(run, training))
     if run.monitor_session is not None:

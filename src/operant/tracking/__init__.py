@@ -3,6 +3,7 @@
 from operant.execution.records import Episode, Record, Sink
 from operant.tracking.console import Console
 from operant.tracking.history import History, read_history
+from operant.tracking.metrics import MetricsFile
 from operant.tracking.plot import learning_curve, plot_history
 from operant.tracking.records import METRICS, Metric, Tracker, metrics_page
 from operant.tracking.seeds import interval
@@ -15,6 +16,7 @@ __all__ = [
     "Episode",
     "History",
     "Metric",
+    "MetricsFile",
     "Record",
     "Sink",
     "TensorBoard",

@@ -1,0 +1,92 @@
+"""The reports of a run as a file of lines that spreadsheets and pandas read."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from operant.errors import SpecError
+from operant.execution.records import Episode, Record
+
+
+class MetricsFile:
+    """Sink that appends a line of JSON to a file with every record: `step`, `time`, and the values under their names.
+
+    A value that is not finite is null there, as JSON has it: a missing value for those who read it. Readable at any time, by
+    ``pandas.read_json(path, lines=True)``; a run that dies leaves every record that was written, and none twice.
+
+    Args:
+        path: the file; one that exists is continued.
+        resume_at_step: drop the lines of an existing file that are beyond this step, which a resumed run will write
+            again; None keeps all.
+
+    Raises:
+        SpecError: something else stands at the path.
+    """
+
+    def __init__(self, path: str | Path, *, resume_at_step: int | None = None) -> None:
+        self.path = Path(path)
+        if self.path.exists():
+            if not self.path.is_file():
+                raise SpecError(
+                    f"{self.path} is no file, so reports cannot be added to it. Move it elsewhere."
+                )
+            _keep(self.path, math.inf if resume_at_step is None else resume_at_step)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._waiting = b""
+
+    def episodes(self, episodes: list[Episode]) -> None:
+        """Single episodes are left to the history; records carry their averages."""
+
+    def record(self, record: Record) -> None:
+        """Append a line."""
+        values = {
+            name: float(value) if math.isfinite(value) else None for name, value in record.values.items()
+        }
+        row = {"step": record.step, "time": record.time, **values}
+        self._waiting += json.dumps(row, allow_nan=False).encode() + b"\n"
+        self._write()
+
+    def message(self, text: str) -> None:
+        """Messages are left to the console."""
+
+    def flush(self) -> None:
+        """Force what was written to the disk."""
+        self._write(force=True)
+
+    def close(self) -> None:
+        """Write what waits."""
+        self.flush()
+
+    def _write(self, force: bool = False) -> None:
+        """Write what waits. A full disk takes only a part of it; the rest follows with the next record."""
+        # Without a buffer: what a call was given is the system's, also where this process dies next.
+        with io.FileIO(self.path, "a") as file:
+            while self._waiting:
+                self._waiting = self._waiting[file.write(self._waiting) :]
+            if force:
+                os.fsync(file.fileno())
+
+
+def _keep(path: Path, step: float) -> None:
+    """Cut a file off behind its last whole line of at most that step; steps never decrease."""
+    end = 0
+    with open(path, "r+b") as file:
+        for line in file:
+            if not line.endswith(b"\n") or not _step(line) <= step:
+                break
+            end += len(line)
+        file.truncate(end)
+
+
+def _step(line: bytes) -> float:
+    """Return the step of a line; NaN where it is none of ours."""
+    try:
+        row: Any = json.loads(line)
+        return float(row["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.nan

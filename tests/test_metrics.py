@@ -1,0 +1,137 @@
+"""Reports as a file of lines, and what callbacks add to them."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+
+import operant
+from operant.cli import main
+from operant.errors import SpecError
+from operant.tracking import MetricsFile, Record, Tracker
+from operant.tracking import metrics as module
+
+NET = [{"type": "dense", "size": 8}]
+SMALL = {"n_steps": 16, "mini_batches": 2, "ppo_epochs": 1, "quiet": True, "seed": 1, "n_envs": 2}
+
+
+def refuse(constant):
+    raise AssertionError(f"{constant} is no JSON")
+
+
+def rows(path):
+    """Return the lines of a file, each of which must be JSON by the letter."""
+    return [json.loads(line, parse_constant=refuse) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def write(path, steps, **options):
+    sink = MetricsFile(path, **options)
+    for step in steps:
+        sink.record(Record(step, step / 10, {"loss/value": float(step)}))
+    sink.close()
+
+
+def test_a_line_for_each_record(tmp_path):
+    path = tmp_path / "new" / "metrics.jsonl"
+    sink = MetricsFile(path)
+    sink.record(Record(240, 1.5, {"episode/reward_mean": np.float32(22.5), "loss/policy": math.nan}))
+    # On the disk at once, for whoever reads it or dies.
+    expected = {"step": 240, "time": 1.5, "episode/reward_mean": 22.5, "loss/policy": None}
+    assert rows(path) == [expected]
+    sink.record(Record(480, 2.0, {"episode/reward_best": math.inf, "mine/ä": -math.inf}))
+    sink.message("not for the file")
+    sink.episodes([])
+    sink.close()
+    assert rows(path) == [
+        expected,
+        {"step": 480, "time": 2.0, "episode/reward_best": None, "mine/ä": None},
+    ]
+
+
+def test_pandas_reads_it(tmp_path):
+    pandas = pytest.importorskip("pandas", reason="pandas is no dependency")
+    sink = MetricsFile(tmp_path / "metrics.jsonl")
+    sink.record(Record(1, 0.5, {"loss/value": 1.0, "loss/policy": math.nan}))
+    sink.record(Record(2, 1.0, {"loss/value": 2.0, "mine/score": 3.0}))
+    sink.close()
+    table = pandas.read_json(tmp_path / "metrics.jsonl", lines=True)
+    assert list(table.columns) == ["step", "time", "loss/value", "loss/policy", "mine/score"]
+    assert table["step"].tolist() == [1, 2] and table["time"].tolist() == [0.5, 1.0]
+    assert table["loss/policy"].isna().all() and table["mine/score"].isna().tolist() == [True, False]
+
+
+def test_a_file_is_continued_and_drops_what_is_written_again(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write(path, [10, 20, 20, 30])
+    write(path, [40])
+    assert [row["step"] for row in rows(path)] == [10, 20, 20, 30, 40]
+    write(path, [30], resume_at_step=20)
+    assert [row["step"] for row in rows(path)] == [10, 20, 20, 30]
+    write(path, [5], resume_at_step=0)
+    assert [row["step"] for row in rows(path)] == [5]
+
+
+@pytest.mark.parametrize("rest", [b'{"step": 30, "ti', b'{"step": 30}', b"\0\0\0\0\n", b"7\n", b'{"a": 1}\n'])
+def test_what_a_killed_process_or_machine_left_of_a_line_is_dropped(tmp_path, rest):
+    path = tmp_path / "metrics.jsonl"
+    write(path, [10, 20])
+    with open(path, "ab") as file:
+        file.write(rest)
+    write(path, [40])
+    assert [row["step"] for row in rows(path)] == [10, 20, 40]
+
+
+def test_what_a_full_disk_did_not_take_follows(tmp_path, monkeypatch):
+    room = [25]
+
+    class Disk(io.FileIO):
+        def write(self, data):
+            size = min(len(data), room[0])
+            if not size:
+                raise OSError(28, "No space left on device")
+            room[0] -= size
+            return super().write(bytes(data[:size]))
+
+    monkeypatch.setattr(module.io, "FileIO", Disk)
+    path = tmp_path / "metrics.jsonl"
+    tracker = Tracker([MetricsFile(path)])
+    with pytest.warns(RuntimeWarning, match="MetricsFile failed, training goes on: OSError"):
+        tracker.record(Record(10, 1.0, {"a": 1.0}))
+    tracker.record(Record(20, 2.0, {"a": 2.0}))
+    room[0] = 10_000
+    tracker.close()
+    assert [row["a"] for row in rows(path)] == [1.0, 2.0]
+
+
+def test_a_folder_in_its_place_is_named(tmp_path):
+    with pytest.raises(SpecError, match="is no file, so reports cannot be added"):
+        MetricsFile(tmp_path)
+
+
+def test_a_run_writes_its_reports_and_goes_on_with_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ["train", "random", "--env", "CartPole-v1", "--quiet", "--log-frequency", "5", "--seed", "1"]
+    assert main([*command, "--max-steps", "2000", "--run-dir", "run"]) == 0
+    path = tmp_path / "run" / "metrics.jsonl"
+    before = rows(path)
+    assert len(before) > 2 and before[-1]["step"] >= 2000
+    assert {"episode/reward_mean", "episode/count", "time/steps_per_second"} <= before[-1].keys()
+    # What was reported after the checkpoint is dropped, and written again.
+    MetricsFile(path).record(Record(2_100, 9.0, {"episode/count": -1.0}))
+    assert main(["train", "--resume", "run", "--max-steps", "4000", "--quiet"]) == 0
+    after = rows(path)
+    assert after[: len(before)] == before and after[-1]["step"] >= 4000
+    assert all(row["episode/count"] > 0 for row in after)
+    assert (np.diff([row["step"] for row in after]) >= 0).all()
+
+
+def test_a_class_without_a_folder_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    agent = operant.PPO("CartPole-v1", NET, **SMALL)
+    agent.fit(max_steps=64)
+    agent.close()
+    assert list(tmp_path.iterdir()) == []
