@@ -6,12 +6,14 @@ import io
 import json
 import math
 
+import gymnasium
 import numpy as np
 import pytest
 
 import operant
+from operant import checkpoint
 from operant.cli import main
-from operant.errors import SpecError
+from operant.errors import EnvironmentError, SpecError
 from operant.tracking import MetricsFile, Record, Tracker
 from operant.tracking import metrics as module
 
@@ -135,3 +137,25 @@ def test_a_class_without_a_folder_writes_nothing(tmp_path, monkeypatch):
     agent.fit(max_steps=64)
     agent.close()
     assert list(tmp_path.iterdir()) == []
+
+
+class Breaks(gymnasium.Wrapper):
+    left = 300
+
+    def step(self, action):
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("out of order")
+        return self.env.step(action)
+
+
+def test_a_run_that_fails_reports_what_it_came_to(tmp_path):
+    env = Breaks(gymnasium.make("CartPole-v1"))
+    settings = {**SMALL, "n_envs": None, "log_frequency": 1_000}
+    agent = operant.PPO([env], NET, run_dir=str(tmp_path / "run"), **settings)
+    with pytest.raises(EnvironmentError, match="out of order"):
+        agent.fit(max_steps=5000)
+    (row,) = rows(tmp_path / "run" / "metrics.jsonl")
+    saved = checkpoint.read_header(checkpoint.latest(tmp_path / "run" / "checkpoints"))["training"]
+    assert row["step"] == saved["step"] and row["episode/count"] == agent.games > 0
+    assert "loss/policy" in row

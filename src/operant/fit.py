@@ -12,7 +12,7 @@ import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import gymnasium
 
@@ -22,6 +22,7 @@ from operant.agents.making import Definition, define, words
 from operant.envs import vector
 from operant.envs.vector_env import VectorEnv
 from operant.errors import CheckpointError, SpecError, UsageError, suggest, value_error
+from operant.execution.callbacks import callbacks_of, none_refuses
 from operant.execution.config import PROCESSES, RunConfig
 from operant.execution.progress import Evaluated, Progress
 from operant.execution.records import Record
@@ -47,6 +48,8 @@ NOT_OPTIONS = frozenset(
     {"env", "n_envs", "max_steps", "target_reward", "monitor_session", "resume", "weights", *PROCESSES}
 )
 """Options of a run that are no keyword arguments here: others say the same, or they are for `operant train`."""
+Callback: TypeAlias = Callable[["Trainer", Record], bool | None]
+"""What `fit` calls whenever training reports."""
 
 
 class Trainer:
@@ -192,7 +195,7 @@ class Trainer:
         target_reward: float | None = None,
         max_steps: int | None = None,
         monitor_session: str | None = None,
-        callback: Callable[[Trainer, Record], bool | None] | None = None,
+        callback: Callback | Sequence[Callback] | None = None,
     ) -> Outcome:
         """Train until the mean of the last episodes reaches a reward, or for a number of steps.
 
@@ -202,16 +205,17 @@ class Trainer:
                 that `history_checkpoint` continues count.
             monitor_session: name of a Weights & Biases run to write metrics to.
             callback: called with this object and a `Record` of step, time and metrics whenever training reports: about every second, or
-                every `log_frequency` episodes, and after each evaluation. Training ends where it returns False.
+                every `log_frequency` episodes, and after each evaluation. Numbers that it adds to `record.values`, or changes there, are
+                recorded with the others. Training ends where it returns False. A list: all are called with the same record, in order.
 
         Raises:
             UsageError: neither was given, or no `max_steps` with a trial.
+            SpecError: a callback added what is no number.
             OperantError: an environment failed.
         """
         if target_reward is None and max_steps is None:
             raise UsageError("`target_reward` or `max_steps` should be specified when fit() is called.")
-        if callback is not None and not callable(callback):
-            raise value_error("callback", "a function of this object and a record", callback)
+        callbacks = callbacks_of(callback, "a function of this object and a record, or a list of such")
         changes = {"target_reward": target_reward, "max_steps": max_steps, "monitor_session": monitor_session}
         run = RunConfig.from_dict({**self.run.to_dict(), **changes})
         directory = Path(run.run_dir) if run.run_dir else None
@@ -220,8 +224,8 @@ class Trainer:
         if not self._begun:
             self._progress.begin_at(history_origin(run))
             self._begun = True
-        if callback is not None:
-            training.on_record = functools.partial(callback, self)
+        if callbacks:
+            training.on_record = lambda record: none_refuses([each(self, record) for each in callbacks])
         with contextlib.ExitStack() as stack:
             if directory is not None:
                 directory.mkdir(parents=True, exist_ok=True)

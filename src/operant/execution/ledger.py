@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from operant.errors import SpecError, as_folder, value_error, whole
 from operant.execution.bar import Bar, figure
+from operant.execution.callbacks import callbacks_of, none_refuses
 from operant.execution.seats import Seat, Tally
 
 if TYPE_CHECKING:
@@ -58,22 +57,14 @@ class Calls:
     @classmethod
     def read(cls, callback: Any, episodes: Any, timesteps: Any) -> Calls:
         """Check the arguments of `Runner.run`."""
-        callbacks = () if callback is None else (callback,)
-        if isinstance(callback, list | tuple):
-            callbacks = tuple(callback)
-        for each in callbacks:
-            if not callable(each):
-                raise value_error(
-                    "callback", "a callable (runner, parallel) -> bool, or a list of such", callback
-                )
+        callbacks = callbacks_of(callback, "a callable (runner, parallel) -> bool, or a list of such")
         episodes = whole("callback_episode_frequency", episodes, optional=True)
         timesteps = whole("callback_timestep_frequency", timesteps, optional=True)
         return cls(callbacks, 1 if episodes is None and timesteps is None else episodes, timesteps)
 
     def go_on(self, runner: Runner, parallel: int) -> bool:
-        """Call all of them; False if one returned False. Whatever else they return, None above all, is no veto."""
-        answers = [callback(runner, parallel) for callback in self.callbacks]
-        return not any(isinstance(answer, bool | np.bool_) and not answer for answer in answers)
+        """Call all of them; False if one returned False."""
+        return none_refuses([callback(runner, parallel) for callback in self.callbacks])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from operant.errors import SpecError
 
 
 class Record(NamedTuple):
@@ -14,6 +19,31 @@ class Record(NamedTuple):
     """Seconds of training so far, continued on resume."""
     values: dict[str, float]
     """By documented name, `group/name`."""
+
+
+def numbers(values: Mapping[Any, Any]) -> dict[str, float]:
+    """Return the values of a record as sinks take them, after a callback had them.
+
+    Raises:
+        SpecError: a value is no number (a truth value counts as 0 or 1), or a name cannot be one.
+    """
+    found = {}
+    for name, value in values.items():
+        if not isinstance(name, str) or name in ("", *Record._fields):
+            raise SpecError(
+                f"A callback's names in record.values must be strings such as 'mine/score', none of {', '.join(Record._fields)}. "
+                f"Received: {name!r}."
+            )
+        try:
+            if isinstance(value, str | bytes) or np.ndim(value) != 0:
+                raise TypeError
+            found[name] = float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise SpecError(
+                f"A callback's record.values[{name!r}] must be a number. Received: {value!r} ({type(value).__name__}). "
+                "Add one name for each number: record.values['mine/score'] = 1.0."
+            ) from None
+    return found
 
 
 class Episode(NamedTuple):

@@ -20,7 +20,7 @@ from operant.execution.config import RunConfig
 from operant.execution.episodes import Finished
 from operant.execution.evaluate import Evaluation
 from operant.execution.progress import Evaluated, Progress
-from operant.execution.records import Episode, Record, Sink
+from operant.execution.records import Episode, Record, Sink, numbers
 from operant.spec import traced
 
 LOG_SECONDS = 1.0
@@ -161,7 +161,7 @@ class Training:
         self.evaluation: Evaluation | None = None
         """How the policy is evaluated at every `eval_frequency` steps; None: it is not."""
         self.on_record: Callable[[Record], bool | None] | None = None
-        """Called with everything that is reported; the run ends where it returns False."""
+        """Called with everything that is reported, before sinks take it with what was added and changed; the run ends where it returns False."""
         self.ended: str | None = None
         """How the run, or the part of it that is continued, ended; None while it goes on, and where its process died."""
         self._called_off = False  # by `on_record`
@@ -259,9 +259,13 @@ class Training:
             return self._loop()
         except Exception:
             self.ended = "failed"
-            with contextlib.suppress(Exception):  # the first error is the one to tell
+            # The first error is the one to tell; and a report that fails must not cost the checkpoint.
+            with contextlib.suppress(Exception):
                 self._account(self.driver.unreported)
-                if self._agree is None:  # of several processes the others do something else by now
+            if self._agree is None:  # of several processes the others do something else by now
+                with contextlib.suppress(Exception):
+                    self._report_rest()
+                with contextlib.suppress(Exception):
                     self.save()
             raise
 
@@ -329,8 +333,8 @@ class Training:
             due = not self._left and self.progress.score.episodes - episodes >= self.run.log_frequency
         if due or found or reason is not None:
             found["time/steps_per_second"] = (self.driver.step - step) / max(now - logged, 1e-9)
-            self._log(found)
             self._logged = now, self.driver.step, self.progress.score.episodes
+            self._log(found)
             if reason is None and self._called_off:
                 reason = "callback"
         if self._due_to_save(now) and reason is None:
@@ -427,7 +431,25 @@ class Training:
             self.sinks.episodes(episodes)
 
     def _log(self, found: dict[str, float]) -> None:
-        """Report, beside what was found, metrics and the last episodes."""
+        """Report, beside what was found, metrics and the last episodes: to the callback first, then to the sinks."""
+        record = self._record(found)
+        if self.progress.score.improved() and self.evaluation is None:
+            self._meanwhile(self._keep_best)
+        try:
+            if self.on_record is not None:
+                told = record._replace(values=dict(record.values))
+                self._called_off = self.on_record(told) is False
+                record = told._replace(values=numbers(told.values))
+        finally:  # without what the callback added, where it fails
+            self.sinks.record(record)
+
+    def _report_rest(self) -> None:
+        """Report what came since the last report of a run that fails."""
+        if self.driver.step > self._logged[1]:
+            self.sinks.record(self._record({}))
+
+    def _record(self, found: dict[str, float]) -> Record:
+        """Return, beside what was found, metrics and the last episodes."""
         values = {**found, **self.driver.metrics()}
         skipped = int(values.get("update/skipped", 0.0))
         self.progress.skipped += skipped
@@ -436,7 +458,7 @@ class Training:
                 f"{skipped} gradient step(s) were left out: they or their gradients were not finite. "
                 "Look for rewards or observations that are very large, or a learning rate that is.",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
         score = self.progress.score
         if score.rewards:
@@ -446,12 +468,7 @@ class Training:
             values["episode/length_mean"] = score.mean_length
             values["episode/count"] = float(score.episodes)
             values["episode/reward_best"] = score.best
-        record = Record(self.step, self.progress.elapsed, values)
-        self.sinks.record(record)
-        if score.improved() and self.evaluation is None:
-            self._meanwhile(self._keep_best)
-        if self.on_record is not None and self.on_record(record) is False:
-            self._called_off = True
+        return Record(self.step, self.progress.elapsed, values)
 
     def _watch(self) -> str | None:
         """Look for a plateau: lower the learning rate, or stop."""
