@@ -243,10 +243,12 @@ def test_finished_episodes_are_what_happened(name):
                 expected.append((step, reward[i], length[i], i))
                 reward[i], length[i] = 0, 0
     assert len(expected) > 10
-    np.testing.assert_allclose(np.array(finished, float), np.array(expected, float), rtol=1e-5)
+    told = [episode[:4] for episode in finished]
+    np.testing.assert_allclose(np.array(told, float), np.array(expected, float), rtol=1e-5)
     host = HostDriver(agent.engine(2), Stream(agent.env, agent.n, jax.random.key(2)), 2)
     on_host_finished = host.advance(BLOCKS)
-    np.testing.assert_allclose(np.array(on_host_finished, float), np.array(expected, float), rtol=1e-5)
+    told = [episode[:4] for episode in on_host_finished]
+    np.testing.assert_allclose(np.array(told, float), np.array(expected, float), rtol=1e-5)
 
 
 @pytest.mark.exhaustive

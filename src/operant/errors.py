@@ -119,6 +119,16 @@ def whole(argument: str, value: Any, low: int = 1, *, optional: bool = False, re
     raise value_error(argument, must, value, remedy)
 
 
+def as_number(value: Any) -> float | None:
+    """Return a number as a float, also NumPy's or JAX's, a truth value as 0 or 1; None for what is none."""
+    if isinstance(value, str | bytes) or getattr(value, "ndim", 0) != 0:
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
 def expect_like(argument: str, value: Any, default: Any) -> None:
     """Refuse a value that is no truth value, or no number, where the default is one.
 

@@ -322,7 +322,7 @@ def make_environments(run: RunConfig, given: Any = None, count: int | None = Non
     Raises:
         OperantError: they cannot be made, or not so.
     """
-    from operant.envs import preprocessing, table, vector
+    from operant.envs import infos, preprocessing, table, vector
 
     games = _games(run, given)
     for name in () if games else GAMES:
@@ -343,6 +343,8 @@ def make_environments(run: RunConfig, given: Any = None, count: int | None = Non
             raise preprocessing.refusal(
                 run.env, [leaf.shape for leaf in native.spaces.states.components.values()]
             )
+        if run.info_keywords:
+            raise infos.refusal(run.info_keywords, run.env)
         if run.max_episode_timesteps is not None:
             from operant.envs.native import TimeLimit
 
@@ -362,6 +364,7 @@ def make_environments(run: RunConfig, given: Any = None, count: int | None = Non
         clip_rewards=games and run.clip_rewards,
         episodic_life=games and run.episodic_life,
         env_kwargs=arguments,
+        info_keywords=run.info_keywords,
         **frames,
     )
     return Environments(None, made)

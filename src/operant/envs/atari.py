@@ -6,7 +6,7 @@ rewards, an episode for each life) is `operant.envs.games`, which keeps the true
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -65,7 +65,9 @@ def preprocessed(env: Any, max_frame: bool = False, **arguments: Any) -> gymnasi
     return make(source.target, source.arguments)
 
 
-def own_vector(source: Source, num_envs: int, check: Check = "always") -> GymnasiumVector | str:
+def own_vector(
+    source: Source, num_envs: int, check: Check = "always", info_keywords: Sequence[str] = ()
+) -> GymnasiumVector | str:
     """Run Atari games in ALE's vector, or say in a sentence why that cannot be.
 
     Raises:
@@ -98,7 +100,8 @@ def own_vector(source: Source, num_envs: int, check: Check = "always") -> Gymnas
         reward_clipping=False,
         episodic_life=False,
     )
-    return AtariVector(_FramesLast(vector, settings), source.name, limit, check, settings, given)
+    frames = _FramesLast(vector, settings)
+    return AtariVector(frames, source.name, limit, check, settings, given, info_keywords)
 
 
 class _FramesLast(gymnasium.vector.VectorWrapper):
@@ -141,8 +144,9 @@ class AtariVector(GymnasiumVector):
         check: Check,
         settings: Preprocessing,
         arguments: Mapping[str, Any],
+        info_keywords: Sequence[str] = (),
     ) -> None:
-        super().__init__(vector, name, limit, check, frames=settings.stack)
+        super().__init__(vector, name, limit, check, frames=settings.stack, info_keywords=info_keywords)
         self.resume = vector.resume
         sticky = arguments["repeat_action_probability"]
         self.why = f"ALE's own: every {settings.frame_skip}th frame, " + (

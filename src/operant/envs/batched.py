@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from operant.envs.checked import smaller_limit
 from operant.envs.environment import Environment
 from operant.envs.faults import isfinite, look, look_at_masks, nonfinite, state_label, vdot
+from operant.envs.infos import Infos
 from operant.envs.vector_env import Check, Flat, Step, VectorEnv, seed_of
 from operant.errors import EnvironmentError, SpaceError
 from operant.spaces import from_gymnasium
@@ -25,6 +26,7 @@ class GymnasiumVector(VectorEnv):
         check: how often observations are looked at: at the `first` reset and step, `always`, or `never`.
         copy: whether it may write again to arrays that it returned, which then are copied.
         frames: how many successive frames image observations hold in their last axis; None: none.
+        info_keywords: names in `info` whose values at the end of episodes are wanted.
     """
 
     mode = "native-vector"
@@ -38,6 +40,7 @@ class GymnasiumVector(VectorEnv):
         *,
         copy: bool = False,
         frames: int | None = None,
+        info_keywords: Sequence[str] = (),
     ) -> None:
         self._vector = vector
         self.num_envs = vector.num_envs
@@ -52,6 +55,7 @@ class GymnasiumVector(VectorEnv):
         self._masked = check == "always" and bool(self.spaces.masks)
         self._unchecked = set() if check == "never" else {"reset", "step"}
         self._copy = copy
+        self._infos = Infos(info_keywords, self.num_envs)
 
     def reset(self, seed: int | None = None) -> Flat:
         """Begin an episode everywhere."""
@@ -65,7 +69,7 @@ class GymnasiumVector(VectorEnv):
         if not (self._is_open and self._is_reset):
             raise self._unusable()
         try:
-            observation, reward, terminated, truncated, _ = self._vector.step(self._decode(actions, True))
+            observation, reward, terminated, truncated, info = self._vector.step(self._decode(actions, True))
         except Exception as error:
             raise EnvironmentError(
                 f"The vector of {self.name!r} raised {type(error).__name__}: {error}"
@@ -81,7 +85,23 @@ class GymnasiumVector(VectorEnv):
         flat = self._read(observation, "step", (terminated, truncated))
         if not isfinite(vdot(reward, reward)):
             self._refuse(nonfinite("reward", reward))
+        self.infos = self._read_infos(info)
         return Step(flat, reward, terminated, truncated)
+
+    def _read_infos(self, info: Mapping[str, Any]) -> Flat:
+        """Return the wanted values of the environments whose episodes ended; a vector's info has arrays, and masks under `_name`."""
+        found = self._infos.blank()
+        for i in np.flatnonzero(self._ended).tolist() if found else ():
+            own = {
+                name: values[i]
+                for name, values in info.items()
+                if not name.startswith("_") and np.ndim(values) and info.get(f"_{name}", self._ended)[i]
+            }
+            try:
+                self._infos.note(found, i, own)
+            except EnvironmentError as error:
+                self._refuse((i, str(error)))
+        return found
 
     def close(self) -> None:
         """Close the environments."""

@@ -98,6 +98,10 @@ class Checked(Environment):
         """Return what the environment reports as the last episode's return, or None."""
         return self._environment.episode_return(parallel=parallel)
 
+    def episode_info(self) -> Mapping[str, Any]:
+        """Return what the environment tells of the last episode, by name."""
+        return self._environment.episode_info()
+
     def close(self) -> None:
         """Close the environment; a second call does nothing."""
         if not self._closed:

@@ -99,6 +99,10 @@ class Environment(abc.ABC):
         """Return the return to report for the last episode, or None to report the sum of its rewards."""
         return None
 
+    def episode_info(self) -> Mapping[str, Any]:
+        """Return what to tell of the last episode beside its return, numbers by name: what `info_keywords` records."""
+        return {}
+
     @overload
     @staticmethod
     def create(

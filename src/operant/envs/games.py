@@ -56,7 +56,7 @@ class Games(VectorEnv):
         if self._lost.any():
             actions = {name: self._resumed(value) for name, value in actions.items()}
         step = self._vector.step(actions)
-        self.restarts = self._vector.restarts
+        self.restarts, self.infos = self._vector.restarts, self._vector.infos
         lives, over = self._count(), step.terminated | step.truncated
         lost = (lives < self._lives) & (lives > 0) & ~over & ~self._over
         reward = np.where(self._lost, np.float32(0), np.sign(step.reward) if self._clip else step.reward)

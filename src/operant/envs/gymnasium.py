@@ -244,6 +244,7 @@ class Gymnasium(Environment):
 
     def __init__(self, env: gymnasium.Env, max_episode_timesteps: int | None = None) -> None:
         self.gymnasium = env
+        self._info: Mapping[str, Any] = {}
         self.spaces, self.codec = from_gymnasium(
             env.observation_space, env.action_space, frames=stacked_frames(env)
         )
@@ -284,9 +285,13 @@ class Gymnasium(Environment):
                 f"step of {self.gymnasium} must return (observation, reward, terminated, truncated, info). "
                 f"Received: {answer!r}."
             )
-        observation, reward, terminated, truncated, _ = answer
+        observation, reward, terminated, truncated, self._info = answer
         flat = self.codec.encode(observation, False)
         return flat, 1 if terminated else 2 if truncated else 0, reward
+
+    def episode_info(self) -> Mapping[str, Any]:
+        """Return the info of the last step."""
+        return self._info
 
     def close(self) -> None:
         """Close the environment."""

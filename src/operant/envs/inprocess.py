@@ -21,6 +21,7 @@ from operant.envs.faults import (
     value_faults,
     vdot,
 )
+from operant.envs.infos import Infos
 from operant.envs.source import Source
 from operant.envs.vector_env import Check, Flat, Step, VectorEnv, seed_of
 from operant.errors import EnvironmentError, SpaceError, UsageError
@@ -33,6 +34,10 @@ class Cell(Protocol):
     spaces: Spaces
     limit: int | None
     """Steps after which the loop cuts an episode."""
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """What it said beside of its last step."""
 
     def native_actions(self, actions: Mapping[str, np.ndarray], n: int) -> Sequence[Any]:
         """Return flat actions `[N, ...]` as `N` actions of this kind of environment."""
@@ -53,6 +58,7 @@ class GymnasiumCell:
     def __init__(self, env: Any, limit: int | None) -> None:
         self.env = env
         self.limit = limit
+        self.info: Mapping[str, Any] = {}
         frames = adapter.stacked_frames(env)
         self.spaces, self._codec = from_gymnasium(env.observation_space, env.action_space, frames=frames)
         self._encode = self._codec.observation.encode
@@ -78,7 +84,7 @@ class GymnasiumCell:
         """Take an action."""
         if full:
             return self._full_step(action)
-        observation, reward, terminated, truncated, _ = self._step(action)
+        observation, reward, terminated, truncated, self.info = self._step(action)
         return self._encode(observation, False), reward, terminated, truncated
 
     def _full_step(self, action: Any) -> tuple[Flat, float, bool, bool]:
@@ -87,7 +93,7 @@ class GymnasiumCell:
             raise EnvironmentError(
                 f"step must return (observation, reward, terminated, truncated, info). Received: {_form(answer)}."
             )
-        observation, reward, terminated, truncated, _ = answer
+        observation, reward, terminated, truncated, self.info = answer
         self._look(observation)
         if (
             isinstance(reward, bool | np.bool_)
@@ -124,6 +130,11 @@ class EnvironmentCell:
         self.env = env
         self.spaces = env.spaces
         self.limit = env.max_episode_timesteps()
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """What it says of the episode that ended."""
+        return self.env.episode_info()
 
     def native_actions(self, actions: Mapping[str, np.ndarray], n: int) -> Sequence[Any]:
         """Return what `N` environments take: the user's structure, floats within their bounds."""
@@ -167,6 +178,7 @@ class InProcess(VectorEnv):
         name: for messages.
         check: how often observations are looked at: at the `first` reset and step, `always`, or `never`.
         offset: number of the first environment: seeds and messages count from it.
+        info_keywords: names in `info` whose values at the end of episodes are wanted.
 
     Raises:
         UsageError: the environments' spaces differ.
@@ -174,7 +186,14 @@ class InProcess(VectorEnv):
 
     mode = "in-process"
 
-    def __init__(self, cells: Sequence[Cell], name: str, check: Check = "always", offset: int = 0) -> None:
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        name: str,
+        check: Check = "always",
+        offset: int = 0,
+        info_keywords: Sequence[str] = (),
+    ) -> None:
         self.cells = list(cells)
         self.num_envs = len(self.cells)
         self.spaces = self.cells[0].spaces
@@ -200,6 +219,7 @@ class InProcess(VectorEnv):
         self._masked = check == "always" and bool(self.spaces.masks)
         self._steps = [0] * self.num_envs
         self._ended = [False] * self.num_envs
+        self._infos = Infos(info_keywords, self.num_envs)
 
     def reset(self, seed: int | None = None) -> Flat:
         """Begin an episode everywhere."""
@@ -234,6 +254,7 @@ class InProcess(VectorEnv):
         observation = {key: np.empty(*of) for key, of in self._empty.items()}
         reward, terminated, truncated = np.zeros(n, np.float32), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
         chosen = self.cells[0].native_actions(actions, n)
+        infos = self._infos.blank()
         for i, cell in enumerate(self.cells):
             begins = ended[i]
             try:
@@ -245,11 +266,14 @@ class InProcess(VectorEnv):
                     steps[i] += 1
                     if over or cut or steps[i] >= limits[i]:
                         ended[i], terminated[i], truncated[i] = True, over, not over
+                        if infos:
+                            self._infos.note(infos, i, cell.info)
                 for key, into in observation.items():
                     into[i] = flat[key]
             except Exception as error:
                 raise self._fault(i, error, "reset" if begins else "step") from error
         self._unchecked.discard("step")
+        self.infos = infos
         fault = None if isfinite(vdot(reward, reward)) else nonfinite("reward", reward)
         if fault is not None:
             raise self._fault(fault[0], EnvironmentError(fault[1]), "step")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import time
 import weakref
@@ -18,7 +19,7 @@ import numpy as np
 from operant.envs.source import Source
 from operant.envs.spawn import START_SECONDS, LostError, Worker, end, main_file, memory_file, times
 from operant.envs.vector_env import Check, Flat, Step, VectorEnv, seed_of
-from operant.envs.worker import RESET, RESTART, STEP, VECTOR_FIELDS, Memory
+from operant.envs.worker import RESET, RESTART, STEP, Memory, vector_fields
 from operant.errors import EnvironmentError, OperantError, UsageError
 from operant.spaces import Spaces
 
@@ -59,6 +60,7 @@ class Processes(VectorEnv):
         num_workers: processes; None: one per processor.
         timeout_seconds: how long a step of a worker's environments may take.
         max_restarts: how often a worker may be replaced without an episode that came to its end in between.
+        info_keywords: names in `info` whose values at the end of episodes are wanted.
 
     Raises:
         SpecError: an environment cannot be sent, or not be made.
@@ -74,11 +76,13 @@ class Processes(VectorEnv):
         num_workers: int | None,
         timeout_seconds: float,
         max_restarts: int,
+        info_keywords: Sequence[str] = (),
     ) -> None:
         literals = [source.literal() for source in sources]
         self.num_envs = n = len(sources)
         self.name = sources[0].name
         self._timeout, self._max_restarts = timeout_seconds, max_restarts
+        self._keywords = tuple(info_keywords)
         self._seed: int | None = None
         self._ended = np.zeros(n, np.bool_)
         self._last: Flat = {}
@@ -94,6 +98,7 @@ class Processes(VectorEnv):
                 "name": self.name,
                 "check": check,
                 "offset": low,
+                "info_keywords": self._keywords,
                 "main": main,
             }
             self._workers.append(_Share(i, slice(low, high), begin, descriptor))
@@ -118,7 +123,8 @@ class Processes(VectorEnv):
         self.spaces = Spaces.from_spec(answers[0][0])
         limits = [limit for _, limit in answers]
         self.max_episode_timesteps = None if None in limits else max(limits)
-        self._memory = Memory(self.spaces, self.num_envs, descriptor, VECTOR_FIELDS, create=True)
+        fields = vector_fields(self._keywords)
+        self._memory = Memory(self.spaces, self.num_envs, descriptor, fields, create=True)
         for worker in self._workers:
             worker.send(repr(self.num_envs).encode())
 
@@ -168,6 +174,8 @@ class Processes(VectorEnv):
             cut = ~self._ended[worker.rows]
             memory.fields["reward"][worker.rows], memory.fields["terminated"][worker.rows] = 0.0, False
             memory.fields["truncated"][worker.rows] = cut
+            for key in self._keywords:
+                memory.fields[f"info:{key}"][worker.rows] = math.nan
             for name, array in memory.observation.items():
                 array[worker.rows][cut] = self._last[name][worker.rows][cut]
         observation = {name: array.copy() for name, array in memory.observation.items()}
@@ -175,6 +183,7 @@ class Processes(VectorEnv):
         step = Step(
             observation, fields["reward"].copy(), fields["terminated"].copy(), fields["truncated"].copy()
         )
+        self.infos = {key: fields[f"info:{key}"].copy() for key in self._keywords}
         self._ended, self._last = step.terminated | step.truncated, observation
         if self.restarts and not lost:
             for worker in self._workers:

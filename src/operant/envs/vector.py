@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
@@ -15,6 +15,7 @@ from operant.envs.batched import GymnasiumVector
 from operant.envs.check import random_actions
 from operant.envs.checked import smaller_limit
 from operant.envs.games import Games
+from operant.envs.infos import keywords_of, refusal, refuse_elsewhere
 from operant.envs.inprocess import InProcess, make_cell
 from operant.envs.process import Processes, processors
 from operant.envs.source import Source, refuse_same
@@ -33,6 +34,13 @@ and a seed must give the same run every time."""
 _MEASURE_SECONDS, _MEASURE_STEPS = 0.02, 50
 
 
+class _Reads(NamedTuple):
+    """What is read of the environments' answers; see `create`."""
+
+    check: Check
+    info_keywords: tuple[str, ...]
+
+
 def create(
     environment: Any,
     num_envs: int | None = None,
@@ -47,6 +55,7 @@ def create(
     timeout_seconds: float = 60.0,
     max_restarts: int = 3,
     env_kwargs: Mapping[str, Any] | None = None,
+    info_keywords: Sequence[str] = (),
     **kwargs: Any,
 ) -> VectorEnv:
     """Run several environments side by side.
@@ -68,6 +77,8 @@ def create(
         timeout_seconds: how long a worker may take for one step of its environments before it is replaced.
         max_restarts: how often a worker may be replaced without an episode that came to its end in between.
         env_kwargs: arguments of the environment itself.
+        info_keywords: names of numbers in `info` (of an `Environment`: in `episode_info`) that `VectorEnv.infos` tells of every episode
+            that ends, such as `is_success`. An environment whose first episode ends without one is an error.
         kwargs: the same, as far as their names are none of those above.
 
     Raises:
@@ -77,6 +88,7 @@ def create(
     """
     _one_of("mode", mode, ("auto", "native-vector", "in-process", "processes"))
     _one_of("check", check, ("first", "always", "never"))
+    reads = _Reads(check, keywords_of(info_keywords))
     num_workers = whole("num_workers", num_workers, optional=True)
     max_restarts = whole("max_restarts", max_restarts, 0)
     if not timeout_seconds > 0:
@@ -87,7 +99,13 @@ def create(
         "arguments": {**kwargs, **(env_kwargs or {})},
     }
     if isinstance(environment, VectorEnv):
-        asked = {**options, "mode": mode, "clip_rewards": clip_rewards, "episodic_life": episodic_life}
+        asked = {
+            **options,
+            "mode": mode,
+            "clip_rewards": clip_rewards,
+            "episodic_life": episodic_life,
+            "info_keywords": reads.info_keywords,
+        }
         return _as_it_is(environment, num_envs, asked)
     if isinstance(environment, list | tuple):
         if not environment:
@@ -99,12 +117,13 @@ def create(
     else:
         source = resolve(environment, **options)
         num_envs = _count(num_envs, *_fixed_count(source))
-        sources, own = [source] * num_envs, _own_vector(source, num_envs, mode, check)
+        sources, own = [source] * num_envs, _own_vector(source, num_envs, mode, reads)
+    refuse_elsewhere(reads.info_keywords, (source.target for source in sources))
     workers = (num_workers, timeout_seconds, max_restarts)
     here = "" if reward_shaping is None else "reward_shaping runs in this process"
     if episodic_life and any(map(atari.has_lives, sources)):
         here = f"{own}; lives are counted in this process"
-    vector = _made(sources, own, mode, check, here, workers)
+    vector = _made(sources, own, mode, reads, here, workers)
     if not (clip_rewards or episodic_life):
         return vector
     if episodic_life and vector.mode == "processes" and any(map(atari.has_lives, sources)):
@@ -129,7 +148,7 @@ def _made(
     sources: Sequence[Source],
     own: VectorEnv | str,
     mode: Mode,
-    check: Check,
+    reads: _Reads,
     here: str,
     workers: tuple[int | None, float, int],
 ) -> VectorEnv:
@@ -142,33 +161,35 @@ def _made(
     if mode == "native-vector":
         raise SpecError(f"mode='native-vector' is not to be had: {own}. Leave mode at 'auto'.")
     if mode == "processes":
-        return _processes(sources, check, "it was asked for", workers)
+        return _processes(sources, reads, "it was asked for", workers)
     if mode == "auto" and not here:
-        return _measured(sources, check, own, workers)
-    vector = _in_process(sources, check)
+        return _measured(sources, reads, own, workers)
+    vector = _in_process(sources, reads)
     vector.why = "it was asked for" if mode == "in-process" else here
     return vector
 
 
-def _own_vector(source: Source, num_envs: int, mode: Mode, check: Check) -> VectorEnv | str:
+def _own_vector(source: Source, num_envs: int, mode: Mode, reads: _Reads) -> VectorEnv | str:
     """Make the environment's own vectorised form; or return in words why there is none."""
     if source.is_vector:
-        return _given_vector(source, check)
+        return _given_vector(source, reads)
     if source.is_native:
         if mode != "auto":
             raise SpecError(
                 f"{source.name!r} is compiled by JAX and has no mode {mode!r}. Leave mode at 'auto'."
             )
+        if reads.info_keywords:
+            raise refusal(reads.info_keywords, source.name)
         if source.reward_shaping is None:
             return batched.from_native(source.make(), num_envs, source.name, source.max_episode_timesteps)
     if mode == "auto" and num_envs < OWN_VECTOR_PAYS_FROM and _has_vectorised(source):
         return f"below {OWN_VECTOR_PAYS_FROM} environments a loop is as fast as a vectorised form"
     if mode in ("auto", "native-vector"):
-        return _vectorised(source, num_envs, check)
+        return _vectorised(source, num_envs, reads)
     return ""
 
 
-def _vectorised(source: Source, num_envs: int, check: Check) -> GymnasiumVector | str:
+def _vectorised(source: Source, num_envs: int, reads: _Reads) -> GymnasiumVector | str:
     """Make Gymnasium's own vectorised form of an id, or say in a sentence why there is none."""
     spec = source.target
     if not isinstance(spec, EnvSpec):
@@ -176,13 +197,13 @@ def _vectorised(source: Source, num_envs: int, check: Check) -> GymnasiumVector 
     if source.reward_shaping is not None:
         return "rewards are shaped for one environment at a time"
     if preprocessing.is_asked(source.arguments):
-        return atari.own_vector(source, num_envs, check)
+        return atari.own_vector(source, num_envs, *reads)
     smaller_limit(source.max_episode_timesteps, spec.max_episode_steps, source.name)
     made = adapter.make_vector(spec, num_envs, source.arguments, source.max_episode_timesteps)
     if isinstance(made, str):
         return made
     vector, limit = made
-    wrapped = GymnasiumVector(vector, source.name, limit, check)
+    wrapped = GymnasiumVector(vector, source.name, limit, reads.check, info_keywords=reads.info_keywords)
     wrapped.why = "Gymnasium has a vectorised form of it"
     return wrapped
 
@@ -194,7 +215,7 @@ def _has_vectorised(source: Source) -> bool:
     return own and not preprocessing.is_asked(source.arguments)
 
 
-def _given_vector(source: Source, check: Check) -> GymnasiumVector:
+def _given_vector(source: Source, reads: _Reads) -> GymnasiumVector:
     """Take a vector of Gymnasium's that the user made.
 
     Raises:
@@ -212,7 +233,10 @@ def _given_vector(source: Source, check: Check) -> GymnasiumVector:
             "max_episode_timesteps and reward_shaping cannot be added to a vector. Wrap its environments."
         )
     spec = vector.spec
-    wrapped = GymnasiumVector(vector, source.name, spec.max_episode_steps if spec else None, check, copy=True)
+    limit = spec.max_episode_steps if spec else None
+    wrapped = GymnasiumVector(
+        vector, source.name, limit, reads.check, copy=True, info_keywords=reads.info_keywords
+    )
     wrapped.why = "it was given as a vector"
     return wrapped
 
@@ -224,23 +248,24 @@ def _fixed_count(source: Source) -> tuple[int | None, str]:
     return 1 if source.is_object and not source.is_native else None, "the object"
 
 
-def _in_process(sources: Sequence[Source], check: Check, count: int | None = None) -> InProcess:
-    return InProcess([make_cell(source) for source in sources[:count]], sources[0].name, check)
+def _in_process(sources: Sequence[Source], reads: _Reads, count: int | None = None) -> InProcess:
+    cells = [make_cell(source) for source in sources[:count]]
+    return InProcess(cells, sources[0].name, reads.check, info_keywords=reads.info_keywords)
 
 
 def _processes(
-    sources: Sequence[Source], check: Check, why: str, settings: tuple[int | None, float, int]
+    sources: Sequence[Source], reads: _Reads, why: str, settings: tuple[int | None, float, int]
 ) -> VectorEnv:
-    vector = Processes(sources, check, *settings)
+    vector = Processes(sources, reads.check, *settings, reads.info_keywords)
     vector.why = why
     return vector
 
 
 def _measured(
-    sources: Sequence[Source], check: Check, why: str, settings: tuple[int | None, float, int]
+    sources: Sequence[Source], reads: _Reads, why: str, settings: tuple[int | None, float, int]
 ) -> VectorEnv:
     """Time one environment; a loop serves fast ones best, processes slow ones."""
-    probe = _in_process(sources, check, 1)
+    probe = _in_process(sources, reads._replace(info_keywords=()), 1)
     if len(sources) == 1 or processors() == 1:
         reason = "there is one environment" if len(sources) == 1 else "there is one processor"
     else:
@@ -254,11 +279,11 @@ def _measured(
             if not obstacle:
                 probe.close()
                 return _processes(
-                    sources, check, f"{measured}, above the {limit} from which processes pay", settings
+                    sources, reads, f"{measured}, above the {limit} from which processes pay", settings
                 )
             reason = f"{measured}, but {obstacle}"
     cells = probe.cells + [make_cell(source) for source in sources[1:]]
-    vector = InProcess(cells, sources[0].name, check)
+    vector = InProcess(cells, sources[0].name, reads.check, info_keywords=reads.info_keywords)
     vector.why = "; ".join(part for part in (why, reason) if part)
     return vector
 

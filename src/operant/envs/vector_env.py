@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -57,6 +58,8 @@ class VectorEnv(abc.ABC):
     """Workers that died and were replaced."""
     game: Game | None = None
     """Of the last step, for reports; None: reward and flags say it."""
+    infos: Mapping[str, np.ndarray] = MappingProxyType({})
+    """What `info` said of the `info_keywords`, float64 `[N]` by name: of episodes that ended with the last step; else NaN."""
     _is_open: bool = True
     _is_reset: bool = False
 

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -35,6 +35,13 @@ OK, FAULT = b"k", b"e"
 """First byte of what it answers."""
 VECTOR_FIELDS = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
 """What a vector answers beside observations, `[N]` each."""
+
+
+def vector_fields(info_keywords: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a vector of which values of `info` are wanted: those as `info:NAME`."""
+    return {**VECTOR_FIELDS, **{f"info:{key}": np.float64 for key in info_keywords}}
+
+
 _ORPHAN_SECONDS = 2.0
 """How long a worker whose parent died may go on computing before it ends."""
 
@@ -93,7 +100,8 @@ class VectorTask:
 
     def __init__(self, begin: Mapping[str, Any]) -> None:
         cells = [make_cell(Source.from_literal(literal)) for literal in begin["sources"]]
-        self._vector = InProcess(cells, begin["name"], begin["check"], begin["offset"])
+        self._keywords = begin["info_keywords"]
+        self._vector = InProcess(cells, begin["name"], begin["check"], begin["offset"], self._keywords)
         self._rows = slice(begin["offset"], begin["offset"] + self._vector.num_envs)
         self.close = self._vector.close
 
@@ -103,7 +111,8 @@ class VectorTask:
 
     def share(self, n: int, descriptor: int) -> None:
         """Map the memory."""
-        self._memory = Memory(self._vector.spaces, n, descriptor, VECTOR_FIELDS, create=False)
+        fields = vector_fields(self._keywords)
+        self._memory = Memory(self._vector.spaces, n, descriptor, fields, create=False)
 
     def obey(self, message: bytes) -> None:
         """Step, reset or restart."""
@@ -111,8 +120,10 @@ class VectorTask:
         if message == STEP:
             step = vector.step({name: array[rows] for name, array in memory.action.items()})
             observation = step.observation
-            for name, array in memory.fields.items():
-                array[rows] = getattr(step, name)
+            for name in VECTOR_FIELDS:
+                memory.fields[name][rows] = getattr(step, name)
+            for key, values in vector.infos.items():
+                memory.fields[f"info:{key}"][rows] = values
         else:
             argument = ast.literal_eval(message[1:].decode())
             observation = vector.reset(argument) if message[:1] == RESET else vector.restart(*argument)

@@ -131,6 +131,11 @@ class RunConfig(Config):
         "Size of the total reward buffer, used for calculating\nmean reward value to be displayed.",
         low=1,
     )
+    info_keywords: tuple[str, ...] = option(
+        (),
+        "Names of numbers in the environments' info, such as is_success: those of the last step\n"
+        "of each episode are recorded, and their means reported",
+    )
     checkpoints: tuple[str, ...] = option(
         (), "Path(s) to new model(s) to which checkpoint(s) will be saved during training"
     )
@@ -215,6 +220,8 @@ class RunConfig(Config):
                 f"eval_frequency is for a single process. Received: eval_frequency={self.eval_frequency} with coordinator. "
                 "Leave it out, and evaluate the run by `operant play RUN --episodes N`."
             )
+        if len(set(self.info_keywords)) < len(self.info_keywords) or "" in self.info_keywords:
+            yield str(value_error("info_keywords", "different names in info", self.info_keywords))
         if self.max_frame and not self.preprocess:
             yield (
                 "max_frame is a part of preprocessing. Received: max_frame=True, preprocess=False. "

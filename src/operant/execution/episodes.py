@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import math
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +21,8 @@ class Finished(NamedTuple):
     length: int
     """Environment steps."""
     actor: int
+    info: Mapping[str, float] = MappingProxyType({})
+    """What the environment said at its last step, by name in `info_keywords`; NaN: nothing."""
 
 
 class Accounts:
@@ -29,17 +33,37 @@ class Accounts:
         self.length = np.zeros(n, np.int64)
 
     def row(
-        self, finished: list[Finished], step: int, reward: np.ndarray, valid: np.ndarray, ended: np.ndarray
+        self,
+        finished: list[Finished],
+        step: int,
+        reward: np.ndarray,
+        valid: np.ndarray,
+        ended: np.ndarray,
+        infos: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> None:
-        """Account for one row of all actors, after which the run stands at `step`; append the episodes that it ended."""
+        """Account for one row of all actors, after which the run stands at `step`; append the episodes that it ended.
+
+        `infos` are those of the vector: what the episodes that ended told.
+        """
         self.reward += reward
         self.length += valid
         if not ended.any():
             return
         for i in np.flatnonzero(ended):
-            finished.append(Finished(step, float(self.reward[i]), int(self.length[i]), int(i)))
+            info = {key: float(values[i]) for key, values in infos.items()}
+            finished.append(Finished(step, float(self.reward[i]), int(self.length[i]), int(i), info))
         self.reward[ended] = 0.0
         self.length[ended] = 0
+
+
+def info_means(infos: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each value over the episodes that told it, as they are reported: by `info/NAME`."""
+    told: dict[str, list[float]] = {}
+    for info in infos:
+        for key, value in info.items():
+            if math.isfinite(value):
+                told.setdefault(f"info/{key}", []).append(value)
+    return {name: sum(values) / len(values) for name, values in told.items()}
 
 
 class Score:
@@ -48,6 +72,7 @@ class Score:
     def __init__(self, window: int = 100) -> None:
         self.rewards: collections.deque[float] = collections.deque(maxlen=window)
         self.lengths: collections.deque[int] = collections.deque(maxlen=window)
+        self.infos: collections.deque[dict[str, float]] = collections.deque(maxlen=window)
         self.best = -math.inf
         self.episodes = 0
         self._kept = -math.inf  # the mean when `improved` last said yes
@@ -68,10 +93,11 @@ class Score:
         """Whether as many episodes as the window holds were seen."""
         return len(self.rewards) == self.rewards.maxlen
 
-    def add(self, reward: float, length: int) -> float:
+    def add(self, reward: float, length: int, info: Mapping[str, float] = MappingProxyType({})) -> float:
         """Add one finished episode; return the mean."""
         self.rewards.append(reward)
         self.lengths.append(length)
+        self.infos.append({key: value for key, value in info.items() if math.isfinite(value)})
         self.episodes += 1
         mean = self.mean
         self.best = max(self.best, mean)
@@ -99,6 +125,7 @@ class Score:
         return {
             "rewards": list(self.rewards),
             "lengths": list(self.lengths),
+            "infos": list(self.infos) if any(self.infos) else [],
             "best": best,
             "kept": kept,
             "kept_full": self._kept_full,
@@ -109,6 +136,7 @@ class Score:
         """Continue from there."""
         self.rewards.extend(data["rewards"])
         self.lengths.extend(data["lengths"])
+        self.infos.extend(data.get("infos", []))
         best, kept = data["best"], data.get("kept", data["best"])
         self.best, self._kept = (-math.inf if x is None else x for x in (best, kept))
         self._kept_full = data.get("kept_full", self.full)

@@ -156,7 +156,7 @@ def run_episodes(
         first, ended = ended, after.terminated | after.truncated
         steps += int(np.count_nonzero(valid & (left > 0)))
         over: list[Finished] = []
-        accounts.row(over, steps, after.reward, valid, ended)
+        accounts.row(over, steps, after.reward, valid, ended, env.infos)
         for episode in over:
             if left[episode.actor] > 0:
                 left[episode.actor] -= 1

@@ -137,7 +137,7 @@ class HostDriver:
             first, ended = ended, after.terminated | after.truncated
             self.step += int(np.count_nonzero(valid))
             score, over = (after.reward, ended) if env.game is None else env.game
-            self.accounts.row(finished, self.step, score, valid, over)
+            self.accounts.row(finished, self.step, score, valid, over, env.infos)
             observation, carry, action = after.observation, action.carry, None
             self._row += 1
         for name, value in observation.items():

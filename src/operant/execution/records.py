@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
-from operant.errors import SpecError
+from operant.errors import SpecError, as_number
 
 
 class Record(NamedTuple):
@@ -34,15 +33,13 @@ def numbers(values: Mapping[Any, Any]) -> dict[str, float]:
                 f"A callback's names in record.values must be strings such as 'mine/score', none of {', '.join(Record._fields)}. "
                 f"Received: {name!r}."
             )
-        try:
-            if isinstance(value, str | bytes) or np.ndim(value) != 0:
-                raise TypeError
-            found[name] = float(value)
-        except (TypeError, ValueError, OverflowError):
+        number = as_number(value)
+        if number is None:
             raise SpecError(
                 f"A callback's record.values[{name!r}] must be a number. Received: {value!r} ({type(value).__name__}). "
                 "Add one name for each number: record.values['mine/score'] = 1.0."
-            ) from None
+            )
+        found[name] = number
     return found
 
 
@@ -58,6 +55,8 @@ class Episode(NamedTuple):
     """Mean of the last episodes, this one included."""
     best_reward: float
     """Best that the mean has been, this one included."""
+    info: Mapping[str, float] = MappingProxyType({})
+    """What the environment said at its last step, by name in `info_keywords`; NaN: nothing."""
 
 
 class Origin(NamedTuple):

@@ -17,7 +17,7 @@ from operant.agents.learner import Train, without_replay
 from operant.agents.making import Definition
 from operant.errors import CheckpointError
 from operant.execution.config import RunConfig
-from operant.execution.episodes import Finished
+from operant.execution.episodes import Finished, info_means
 from operant.execution.evaluate import Evaluation
 from operant.execution.progress import Evaluated, Progress
 from operant.execution.records import Episode, Record, Sink, numbers
@@ -382,10 +382,15 @@ class Training:
             found["evaluation/reward_mean"] = mean
             found["evaluation/reward_std"] = float(np.std(rewards))
             found["evaluation/length_mean"] = sum(ended.length for ended in finished) / len(finished)
+            for name, value in info_means(ended.info for ended in finished).items():
+                found[f"evaluation/{name}"] = value
             if evaluation.sink is not None:
                 seconds = self.progress.elapsed
                 evaluation.sink.episodes(
-                    [Episode(step, seconds, e.reward, e.length, e.actor, mean, best) for e in finished]
+                    [
+                        Episode(step, seconds, e.reward, e.length, e.actor, mean, best, e.info)
+                        for e in finished
+                    ]
                 )
             if now.best_step == step:
                 self._meanwhile(self._keep_best)
@@ -422,10 +427,19 @@ class Training:
     def _account(self, finished: Sequence[Finished]) -> None:
         episodes, score = [], self.progress.score
         for ended in finished:
-            mean = score.add(ended.reward, ended.length)
+            mean = score.add(ended.reward, ended.length, ended.info)
             step, best = ended.step + self.progress.origin.step, score.best
             episodes.append(
-                Episode(step, self.progress.elapsed, ended.reward, ended.length, ended.actor, mean, best)
+                Episode(
+                    step,
+                    self.progress.elapsed,
+                    ended.reward,
+                    ended.length,
+                    ended.actor,
+                    mean,
+                    best,
+                    ended.info,
+                )
             )
         if episodes:
             self.sinks.episodes(episodes)
@@ -468,6 +482,8 @@ class Training:
             values["episode/length_mean"] = score.mean_length
             values["episode/count"] = float(score.episodes)
             values["episode/reward_best"] = score.best
+            for name, value in info_means(score.infos).items():
+                values[f"episode/{name}"] = value
         return Record(self.step, self.progress.elapsed, values)
 
     def _watch(self) -> str | None:

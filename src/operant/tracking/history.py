@@ -35,6 +35,9 @@ COLUMNS = {
 OPTIONAL = {"episode_length": "int64", "actor": "int64"}
 """Columns beside them, which a history written elsewhere may lack."""
 
+INFO = "info/"
+"""How columns begin that hold what environments said at the end of episodes (`info_keywords`); a history may have any of these."""
+
 _FIELDS = {"episode_length": "length"}  # columns whose name is not that of the field of `Episode`
 _PART = re.compile(r"part-([0-9]{6})\.parquet")
 
@@ -98,15 +101,13 @@ class History:
 
     def flush(self) -> None:
         """Write the episodes that wait."""
-        import pyarrow as pa
-
         self._flushed = time.monotonic()
         while self._waiting:
             old = 0 if self._written is None else self._written.num_rows
             batch = self._waiting[: self._part_rows - old]
             rows = _table(batch)
             if self._written is not None:
-                rows = pa.concat_tables([self._written, rows]).combine_chunks()
+                rows = _joined([self._written, rows]).combine_chunks()
             _write(self.path / f"part-{self._part:06d}.parquet", rows)
             del self._waiting[: len(batch)]  # only now: a failed write is tried again with the next flush
             self._written = rows
@@ -164,7 +165,7 @@ def read_history(path: str | Path) -> dict[str, np.ndarray]:
 
     Returns:
         The columns by name, each `[episodes]`, sorted by step, then time. A history that was written elsewhere may
-        lack `episode_length` and `actor`; they are -1 then.
+        lack `episode_length` and `actor`; they are -1 then. Columns `info/NAME` are NaN where an episode did not tell.
 
     Raises:
         SpecError: if there is none, it cannot be read, or a documented column is missing.
@@ -173,7 +174,7 @@ def read_history(path: str | Path) -> dict[str, np.ndarray]:
     if not path.exists():
         raise SpecError(f"The history {path} does not exist.")
     table = _read([path] if path.is_file() else _parts(path))
-    columns = {name: table.column(name).to_numpy() for name in (*COLUMNS, *OPTIONAL)}
+    columns = {name: table.column(name).to_numpy() for name in table.column_names}
     order = np.lexsort((columns["time"], columns["step"]))
     return {name: np.ascontiguousarray(column[order]) for name, column in columns.items()}
 
@@ -216,7 +217,23 @@ def _table(episodes: Sequence[Episode]) -> pa.Table:
         name: np.array(fields[_FIELDS.get(name, name)], dtype)
         for name, dtype in {**COLUMNS, **OPTIONAL}.items()
     }
-    return pa.table(columns, schema=_schema())
+    infos = {key: None for info in fields["info"] for key in info}
+    told = {INFO + key: np.array([info.get(key, np.nan) for info in fields["info"]]) for key in infos}
+    return pa.table({**columns, **told})
+
+
+def _joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """Put tables behind one another, NaN where one lacks a column of `info` that another has."""
+    import pyarrow as pa
+
+    names = {name: None for table in tables for name in table.column_names if name.startswith(INFO)}
+    filled = []
+    for table in tables:
+        for name in names:
+            if name not in table.column_names:
+                table = table.append_column(name, pa.array(np.full(table.num_rows, np.nan)))
+        filled.append(table.select([*COLUMNS, *OPTIONAL, *names]))
+    return pa.concat_tables(filled)
 
 
 def _check_columns(part: Path) -> None:
@@ -227,7 +244,8 @@ def _check_columns(part: Path) -> None:
         names = set(pq.read_schema(part).names)
     except (pa.ArrowException, OSError) as error:
         raise SpecError(f"The history file {part} cannot be read: {error}") from None
-    if not COLUMNS.keys() <= names or names - COLUMNS.keys() - OPTIONAL.keys():
+    others = {name for name in names - COLUMNS.keys() - OPTIONAL.keys() if not name.startswith(INFO)}
+    if not COLUMNS.keys() <= names or others:
         raise SpecError(
             f"{part} is not a history. Expected the following columns: {', '.join(COLUMNS)} "
             f"(and {', '.join(OPTIONAL)}), got {', '.join(sorted(names))}."
@@ -246,10 +264,12 @@ def _read(parts: Sequence[Path]) -> pa.Table:
             table = pq.ParquetFile(part).read()
             for name in OPTIONAL.keys() - set(table.column_names):
                 table = table.append_column(name, pa.array(np.full(table.num_rows, -1)))
-            tables.append(table.select(schema.names).cast(schema))
+            told = [name for name in table.column_names if name.startswith(INFO)]
+            own = pa.schema([*schema, *((name, pa.float64()) for name in told)])
+            tables.append(table.select(own.names).cast(own))
         except (pa.ArrowException, OSError) as error:
             raise SpecError(f"The history file {part} cannot be read: {error}") from None
-    return pa.concat_tables(tables) if tables else schema.empty_table()
+    return _joined(tables) if tables else schema.empty_table()
 
 
 def _write(path: Path, table: pa.Table) -> None:

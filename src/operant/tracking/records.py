@@ -109,8 +109,9 @@ def metrics_page() -> str:
         "",
         "Training reports these numbers; TensorBoard and every other sink show them under these names, at the true",
         "environment step (all actors together). An agent reports those that apply to it, averaged over its updates since",
-        "the last record; `update/skipped` is a sum. [Callbacks](classes.md#callbacks) may add others. The page is made from",
-        "`operant.tracking.METRICS`.",
+        "the last record; `update/skipped` is a sum. [Callbacks](classes.md#callbacks) may add others, and",
+        "[`--info-keywords`](train.md#what-environments-tell-in-info) adds `episode/info/NAME` and `evaluation/info/NAME`. The page is made",
+        "from `operant.tracking.METRICS`.",
     ]
     group = ""
     for name, (meaning, unit) in METRICS.items():

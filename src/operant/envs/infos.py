@@ -1,0 +1,91 @@
+"""Values of `info`, such as `is_success`, at the last step of each episode: which ones are wanted, and what was found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from operant.envs.checked import Checked
+from operant.errors import EnvironmentError, SpecError, as_number, suggest, value_error
+
+
+def keywords_of(given: Any) -> tuple[str, ...]:
+    """Return names in `info` that are to be recorded.
+
+    Raises:
+        SpecError: they are no list of different names.
+    """
+    names = tuple(given) if isinstance(given, list | tuple) else ()
+    sound = all(isinstance(name, str) and name for name in names) and len(set(names)) == len(names)
+    if not sound or not isinstance(given, list | tuple):
+        raise value_error("info_keywords", "a list of different names in info", given)
+    return names
+
+
+def refusal(keywords: Sequence[str], name: str) -> SpecError:
+    """Return the error of a JAX-native environment, whose steps tell no `info`."""
+    return SpecError(
+        f"info_keywords is for environments whose step returns an info; {name!r} is JAX-native and has none. "
+        f"Received: info_keywords={tuple(keywords)!r}. Leave it out."
+    )
+
+
+def refuse_elsewhere(keywords: Sequence[str], environments: Iterable[Any]) -> None:
+    """Refuse environments reached by a connection (`Environment.create(remote=...)`): their `info` stays where they are.
+
+    Raises:
+        SpecError: naming the first.
+    """
+    from operant.envs.remote.environment import Elsewhere
+
+    for env in environments if keywords else ():
+        if isinstance(env, Checked) and isinstance(env.environment, Elsewhere):
+            raise SpecError(
+                f"info_keywords is not for remote environments, whose info stays where they are: {env.name!r} is one. "
+                f"Received: info_keywords={tuple(keywords)!r}. Leave it out, or give an id or a class with vector='processes'."
+            )
+
+
+class Infos:
+    """Collects what the environments of a vector said at the last step of their episodes.
+
+    Args:
+        keywords: names in `info`.
+        n: environments.
+    """
+
+    def __init__(self, keywords: Sequence[str], n: int) -> None:
+        self.keywords = tuple(keywords)
+        self._known = np.zeros(n, np.bool_)  # whose first episode has shown that the names are right
+
+    def blank(self) -> dict[str, np.ndarray]:
+        """Return the values of a step that ends no episode: NaN, float64 `[N]` by name."""
+        return {key: np.full(len(self._known), math.nan) for key in self.keywords}
+
+    def note(self, into: dict[str, np.ndarray], i: int, info: Mapping[str, Any]) -> None:
+        """Write down what one environment said at the end of an episode; what it does not say is NaN.
+
+        Raises:
+            EnvironmentError: the first episode ends without one of the names, or a value is no number.
+        """
+        for key in self.keywords:
+            if key in info:
+                into[key][i] = self._number(key, info[key])
+            elif not self._known[i]:
+                found = f"its keys are {', '.join(map(repr, info))}" if info else "it is empty"
+                remedy = suggest(key, info, listed=False).strip() or "Correct info_keywords, or leave it out."
+                raise EnvironmentError(f"An episode ended without info[{key!r}]: {found}. {remedy}")
+        self._known[i] = True
+
+    @staticmethod
+    def _number(key: str, value: Any) -> float:
+        number = as_number(value)
+        if number is None:
+            raise EnvironmentError(
+                f"info[{key!r}] must be a number to be recorded. Received: {value!r} ({type(value).__name__}). "
+                "Leave it out of info_keywords."
+            )
+        return number
