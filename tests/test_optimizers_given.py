@@ -84,6 +84,7 @@ GIVEN = {
     "SGD-momentum": lambda: o.SGD(schedules.ExponentialDecay(0.1, 4, 0.5), momentum=0.9),
     "SGD-nesterov": lambda: o.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.3),
     "polynomial": lambda: o.Adam(schedules.PolynomialDecay(0.1, 8, 0.01, power=2.0), weight_decay=0.1),
+    "cosine": lambda: o.SGD(schedules.CosineDecay(0.1, 8, alpha=0.2)),
     "exponential": lambda: o.SGD(schedules.ExponentialDecay(0.1, 3, 0.8)),
     "piecewise": lambda: o.SGD(schedules.PiecewiseConstantDecay([2, 5], [0.1, 0.02, 0.5])),
 }
@@ -181,8 +182,12 @@ def test_a_decay_survives_as_data():
         ),
         (o.Lamb(0.1, weight_decay=0.1), r"Lamb\(weight_decay=...\) has no counterpart here.*optax.lamb"),
         (
-            o.SGD(schedules.CosineDecay(0.1, 5)),
-            r"schedule 'CosineDecay' has no counterpart here. Known: Exp.*Give a number",
+            o.SGD(schedules.CosineDecayRestarts(0.1, 5)),
+            r"schedule 'CosineDecayRestarts' has no counterpart here. Known: Cos.*Give a number",
+        ),
+        (
+            o.SGD(schedules.CosineDecay(0.0, 5, warmup_target=0.1, warmup_steps=3)),
+            r"CosineDecay's warmup_target must be None. Received: .*'warmup'",
         ),
         (
             o.SGD(schedules.ExponentialDecay(0.1, 5, 0.5, staircase=True)),

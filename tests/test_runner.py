@@ -150,7 +150,7 @@ def test_several_environments(runner, agent, manner):
     runner.run(num_episodes=10, **manner, **QUIET)
     assert runner.episodes == 10 and runner.timesteps == 50
     assert (agent.timesteps - before[0], agent.episodes - before[1]) == (50, 10)
-    runner.run(num_timesteps=17, **manner, **QUIET)  # a later run has a fresh record
+    runner.run(num_timesteps=17.0, **manner, **QUIET)  # a later run has a fresh record
     assert runner.timesteps == 17 and runner.episodes == len(runner.episode_returns) <= 3
     assert agent.timesteps - before[0] == 67
 
@@ -444,7 +444,7 @@ def test_num_parallel_in_two_ways_with_one_agent(agent):
         (SpecError, {"environments": "CartPole-v1"}, "environments must be a list of environments"),
         (SpecError, {"environments": []}, "a list of at least one"),
         (SpecError, {"environment": Walk, "num_parallel": 1}, "num_parallel must be a whole number of at least 2.*Leave it out"),
-        (SpecError, {"environment": Walk, "num_parallel": 2.0}, "num_parallel must be a whole number"),
+        (SpecError, {"environment": Walk, "num_parallel": 2.5}, "num_parallel must be a whole number"),
         (UsageError, {"environments": [Walk, Walk], "num_parallel": 3}, "num_parallel=3 does not fit the 2 environments"),
         (UsageError, {"environment": Walk(), "num_parallel": 2}, "is one object and cannot run 2 times"),
         (UsageError, {"environments": [Walk()] * 2}, "environments 0 and 1 are the same 'Walk'"),

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from operant.errors import SpecError
@@ -18,6 +19,10 @@ GOLDEN = {
     "exponential": (Schedule("exponential", 1.0, 0.01, 100), [1, 1, 0.316228, 0.1, 0.01, 0.01]),
     # 0.1 + 0.8 (1 - f)²: 0.1 + 0.8 * 0.5625 = 0.55, 0.1 + 0.8 * 0.25 = 0.3
     "polynomial": (Schedule("polynomial", 0.9, 0.1, 100, power=2.0), [0.9, 0.9, 0.55, 0.3, 0.1, 0.1]),
+    # 0.2 + 0.8 (1 + cos π f) / 2: at a quarter 0.2 + 0.8 * 0.853553 = 0.882843
+    "cosine": (Schedule("cosine", 1.0, 0.2, 100), [1, 1, 0.882843, 0.6, 0.2, 0.2]),
+    # up to 50 a line from 0 to 1, and half a cosine of 50 from there
+    "cosine behind a warm-up": (Schedule("cosine", 1.0, 0.2, 100, warmup=50), [0, 0, 0.5, 1, 0.2, 0.2]),
     "piecewise": (
         Schedule("piecewise", 1.0, boundaries=(25, 100), values=(0.5, 0.1)),
         [1, 1, 0.5, 0.5, 0.1, 0.1],
@@ -53,6 +58,16 @@ def test_ends_are_exact():
     schedule = Schedule("linear", 2.5e-4, 1e-5, 1_000_000)
     assert schedules.value(schedule, 0) == np.float32(2.5e-4)
     assert schedules.value(schedule, 10**9) == np.float32(1e-5)
+
+
+@pytest.mark.parametrize("warmup", [0, 30])
+def test_a_cosine_is_that_of_optax(warmup):
+    schedule, steps = Schedule("cosine", 3e-4, 1e-5, 200, warmup=warmup), np.arange(250)
+    theirs = optax.warmup_cosine_decay_schedule(0.0, 3e-4, warmup, 200, 1e-5)
+    out = schedules.value(schedule, jnp.asarray(steps, jnp.uint32))
+    np.testing.assert_allclose(out, [theirs(step) for step in steps.tolist()], rtol=1e-5, atol=1e-10)
+    assert schedules.value(schedule, warmup) == np.float32(3e-4) and out[-1] == np.float32(1e-5)
+    assert schedule.range() == (0.0 if warmup else 1e-5, 3e-4)
 
 
 def test_boundaries_beyond_the_integers_of_the_step():

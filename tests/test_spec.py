@@ -98,6 +98,13 @@ def test_a_config_is_frozen_and_equal_by_value():
         ({"lr": {"type": "constant", "start": 0.5}}, Schedule("constant", 0.5)),
         ({"steps": np.int64(3)}, 3),
         ({"steps": np.array(3)}, 3),
+        ({"steps": 1e6}, 1_000_000),  # what users write who count steps
+        ({"limit": np.float64(3.0)}, 3),
+        ({"lr": "cosine:0.5:0.1:1e3"}, Schedule("cosine", 0.5, 0.1, 1000)),
+        (
+            {"lr": {"type": "piecewise", "start": 1.0, "boundaries": [1e2, 2e2], "values": [0.5, 0.1]}},
+            Schedule("piecewise", 1.0, boundaries=(100, 200), values=(0.5, 0.1)),
+        ),
         ({"double": np.bool_(True)}, True),
         ({"sizes": [1, np.int64(2)]}, (1, 2)),
         ({"pairs": [[1, 2], [3, 4]]}, ((1, 2), (3, 4))),
@@ -136,7 +143,7 @@ def test_infinity_is_no_value_and_large_bounds_are_whole():
         ({"lr": "linear:0.5:2:10"}, "lr must be above 0 and at most 1. Received: lr=2.0."),
         (
             {"lr": "fast"},
-            "lr: schedule must be a dict with 'type', or 'linear:START:END:STEPS'. Received: schedule='fast'.",
+            f"lr: schedule must be of a form that exists. Received: schedule='fast'. {spec.SCHEDULE_FORMS}",
         ),
         (
             {"lr": {"type": "linear", "strt": 1}},
@@ -144,7 +151,9 @@ def test_infinity_is_no_value_and_large_bounds_are_whole():
         ),
         ({"lr": {"start": 1}}, "lr: schedule requires the argument 'type'."),
         ({"steps": True}, "steps must be a whole number. Received: steps=True. The default is 4."),
-        ({"steps": 2.0}, "steps must be a whole number. Received: steps=2.0. The default is 4."),
+        ({"steps": 2.5}, "steps must be a whole number. Received: steps=2.5. The default is 4."),
+        ({"steps": float("inf")}, "steps must be a whole number. Received: steps=inf. The default is 4."),
+        ({"limit": 11.0}, "limit must be at least 0 and at most 10. Received: limit=11."),
         ({"steps": "3"}, "steps must be a whole number. Received: steps='3'. The default is 4."),
         ({"steps": 0}, "steps must be at least 1. Received: steps=0."),
         ({"limit": 1.5}, "limit must be a whole number. Received: limit=1.5. The default is None."),
@@ -252,7 +261,7 @@ def test_plain_writes_what_describes_itself(tmp_path):
         ({"type": "liner"}, "Unknown schedule type 'liner'. Did you mean 'linear'?"),
         ({"unit": "step"}, "unit must be 'timesteps', 'episodes' or 'updates'. Received: unit='step'."),
         ({"steps": 0}, "steps must be a whole number of at least 1. Received: steps=0."),
-        ({"steps": 1e3}, "steps must be a whole number of at least 1. Received: steps=1000.0."),
+        ({"steps": 1.5}, "steps must be a whole number of at least 1. Received: steps=1.5."),
         ({"steps": True}, "steps must be a whole number of at least 1. Received: steps=True."),
         ({"start": "1"}, "start must be a finite number. Received: start='1'."),
         ({"end": float("inf")}, "end must be a finite number. Received: end=inf."),
@@ -261,6 +270,18 @@ def test_plain_writes_what_describes_itself(tmp_path):
             "start and end must be above 0 in an exponential schedule. Received: start and end=(1.0, 0.0).",
         ),
         ({"type": "polynomial", "power": 0}, "power must be above 0. Received: power=0."),
+        (
+            {"warmup": 1},
+            "warmup must be left out of a schedule of type 'linear'. Received: warmup=1. Only 'cosine' has one.",
+        ),
+        (
+            {"type": "cosine", "steps": 9, "warmup": 9},
+            "warmup must be a whole number of at least 0, below steps (9). Received: warmup=9.",
+        ),
+        (
+            {"type": "cosine", "steps": 9, "warmup": 0.5},
+            "warmup must be a whole number of at least 0, below steps (9). Received: warmup=0.5.",
+        ),
         ({"type": "piecewise"}, "values must be a list of one or more finite numbers. Received: values=()."),
         (
             {"type": "piecewise", "boundaries": (1,), "values": ("a",)},
@@ -271,7 +292,7 @@ def test_plain_writes_what_describes_itself(tmp_path):
                 {"type": "piecewise", "boundaries": steps, "values": (0.1, 0.2)},
                 f"boundaries must be 2 increasing whole numbers of at least 0, as many as values. Received: boundaries={steps!r}.",
             )
-            for steps in [(5, 2), (2, 2), (2,), (2.0, 3.0), 7, (-5, 3)]
+            for steps in [(5, 2), (2, 2), (2,), (2.5, 3), 7, (-5, 3)]
         ),
     ],
 )
@@ -285,10 +306,19 @@ def test_schedules_are_read_from_every_form():
     assert Schedule.read(linear) is linear
     assert Schedule.read("linear:1:0.1:1e3") == linear
     assert Schedule.read({"type": "linear", "start": 1, "end": 0.1, "steps": 1000}) == linear
+    cosine = Schedule("cosine", 0.5, 0.1, 1000, warmup=100)
+    assert Schedule.read({"type": "cosine", "start": 0.5, "end": 0.1, "steps": 1e3, "warmup": 1e2}) == cosine
+    optax = {"type": "cosine", "peak_value": 0.5, "end_value": 0.1, "decay_steps": 1000, "warmup_steps": 100}
+    assert Schedule.read(optax) == cosine and Schedule.read(spec.plain(cosine)) == cosine
+    for function in (lambda progress: 3e-4 * progress, float):
+        for read in (Schedule.read, lambda x: Base(lr=x)):
+            with pytest.raises(
+                SpecError,
+                match=r"schedule must be data, which a function is not.*TYPE:START:END:STEPS.*cosine",
+            ):
+                read(function)
     for text in ("linear:1:0.1", "linear:1:0.1:many", "linear:1:0.1:inf", "linear:one:0:1"):
-        with pytest.raises(
-            SpecError, match=r"^schedule must be a dict with 'type', or 'linear:START:END:STEPS'\."
-        ):
+        with pytest.raises(SpecError, match=r"^schedule must be of a form that exists\."):
             Schedule.read(text)
     with fails("Unknown schedule type 'lin'. Did you mean 'linear'?"):
         Schedule.read("lin:1:0:10")

@@ -614,7 +614,7 @@ def test_help_loads_nothing_heavy():
         (["tune", "ppo", "--env", "x", "--max-steps", "3"], "Unknown flag '--max-steps' for tune ppo."),
         (["tune", "ppo", "--env", "x", "--n-trials", "0"], "n_trials must be at least 1. Received: n_trials=0."),
         (["tune", "ppo", "--env", "x", "--lr", "1", "2", "3"], "lr is tuned between a smallest and a largest value"),
-        (["tune", "ppo", "--env", "x", "--lr", "a", "b"], "--lr must be a number. Received: 'a'."),
+        (["tune", "ppo", "--env", "x", "--lr", "a", "b"], "--lr must be a number, or a schedule such as linear:START:END:STEPS. Received: 'a'."),
         (["tune", "ppo", "--env", "x", "--n-steps", "16", "16"], "n_steps must be several different values"),
         (["tune", "ppo", "--env", "x", "--storage", "there"], "storage must be a database's URL"),
         (["tune", "ppo", "--env", "x", "--study", "a/b"], "study must be a name without /"),

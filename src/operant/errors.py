@@ -99,7 +99,7 @@ def value_error(argument: str, must: str, received: object, remedy: str = "") ->
 
 
 def whole(argument: str, value: Any, low: int = 1, *, optional: bool = False, remedy: str = "") -> Any:
-    """Return a whole number of at least `low`, NumPy's too, as an `int`.
+    """Return a whole number of at least `low`, NumPy's or one written as a float (`1e6`) too, as an `int`.
 
     Args:
         argument: its name, for the message.
@@ -113,8 +113,9 @@ def whole(argument: str, value: Any, low: int = 1, *, optional: bool = False, re
     """
     if value is None and optional:
         return None
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= low:
-        return int(value)
+    number = as_whole(value)
+    if isinstance(number, numbers.Integral) and not isinstance(number, bool) and int(number) >= low:
+        return int(number)
     must = f"a whole number of at least {low}{', or None' if optional else ''}"
     raise value_error(argument, must, value, remedy)
 
@@ -127,6 +128,12 @@ def as_number(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+def as_whole(value: Any) -> Any:
+    """Return a float that is a whole number (`1e6`) as an `int`, and anything else as it is."""
+    fraction = isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral)
+    return int(value) if fraction and float(value).is_integer() else value
 
 
 def expect_like(argument: str, value: Any, default: Any) -> None:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, dataclass_transform
 
-from operant.errors import SpecError, suggest, value_error
+from operant.errors import SpecError, as_whole, suggest, value_error
 
 T = TypeVar("T")
 Search = Literal["log_uniform", "int", "categorical"]
@@ -75,19 +75,33 @@ def option(
     return dataclasses.field(default=default, metadata={"option": meta})
 
 
+SCHEDULE_FORMS = (
+    "Give 'TYPE:START:END:STEPS' of type linear, exponential, polynomial, cosine or random, such as 'linear:3e-4:0:1e6'; or a dict "
+    "with 'type', one of these or constant, piecewise or ornstein_uhlenbeck, such as "
+    "{'type': 'cosine', 'start': 3e-4, 'steps': 1e6, 'warmup': 1e4}. docs/train.md describes them."
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """A hyperparameter that changes with time: linear, exponential, polynomial, piecewise, random or Ornstein-Uhlenbeck.
+    """A hyperparameter that changes with time: linear, exponential, polynomial, cosine, piecewise, random or Ornstein-Uhlenbeck.
 
     Plain data; `operant.ops.schedules` evaluates it. Accepted wherever a `traced` option takes a number, as this
     object, as a dict with `type`, or in short on the command line as ``linear:START:END:STEPS``.
     """
 
     type: Literal[
-        "constant", "linear", "exponential", "polynomial", "piecewise", "random", "ornstein_uhlenbeck"
+        "constant",
+        "linear",
+        "exponential",
+        "polynomial",
+        "cosine",
+        "piecewise",
+        "random",
+        "ornstein_uhlenbeck",
     ]
     start: float
-    """Value at step 0; one bound of `random`, the mean of `ornstein_uhlenbeck`."""
+    """Value at step 0, or after a warm-up; one bound of `random`, the mean of `ornstein_uhlenbeck`."""
     end: float = 0.0
     """Value from `steps` on; the other bound of `random` (the others ignore it)."""
     steps: int = 1
@@ -95,6 +109,8 @@ class Schedule:
     unit: Literal["timesteps", "episodes", "updates"] = "timesteps"
     power: float = 1.0
     """Exponent of `polynomial`."""
+    warmup: int = 0
+    """`cosine`: how many of the `steps` come first, in which it rises from 0 to `start` in a line."""
     boundaries: tuple[int, ...] = ()
     """`piecewise`: the steps at which the value changes."""
     values: tuple[float, ...] = ()
@@ -115,13 +131,29 @@ class Schedule:
             raise SpecError(f"Unknown schedule type {self.type!r}.{suggest(self.type, kinds)}")
         if self.unit not in ("timesteps", "episodes", "updates"):
             raise value_error("unit", "'timesteps', 'episodes' or 'updates'", self.unit)
-        for name in ("start", "end", "power", "steps", "boundaries", "values", "theta", "sigma", "seed"):
+        for name in (
+            "start",
+            "end",
+            "power",
+            "steps",
+            "warmup",
+            "boundaries",
+            "values",
+            "theta",
+            "sigma",
+            "seed",
+        ):
             object.__setattr__(self, name, _settled(getattr(self, name)))
+        for name in ("steps", "warmup", "seed"):
+            object.__setattr__(self, name, as_whole(getattr(self, name)))
+        if isinstance(self.boundaries, tuple):
+            object.__setattr__(self, "boundaries", tuple(map(as_whole, self.boundaries)))
         for name in ("start", "end", "power", "theta", "sigma"):
             if not _finite(getattr(self, name)):
                 raise value_error(name, "a finite number", getattr(self, name))
         if type(self.steps) is not int or self.steps < 1:
             raise value_error("steps", "a whole number of at least 1", self.steps)
+        self._check_warmup()
         if self.type == "exponential" and (self.start <= 0 or self.end <= 0):
             raise value_error("start and end", "above 0 in an exponential schedule", (self.start, self.end))
         if self.type == "polynomial" and self.power <= 0:
@@ -135,6 +167,15 @@ class Schedule:
                 raise value_error("sigma", "at least 0", self.sigma)
         if self.type == "piecewise":
             self._check_pieces()
+
+    def _check_warmup(self) -> None:
+        """Check the part of the steps that comes before the cosine."""
+        warmup = self.warmup
+        if self.type != "cosine" and warmup != 0:
+            remedy = "Only 'cosine' has one."
+            raise value_error("warmup", f"left out of a schedule of type {self.type!r}", warmup, remedy)
+        if type(warmup) is not int or not 0 <= warmup < self.steps:
+            raise value_error("warmup", f"a whole number of at least 0, below steps ({self.steps})", warmup)
 
     def _check_pieces(self) -> None:
         """Check the two lists of a piecewise schedule."""
@@ -163,13 +204,19 @@ class Schedule:
                 pass
             else:
                 return cls(typing.cast(Any, kind), start, end, whole)
-        raise value_error("schedule", "a dict with 'type', or 'linear:START:END:STEPS'", value)
+        must = (
+            "data, which a function is not: it could not be saved with the agent"
+            if callable(value)
+            else "of a form that exists"
+        )
+        raise value_error("schedule", must, value, SCHEDULE_FORMS)
 
     @staticmethod
     def _translated(given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields that a dict stands for, which may use other words for some."""
         other = {"initial_value": "start", "final_value": "end", "num_steps": "steps", "minval": "start"}
         other |= {"maxval": "end", "mu": "start", "value": "start"}
+        other |= {"peak_value": "start", "end_value": "end", "decay_steps": "steps", "warmup_steps": "warmup"}
         found: dict[str, Any] = {}
         for key, value in given.items():
             name = other.get(key, key)
@@ -203,6 +250,7 @@ class Schedule:
         if self.type == "constant":
             return self.start, self.start
         values = (self.start, *self.values) if self.type == "piecewise" else (self.start, self.end)
+        values += (0.0,) if self.warmup else ()
         return min(values), max(values)
 
 
@@ -355,11 +403,19 @@ def _adapter(cls: type[Config], name: str) -> Any:
     return pydantic.TypeAdapter(hints[name], config=settings)
 
 
+@functools.cache
+def _counts(cls: type[Config], name: str) -> bool:
+    """Tell whether an option is a whole number, which may be written as a float: `max_steps=1e6`."""
+    hint = typing.get_type_hints(cls)[name]
+    kinds = {hint, *typing.get_args(hint)}
+    return int in kinds and float not in kinds
+
+
 def _checked(cls: type[Config], name: str, meta: Option, value: Any) -> Any:
     import pydantic
 
     value = _settled(value)
-    if meta.traced and isinstance(value, Schedule | Mapping | str):
+    if meta.traced and (isinstance(value, Schedule | Mapping | str) or callable(value)):
         try:
             value = Schedule.read(value)
         except SpecError as fault:
@@ -369,6 +425,8 @@ def _checked(cls: type[Config], name: str, meta: Option, value: Any) -> Any:
         return value
     if isinstance(value, float) and math.isnan(value):
         raise value_error(name, "a number", value)
+    if _counts(cls, name):
+        value = as_whole(value)
     try:
         value = _adapter(cls, name).validate_python(value)
     except pydantic.ValidationError as error:

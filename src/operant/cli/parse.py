@@ -272,4 +272,5 @@ def _number(name: str, text: str, kind: type, word: str, schedules: bool) -> Any
     except (ValueError, OverflowError):
         if schedules and (text.startswith("{") or ":" in text):
             return _json(name, text) if text.startswith("{") else text
-        raise UsageError(f"{flag(name)} must be {word}. Received: {text!r}.") from None
+        other = ", or a schedule such as linear:START:END:STEPS" if schedules else ""
+        raise UsageError(f"{flag(name)} must be {word}{other}. Received: {text!r}.") from None

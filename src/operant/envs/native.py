@@ -77,7 +77,8 @@ class TimeLimit:
 
     def __post_init__(self) -> None:
         """Check the limit."""
-        whole("max_episode_timesteps", self.max_episode_timesteps, optional=True)
+        limit = whole("max_episode_timesteps", self.max_episode_timesteps, optional=True)
+        object.__setattr__(self, "max_episode_timesteps", limit)
 
     @property
     def spaces(self) -> Spaces:

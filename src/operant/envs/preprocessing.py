@@ -50,7 +50,7 @@ class Preprocessing:
     def __post_init__(self) -> None:
         """Check the numbers."""
         for name, low in (("frame_skip", 1), ("stack", 1), ("size", 1), ("noop_max", 0)):
-            whole(name, getattr(self, name), low)
+            object.__setattr__(self, name, whole(name, getattr(self, name), low))
 
 
 def is_asked(arguments: Mapping[str, Any]) -> bool:

@@ -228,7 +228,7 @@ class Memory(_OneAction):
 
     def __post_init__(self) -> None:
         """Check the delay."""
-        whole("delay", self.delay)
+        object.__setattr__(self, "delay", whole("delay", self.delay))
 
     def reset(self, key: Key) -> tuple[tuple[Array, Array], Arrays]:
         """Show a random sign."""

@@ -266,6 +266,7 @@ class Runner:
             )
         limits = {"num_episodes": num_episodes, "num_timesteps": num_timesteps, "num_updates": num_updates}
         limits = {name: whole(name, value, optional=True) for name, value in limits.items()}
+        num_episodes, num_timesteps, num_updates = limits.values()
         manner = {
             "batch_agent_calls": batch_agent_calls,
             "sync_timesteps": sync_timesteps,

@@ -115,6 +115,9 @@ def _learning_rate(given: Any) -> tuple[float, dict[str, Any] | None]:
         if c.get(flag):
             raise SpecError(f"{kind}({flag}=True) has no counterpart here. Use PiecewiseConstantDecay.")
     first = float(c["values"][0] if kind == "PiecewiseConstantDecay" else c["initial_learning_rate"])
+    if c.get("warmup_target") is not None:
+        remedy = "Give lr={'type': 'cosine', 'start': ..., 'steps': ..., 'warmup': ...} beside the optimizer."
+        raise value_error(f"{kind}'s warmup_target", "None", c["warmup_target"], remedy)
     if first <= 0.0:
         raise value_error(f"{kind}'s first learning rate", "above 0", first)
     return first, SCHEDULES[kind](c, first)
@@ -129,6 +132,10 @@ def _polynomial(c: Mapping[str, Any], first: float) -> dict[str, Any]:
         "steps": int(c["decay_steps"]),
         "power": float(c["power"]),
     }
+
+
+def _cosine(c: Mapping[str, Any], first: float) -> dict[str, Any]:
+    return {"type": "cosine", "start": 1.0, "end": float(c["alpha"]), "steps": int(c["decay_steps"])}
 
 
 def _exponential(c: Mapping[str, Any], first: float) -> dict[str, Any]:
@@ -147,6 +154,7 @@ def _piecewise(c: Mapping[str, Any], first: float) -> dict[str, Any]:
 
 
 SCHEDULES = {
+    "CosineDecay": _cosine,
     "ExponentialDecay": _exponential,
     "PiecewiseConstantDecay": _piecewise,
     "PolynomialDecay": _polynomial,

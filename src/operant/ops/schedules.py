@@ -24,6 +24,7 @@ def value(schedule: Schedule, step: int | Integer[Array, "*S"]) -> Float[Array, 
     linear              start + (end - start) f
     exponential         start (end / start)^f
     polynomial          end + (start - end) (1 - f)^power
+    cosine              end + (start - end) (1 + cos(π f)) / 2; before it, for `warmup` of the steps, start step / warmup
     piecewise           start, then `values[i]` from step `boundaries[i]` on
     random              uniform between start and end
     ornstein_uhlenbeck  x of the step before + theta (start - x) + sigma ε, ε standard normal, from x = start
@@ -47,6 +48,8 @@ def value(schedule: Schedule, step: int | Integer[Array, "*S"]) -> Float[Array, 
         boundaries = np.asarray([min(b, limit) for b in schedule.boundaries], step.dtype)
         values = jnp.asarray((schedule.start, *schedule.values), jnp.float32)
         return values[jnp.searchsorted(jnp.asarray(boundaries), step, side="right")]
+    if schedule.type == "cosine":
+        return _cosine(schedule, step)
     f = jnp.clip(step.astype(jnp.float32) / np.float32(schedule.steps), 0.0, 1.0)
     start, end = schedule.start, schedule.end
     if schedule.type == "linear":
@@ -54,6 +57,17 @@ def value(schedule: Schedule, step: int | Integer[Array, "*S"]) -> Float[Array, 
     if schedule.type == "exponential":
         return start * (end / start) ** f
     return end + (start - end) * (1.0 - f) ** schedule.power
+
+
+def _cosine(schedule: Schedule, step: Array) -> Array:
+    """Return half a cosine from start to end, behind a line from 0 to start (Loshchilov and Hutter 2017, without restarts)."""
+    at, warmup = step.astype(jnp.float32), np.float32(schedule.warmup)
+    f = jnp.clip((at - warmup) / np.float32(schedule.steps - schedule.warmup), 0.0, 1.0)
+    share = 0.5 * (1.0 + jnp.cos(jnp.float32(math.pi) * f))
+    fallen = schedule.start * share + schedule.end * (1.0 - share)
+    if not schedule.warmup:
+        return fallen
+    return jnp.where(at < warmup, schedule.start * jnp.clip(at / warmup, 0.0, 1.0), fallen)
 
 
 def _uniform(schedule: Schedule, step: Array) -> Array:
