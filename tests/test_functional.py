@@ -87,6 +87,26 @@ def test_functional_by_hand():
     assert not row.terminated[at == 0].any()
 
 
+class Masked(Walk):
+    """Two choices of unequal counts, masked by one vector."""
+
+    observation_space = spaces.Dict(x=spaces.Box(-2, 2, (1,), np.float32), action_mask=spaces.MultiBinary(5))
+    action_space = spaces.MultiDiscrete([3, 2])
+
+    def transition(self, state, action, rng, params=None):
+        return {"at": state["at"] + action[0] - 1, "age": state["age"] + 1}
+
+    def observation(self, state, rng, params=None):
+        return {"x": (state["at"] * 1.0)[None], "action_mask": jnp.array([1, 0, 1, 1, 0], jnp.int8)}
+
+
+def test_a_mask_of_one_vector_is_that_of_each_choice():
+    env = from_functional(Masked())
+    observation = native.start(env, jax.random.key(0), 2).observation
+    np.testing.assert_array_equal(observation["0_mask"], [[True, False, True]] * 2)
+    np.testing.assert_array_equal(observation["1_mask"], [[True, False]] * 2)
+
+
 @pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey, partial(jax.random.key, impl="rbg")])
 @jax.debug_key_reuse(False)  # which sees keys of rbg pass into `Walk`
 def test_every_kind_of_key(make):

@@ -506,12 +506,21 @@ def test_more_faults_of_spaces():
             gym.Discrete(4),
             r"'action_mask' must be a MultiBinary of shape \(4,\).*Received: MultiBinary\(3\)",
         ),
-        (gym.MultiBinary(4), gym.MultiDiscrete([4, 4]), r"must be a MultiBinary of shape \(2, 4\)"),
+        (
+            gym.MultiBinary(4),
+            gym.MultiDiscrete([4, 4]),
+            r"must be a MultiBinary of shape \(2, 4\) or \(8,\), or",
+        ),
         (gym.Box(0, 1, (4,), np.float32), gym.Discrete(4), r"or a Box of integers from 0 to 1"),
         (
-            gym.MultiBinary(7),
+            gym.MultiBinary(8),
             gym.MultiDiscrete([4, 3]),
-            r"masks no action of MultiDiscrete\(\[4 3\]\). Give a mask for each choice: '0_mask', '1_mask'",
+            r"'action_mask' must be a MultiBinary of shape \(7,\), or",
+        ),
+        (
+            gym.MultiBinary(7),
+            gym.Tuple([gym.Discrete(4), gym.Discrete(3)]),
+            r"masks no action of Tuple.*Give a mask for each choice: '0_mask', '1_mask'",
         ),
         (gym.MultiBinary(4), gym.Dict({"move": gym.Discrete(4)}), "Give a mask for each choice: 'move_mask'"),
         (gym.MultiBinary(4), gym.Box(-1, 1, (4,)), "Only choices can be masked: rename it"),
@@ -806,6 +815,41 @@ def test_action_mask_of_a_dict_observation(mask):
     assert set(flat) == {"observation", "action_mask"}
     assert flat["action_mask"].dtype == bool
     np.testing.assert_array_equal(flat["action_mask"], [[True, False, True], [True, True, True]])
+
+
+FLAT = np.array([[1, 0, 1, 0, 0, 1, 1], [1, 1, 1, 1, 0, 0, 1]], np.int8)
+
+
+@pytest.mark.parametrize("mask", [gym.MultiBinary(7), gym.Box(0, 1, (7,), np.int8)], ids=str)
+@pytest.mark.parametrize("place", ["", "arm/"])
+def test_one_vector_masks_choices_of_unequal_counts(mask, place):
+    """The layout of MaskablePPO: the entries of the first choice, then those of the second."""
+    action, entry = gym.MultiDiscrete([4, 3]), {"action_mask": mask}
+    if place:
+        action, entry = gym.Dict(arm=action), {"arm_mask": mask}
+    spaces, codec = from_gymnasium(gym.Dict(x=BOX, **entry), action)
+    assert spaces.masks == (f"{place}0", f"{place}1") and list(spaces.states.components) == ["x"]
+    value = {"x": np.zeros((2, 3), np.float32), next(iter(entry)): FLAT}
+    flat = codec.encode(value, True)
+    np.testing.assert_array_equal(flat[f"{place}0_mask"], FLAT[:, :4].astype(bool))
+    np.testing.assert_array_equal(flat[f"{place}1_mask"], FLAT[:, 4:].astype(bool))
+    spaces.observe(spaces.unflatten(flat))  # fits the spaces
+    np.testing.assert_array_equal(codec.observation.decode(flat, True)[next(iter(entry))], FLAT)
+    one = codec.encode({name: x[0] for name, x in value.items()}, False)
+    np.testing.assert_array_equal(one[f"{place}1_mask"], [False, True, True])
+    np.testing.assert_array_equal(codec.observation.decode(one, False)[next(iter(entry))], FLAT[0])
+
+
+def test_one_vector_masks_choices_of_equal_counts():
+    action = gym.MultiDiscrete([[3, 3]])
+    spaces, codec = from_gymnasium(gym.Dict(x=BOX, action_mask=gym.MultiBinary(6)), action)
+    assert spaces.masks == ("action",) and spaces.mask_leaf("action").shape == (1, 2, 3)
+    flat = codec.encode({"x": np.zeros((2, 3), np.float32), "action_mask": FLAT[:, :6]}, True)
+    np.testing.assert_array_equal(flat["action_mask"], FLAT[:, :6].reshape(2, 1, 2, 3).astype(bool))
+    np.testing.assert_array_equal(codec.observation.decode(flat, True)["action_mask"], FLAT[:, :6])
+    both = gym.Dict({"x": BOX, "action_mask": gym.MultiBinary(7), "0_mask": gym.MultiBinary(4)})
+    with pytest.raises(SpaceError, match="has '0_mask' twice, by itself and within a vector"):
+        from_gymnasium(both, gym.MultiDiscrete([4, 3]))
 
 
 @pytest.mark.parametrize(

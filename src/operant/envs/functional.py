@@ -289,6 +289,8 @@ def _encode(node: Node, value: Any) -> Arrays:
         if node.start is not None:
             array = array - jnp.asarray(node.start, array.dtype)
         array = array.astype(node.storage)
+        if node.pieces:
+            return node.cut(array)
         if not node.split:
             return {node.names[0]: array.reshape(node.shape)}
         return dict(zip(node.names, array.reshape(-1), strict=True))

@@ -6,8 +6,9 @@ Gymnasium is imported when a conversion is asked for, not before.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -46,6 +47,8 @@ class Part:
     low: NDArray | None = None
     """Bounds to clip to, `[*shape]`."""
     high: NDArray | None = None
+    pieces: tuple[tuple[int, ...], ...] = ()
+    """Shapes of the components whose entries, one after the other, are this vector; none: it is one as it stands."""
 
     @property
     def direct(self) -> bool:
@@ -71,15 +74,26 @@ class Part:
                 over="ignore"
             ):  # a float64 too large becomes inf, for the check of values to find
                 array = array.astype(self.storage)
-        if self.split:
+        if self.pieces:
+            flat.update(self.cut(array))
+        elif self.split:
             array = array.reshape((*array.shape[:lead], len(self.names)))
             flat.update((name, array[..., i]) for i, name in enumerate(self.names))
         else:
             flat[self.names[0]] = array
 
+    def cut(self, array: Any) -> dict[str, Any]:
+        """Return the components of which a vector `[*B, P]`, of NumPy or JAX, is made, by name."""
+        edges = np.cumsum([0, *map(math.prod, self.pieces)])
+        places = zip(self.names, self.pieces, edges[:-1], edges[1:], strict=True)
+        return {n: array[..., low:high].reshape(*array.shape[:-1], *shape) for n, shape, low, high in places}
+
     def decode(self, flat: Mapping[str, Any], batched: bool) -> Any:
         """Return Gymnasium's value `[N?, *shape]`, clipped to the bounds."""
         array = np.asarray(flat[self.names[0]])
+        if self.pieces:
+            lead = array.shape[: int(batched)]
+            array = np.concatenate([np.reshape(flat[name], (*lead, -1)) for name in self.names], -1)
         if self.split:
             entries = np.stack([np.asarray(flat[name]) for name in self.names], -1)
             array = entries.reshape(array.shape + self.shape)
@@ -91,6 +105,17 @@ class Part:
         if self.low is not None and self.high is not None:
             array = np.asarray(np.minimum(np.maximum(array, self.low), self.high))
         return self.dtype.type(array) if self.scalar and not batched else array
+
+
+class Mask(NamedTuple):
+    """One of the forms in which a mask may come."""
+
+    shape: tuple[int, ...]
+    """Gymnasium's."""
+    names: tuple[str, ...]
+    """Components that it is, or is made of."""
+    pieces: tuple[tuple[int, ...], ...] = ()
+    """As those of `Part`."""
 
 
 class SpaceCodec:
@@ -181,7 +206,8 @@ def from_gymnasium(
     Of vector environments, give `single_observation_space` and `single_action_space`. Names: a Dict gives its keys, a
     Tuple its positions, a MultiDiscrete with unequal counts its entries in C order. `/` in a key becomes `_`; a
     reserved name gets `_` behind it. An entry `<action>_mask` of a Dict observation (`action_mask` for a single
-    action) masks a Discrete or MultiDiscrete action: MultiBinary, or a Box of integers 0 and 1. Box observations of integers are read as
+    action) masks a Discrete or MultiDiscrete action: MultiBinary, or a Box of integers 0 and 1. That of a MultiDiscrete may also be
+    one vector, in which the entries of its choices follow one another. Box observations of integers are read as
     numbers (type float) stored in an integer type; 64-bit types are stored in 32 bits.
 
     Args:
@@ -201,11 +227,7 @@ def from_gymnasium(
     action_tree, action_node = action_reader.read(action_space, "")
     actions = Space(action_tree, "action")
     reader = _Reader("state", frames, channels_first)
-    reader.masks = {
-        mask_name(name): (*leaf.shape, leaf.num_values)
-        for name, leaf in actions.components.items()
-        if leaf.num_values is not None
-    }
+    reader.masks = _mask_forms(actions, action_node)
     tree, node = reader.read(observation_space, "")
     if tree is None:
         raise SpaceError("The observation space must hold more than masks.")
@@ -221,8 +243,34 @@ def from_gymnasium(
         raise SpaceError(
             f"The entry {name!r} of the observation space masks no action of {' '.join(repr(action_space).split())}. {remedy}."
         )
+    if twice := {name for name in reader.found if reader.found.count(name) > 1}:
+        raise SpaceError(
+            f"The observation space has {min(twice)!r} twice, by itself and within a vector. Give one of them."
+        )
     masks = tuple(name.removesuffix(SUFFIX) for name in reader.found)
     return Spaces(Space(tree, "state"), actions, masks), Codec(SpaceCodec(node), SpaceCodec(action_node))
+
+
+def _mask_forms(actions: Space, node: Node) -> dict[str, list[Mask]]:
+    """Return the forms in which the masks of actions may come, by the names of entries of the observation."""
+    forms: dict[str, list[Mask]] = {}
+    shapes = {
+        name: (*leaf.shape, leaf.num_values)
+        for name, leaf in actions.components.items()
+        if leaf.num_values is not None
+    }
+    for name, shape in shapes.items():
+        own = (mask_name(name),)
+        forms[own[0]] = [Mask(shape, own)]
+        if len(shape) > 1:
+            forms[own[0]].append(Mask((math.prod(shape),), own, (shape,)))
+    for _, part in _parts(node, ()):
+        if part.split:
+            pieces = tuple(shapes[name] for name in part.names)
+            whole = mask_name(part.names[0].rpartition("/")[0] or "action")
+            size = sum(map(math.prod, pieces))
+            forms[whole] = [Mask((size,), tuple(map(mask_name, part.names)), pieces)]
+    return forms
 
 
 class _Reader:
@@ -232,7 +280,7 @@ class _Reader:
         self.kind = kind
         self.frames = frames or 1
         self.channels_first = channels_first
-        self.masks: dict[str, tuple[int, ...]] = {}
+        self.masks: dict[str, list[Mask]] = {}
         self.found: list[str] = []
         self.stacks = 0
 
@@ -262,8 +310,9 @@ class _Reader:
             try:
                 leaf, part = reader(space, name)
                 if leaf is not None and name in self.masks:
+                    shapes = " or ".join(str(form.shape) for form in self.masks[name])
                     raise SpaceError(
-                        f"The mask {name!r} must be a MultiBinary of shape {self.masks[name]}, or a Box of integers from 0 to 1: an "
+                        f"The mask {name!r} must be a MultiBinary of shape {shapes}, or a Box of integers from 0 to 1: an "
                         f"entry for each value of the action. Received: {' '.join(repr(space).split())}."
                     )
                 return leaf, part
@@ -315,19 +364,19 @@ class _Reader:
         return leaves, Part(names, space.shape, space.dtype, storage, split=True, start=offset)
 
     def _bool(self, space: Any, name: str) -> tuple[Any, Node]:
-        leaf = None if self._is_mask(space, name) else Leaf("bool", space.shape)
-        return leaf, Part((name or self.kind,), space.shape, space.dtype, np.dtype(np.bool_))
+        stored = np.dtype(np.bool_)
+        if (mask := self._mask(space, name)) is not None:
+            self.found.extend(mask.names)
+            return None, Part(mask.names, space.shape, space.dtype, stored, pieces=mask.pieces)
+        return Leaf("bool", space.shape), Part((name or self.kind,), space.shape, space.dtype, stored)
 
-    def _is_mask(self, space: Any, name: str) -> bool:
-        found = name in self.masks and space.shape == self.masks[name]
-        if found:
-            self.found.append(name)
-        return found
+    def _mask(self, space: Any, name: str) -> Mask | None:
+        return next((form for form in self.masks.get(name, ()) if form.shape == space.shape), None)
 
     def _box(self, space: Any, name: str) -> tuple[Any, Node]:
         integer = space.dtype.kind in "iu"
         binary = integer and np.all(space.low == 0) and np.all(space.high == 1)
-        if space.dtype.kind == "b" or (binary and name in self.masks and space.shape == self.masks[name]):
+        if space.dtype.kind == "b" or (binary and self._mask(space, name) is not None):
             return self._bool(space, name)
         low, high = (_open(bound) for bound in (space.low, space.high))
         if integer and self.kind == "action":
