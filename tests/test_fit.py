@@ -56,6 +56,11 @@ def test_every_algorithm_has_a_class():
         assert all(f"{option}: " in made.__doc__ for option in options(config_class(agent)))
         assert name in dir(operant)
     assert {entry.cls for entry in AGENTS.values()} == set(CLASSES)
+    everything = {}
+    exec("from operant import *", everything)
+    assert (
+        everything.keys() >= {*CLASSES, "Agent", "agents", "create_envs"} and everything["PPO"] is operant.PPO
+    )
     with pytest.raises(AttributeError, match="has no attribute 'PPOO'"):
         _ = operant.PPOO
     with pytest.raises(SpecError, match=r"no algorithm class 'PPOO'.*PPO"):
@@ -91,6 +96,25 @@ def test_the_target_ends_it_at_once(trained):
 def test_fit_needs_a_reason_to_stop(trained):
     with pytest.raises(UsageError, match="`target_reward` or `max_steps` should be specified"):
         trained[0].fit()
+
+
+def test_widths_go_with_what_the_algorithm_uses_else(tmp_path):
+    """As 'auto' does: relu in SAC, layer normalisation in PQN; a checkpoint holds them as they were given."""
+    agent = operant.PPO("CartPole-v1", [24, 16], **SMALL)
+    agent.save(tmp_path)
+    loaded = operant.Agent.load(tmp_path)
+    assert loaded.get_specification()["agent"]["model"] == [24, 16]
+    assert "(None, 24)" in loaded.get_architecture() and "(None, 16)" in loaded.get_architecture()
+    agent.close()
+    agent = operant.SAC("Pendulum-v1", [24, 16], [32], quiet=True)
+    actor, critic = (agent.session.learner.algorithm.models[name].spec for name in ("actor", "critic1"))
+    assert actor == {"type": "auto", "size": (24, 16), "activation": "relu"}
+    assert critic == {"type": "auto", "size": (32,), "activation": "relu"}
+    agent.close()
+    agent = operant.PQN("CartPole-v1", [24], quiet=True)
+    (model,) = agent.session.learner.algorithm.models.values()
+    assert model.spec == {"type": "auto", "size": (24,), "norm": "layer"}
+    agent.close()
 
 
 @pytest.mark.slow
@@ -268,6 +292,11 @@ def test_actor_and_critic_may_be_compiled_with_learning_rates_of_their_own():
         ),
         (lambda: operant.PPO([gymnasium.make("CartPole-v1")] * 4), "environments 0 and 1 are the same 'CartPole-v1'"),
         (lambda: operant.PPO([]), "envs must be at least one environment"),
+        *(
+            (lambda envs=envs: operant.PPO(envs), f"envs must be an id, an environment, its class or .*Received: envs={envs!r}")
+            for envs in (None, 5)
+        ),
+        (lambda: operant.PPO("MlpPolicy", "CartPole-v1"), "Received: envs='MlpPolicy'. Leave it out: networks follow from the obs"),
         (lambda: operant.PPO("CartPole-v1", NET, [], quiet=True), "PPO takes envs, model. Received: 3 positional"),
         (lambda: operant.PPO("CartPole-v1", NET, model=NET), "got 'model' twice"),
         (lambda: operant.PPO("CartPole-v1", max_steps=10), "max_steps is no argument of the class"),

@@ -32,6 +32,18 @@ def test_auto_on_vectors():
     assert found == {"body.dense0": (3, 8), "head.q": (8, 2)}
 
 
+def test_a_list_of_widths_is_an_auto_network():
+    for given in ([8, 5], (np.int64(8), 5), {"type": "auto", "size": [8, 5]}):
+        model = build(given, VECTOR, Q)
+        assert kernels(model) == {"body.dense0": (3, 8), "body.dense1": (8, 5), "head.q": (5, 2)}
+        assert json.loads(json.dumps(model.spec)) == {"type": "auto", "size": [8, 5]}
+    assert kernels(build({"type": "auto", "size": [8, 5], "rnn": True}, VECTOR, Q))["head.q"] == (5, 2)
+    board = {"board": Leaf("bool", (5, 5, 2)), "speed": Leaf("float")}
+    # the image's 144 features to the usual 128, which the speed joins
+    found = kernels(build([8], board, Q))
+    assert (found["body.dense0"], found["body.dense1"], found["head.q"]) == ((144, 128), (129, 8), (8, 2))
+
+
 def test_auto_on_atari_frames():
     frames = {"state": Leaf("float", (84, 84, 4), dtype="uint8", min_value=0, max_value=255, frames=4)}
     model = build("auto", frames, Q)
@@ -408,6 +420,13 @@ def test_json_files(tmp_path):
         build(path, VECTOR, Q)
 
 
+def foreign(package):
+    """Return what a network of another library looks like: an object, its class, and a function that returns it."""
+    base = type("Module", (), {"__module__": package, "__call__": lambda self, inputs: inputs})
+    own = type("Net", (base,), {"__module__": "my_program"})
+    return own(), own, lambda: own()
+
+
 @pytest.mark.parametrize(
     ("network", "message"),
     [
@@ -417,7 +436,27 @@ def test_json_files(tmp_path):
         ([], "at least one entry"),
         ({"type": "auto", "sise": 3}, "takes no argument 'sise'. Did you mean 'size'"),
         ({"type": "auto", "size": 0}, "size must be a whole number of at least 1. Received: size=0"),
+        ({"type": "auto", "size": [8, 5], "depth": 3}, r"depth must be left out beside size=\(8, 5\)"),
+        ({"type": "auto", "size": []}, r"depth must be left out beside size=\(\), of at least one"),
+        ([64, 0], "size must be a whole number of at least 1. Received: size=0"),
+        ([64, True], r"network\[0\]: A layer must be a name"),
         (lambda: 3, "must be a Keras model, or return one. Received: 3"),
+        (
+            lambda inputs: 3,
+            "a function or class that returns a model, '<lambda>' requires the argument 'inputs'",
+        ),
+        *(
+            (
+                other,
+                f"The network '.*' is made with {library}, and cannot be used. Give 'auto', a list of widths",
+            )
+            for package, library in [
+                ("flax.linen.module", "Flax"),
+                ("equinox._module", "Equinox"),
+                ("torch.nn", "PyTorch"),
+            ]
+            for other in foreign(package)
+        ),
         ([["flatten"], "flatten"], r"network\[1\]: a network is a list of layers or a list of lists"),
     ],
 )

@@ -36,18 +36,6 @@ _PUBLIC = {
     "load_policy": "operant.export.policy",
 }
 
-__all__ = [
-    "Agent",
-    "Environment",
-    "ModelReader",
-    "OperantError",
-    "Runner",
-    "__version__",
-    "agents",
-    "create_envs",
-    "load_policy",
-]
-
 
 def __getattr__(name: str) -> Any:
     """Load a public name when it is first used."""
@@ -55,6 +43,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_PUBLIC[name]), name)
         globals()[name] = value
         return value
+    if name == "__all__":  # `from operant import *` asks for it, and gets the classes of the table, too
+        return __dir__()
     if name == "agents":  # operant.agents['ppo'] is what operant knows of an agent
         return importlib.import_module("operant.agents")
     if name[:1].isupper():  # the classes of the algorithms: PPO, DQN, ...
@@ -68,7 +58,7 @@ def __dir__() -> list[str]:
     """List the public names, loaded or not."""
     from operant.agents import AGENTS
 
-    return sorted({*__all__, *(entry.cls for entry in AGENTS.values())})
+    return sorted({*_PUBLIC, "__version__", "agents", *(entry.cls for entry in AGENTS.values())})
 
 
 legacy.register()

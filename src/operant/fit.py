@@ -20,6 +20,7 @@ from operant import checkpoint
 from operant.agents import AGENTS, DEFAULT, config_class
 from operant.agents.making import Definition, define, words
 from operant.envs import vector
+from operant.envs.source import is_environment
 from operant.envs.vector_env import VectorEnv
 from operant.errors import CheckpointError, SpecError, UsageError, suggest, value_error
 from operant.execution.callbacks import callbacks_of, none_refuses
@@ -44,6 +45,8 @@ MODELS = {"model": "model", "actor_model": "actor", "critic_model": "critic"}
 """Options that take a network, and what the algorithm calls it."""
 CLASSES = {entry.cls: agent for agent, entry in reversed(AGENTS.items())}
 """Classes by name, and the agent of the table that each stands for."""
+POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
+"""What other libraries take before the environment."""
 NOT_OPTIONS = frozenset(
     {"env", "n_envs", "max_steps", "target_reward", "monitor_session", "resume", "weights", *PROCESSES}
 )
@@ -90,8 +93,7 @@ class Trainer:
         trial: Any = None,
         **settings: Any,
     ) -> None:
-        if isinstance(envs, list | tuple) and not envs:
-            raise value_error("envs", "at least one environment", envs)
+        _refuse_no_environments(envs)
         self.trial = trial
         self._envs = envs
         given = self._named(parts, settings)
@@ -479,6 +481,25 @@ def __getattr__(name: str) -> Any:
     if name in CLASSES:
         return trainer(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _refuse_no_environments(envs: Any) -> None:
+    """Refuse what can be no environment, whatever it holds."""
+    if isinstance(envs, list | tuple) and not envs:
+        raise value_error("envs", "at least one environment", envs)
+    must, remedy = (
+        "an id, an environment, its class or a function that makes it, a list of these, or a vector",
+        "",
+    )
+    if isinstance(envs, str) and envs in POLICIES:
+        remedy = "Leave it out: networks follow from the observations, or are given as model."
+    elif (
+        isinstance(envs, str | Path | Mapping | list | tuple | VectorEnv)
+        or callable(envs)
+        or is_environment(envs)
+    ):
+        return
+    raise value_error("envs", must, envs, remedy)
 
 
 def _split(agent: str, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -109,7 +109,7 @@ class ModelConfig(AgentConfig):
 
     model: Any = option(
         "auto",
-        "Network: 'auto', a list of layers, a Keras model, or the path to a file that holds one",
+        "Network: 'auto', a list of widths or of layers, a Keras model, or the path to a file that holds one",
         aliases=("network",),
     )
 
@@ -133,10 +133,12 @@ class ActorCriticConfig(AgentConfig):
     """Options of algorithms with a network for the actor and one for the critic."""
 
     actor_model: Any = option(
-        "auto", "Network of the actor: 'auto', a list of layers, a Keras model, or the path to a file"
+        "auto",
+        "Network of the actor: 'auto', a list of widths or of layers, a Keras model, or the path to a file",
     )
     critic_model: Any = option(
-        "auto", "Network of the critic: 'auto', a list of layers, a Keras model, or the path to a file"
+        "auto",
+        "Network of the critic: 'auto', a list of widths or of layers, a Keras model, or the path to a file",
     )
 
     @classmethod

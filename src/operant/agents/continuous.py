@@ -23,12 +23,13 @@ from operant.agents.protocol import Counters
 from operant.agents.rollouts import evaluate
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, build
+from operant.nn.network import written
 from operant.ops import losses, optimise, random
 from operant.spaces import Spaces, require
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
 
 NETWORK = {"type": "auto", "size": ContinuousConfig.auto_width, "activation": "relu"}
-"""What 'auto' stands for here: Fujimoto et al. 2018 (the authors' code), Haarnoja et al. 2018, table 1."""
+"""What 'auto' stands for here, and what goes with a list of widths: Fujimoto et al. 2018 (the authors' code), Haarnoja et al. 2018, table 1."""
 
 NO_STEP = {
     "loss/actor": np.float32(np.nan),
@@ -491,4 +492,5 @@ def merged(improved: Improved, actor: Metrics) -> Metrics:
 
 
 def _network(given: Any) -> Any:
-    return NETWORK if isinstance(given, str) and given == "auto" else given
+    spec = written(given)
+    return given if spec is given else {**NETWORK, **spec}

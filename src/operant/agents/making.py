@@ -58,7 +58,9 @@ class Definition(NamedTuple):
         """Return the multiplications of the largest matrix product of a gradient step, about."""
         if not isinstance(self.config, AgentConfig):
             return 0
-        networks = self.networks().values()
+        from operant.nn.network import written
+
+        networks = map(written, self.networks().values())
         width = max((_width(network, self.config.auto_width) for network in networks), default=0)
         return self.config.batch(actors) * width**2
 
@@ -69,6 +71,8 @@ def _width(network: Any, auto: int) -> int:
         return auto
     if isinstance(network, Mapping):
         own = network.get("size", auto if network.get("type") == "auto" else 0)
+        if isinstance(own, list | tuple):
+            return max(own, default=0)
         inner = (
             _width(value, auto) for value in network.values() if isinstance(value, Mapping | list | tuple)
         )

@@ -136,7 +136,7 @@ class BaselineConfig(Config):
 
     baseline_model: Any = option(
         None,
-        "Network that predicts the state's value, or for deterministic_policy_gradient the action's: 'auto', a list of layers, a Keras "
+        "Network that predicts the state's value, or for deterministic_policy_gradient the action's: 'auto', a list of widths or of layers, a Keras "
         "model, a file, or 'shared' for one more output of the policy's own network (default: none)",
         aliases=("baseline", "critic"),
     )

@@ -36,6 +36,7 @@ from operant.agents.protocol import Counters
 from operant.agents.qvalues import QLearner
 from operant.agents.sequences import flat
 from operant.memory.replay import Replay
+from operant.nn.network import written
 from operant.ops import losses, optimise, returns
 from operant.spaces import Spaces, masks_of
 from operant.spec import Scalar, option
@@ -67,7 +68,7 @@ class Config(EpsilonConfig, ModelConfig):
     )
     model: Any = option(
         "auto",
-        "Network: 'auto' (with layer normalisation), a list of layers (normalise there too), a Keras model, "
+        "Network: 'auto' (with layer normalisation), a list of widths (likewise) or of layers (normalise there too), a Keras model, "
         "or the path to a file that holds one",
         aliases=("network",),
     )
@@ -132,7 +133,7 @@ def loss(params: Tree, state: Tree, algorithm: PQN, batch: Batch, carry: Tree = 
 
 def normalised(model: Any) -> Any:
     """Return a network's specification, with layer normalisation where it is an 'auto' one that does not say otherwise."""
-    spec = {"type": model} if model == "auto" else model
+    spec = written(model)
     return {"norm": "layer", **spec} if isinstance(spec, Mapping) and spec.get("type") == "auto" else spec
 
 

@@ -50,7 +50,7 @@ def build(
     the network reads integers itself.
 
     Args:
-        network: 'auto'; a list of layers (`operant.nn.structure.LAYERS`) or of lists of layers; a dict with `type`
+        network: 'auto'; a list of widths of dense layers; a list of layers (`operant.nn.structure.LAYERS`) or of lists of layers; a dict with `type`
             'auto', 'layered', 'preprocessed', 'keras' or 'cfg'; a Keras model or a function (class) that makes one, whose outputs are then the
             heads' values themselves, in the order of `heads`, as are those of a .cfg file; the path of a .json, .keras or .cfg
             file.

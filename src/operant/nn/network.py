@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import numbers
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -19,12 +20,20 @@ from operant.nn.structure import LAYERS, add, add_all, config, from_config, read
 from operant.spec import Registry, build, refuse_code
 
 FORMS = (
-    "Give 'auto', a list of layers, a dict with 'type' ('auto', 'layered', 'preprocessed', 'keras' or 'cfg'), a Keras model, a function "
+    "Give 'auto', a list of widths ([64, 64]) or of layers, a dict with 'type' ('auto', 'layered', 'preprocessed', 'keras' or 'cfg'), a Keras model, a function "
     "that returns one, or the path of a .json, .keras or .cfg file."
 )
 FILES = (".json", ".keras", ".cfg")
 ONE_HOT_LIMIT = 64
 """Choices of more values than this enter an 'auto' network as learned vectors."""
+FOREIGN = {
+    "flax": "Flax",
+    "equinox": "Equinox",
+    "haiku": "Haiku",
+    "torch": "PyTorch",
+    "tensorflow": "TensorFlow",
+}
+"""Packages whose networks look like functions, and cannot be used."""
 NATURE_SIDE = 36
 """Smallest image that the three convolutions of Mnih et al. 2015 leave something of."""
 
@@ -51,10 +60,11 @@ class Auto:
     join behind the convolutions. All weights are orthogonal with gain √2.
     """
 
-    size: int | None = None
-    """Width of dense layers; None: 64, behind convolutions 512 (128 for small images)."""
+    size: int | tuple[int, ...] | None = None
+    """Width of dense layers; None: 64, behind convolutions 512 (128 for small images). Several: that of each of as many dense layers,
+    where there are images behind those of the convolutions, which then have the usual width."""
     depth: int = 2
-    """Dense layers, where there is no image."""
+    """Dense layers, where there is no image and `size` does not list them."""
     activation: str | None = None
     """None: tanh, with images or `norm` relu."""
     rnn: bool | int = False
@@ -65,7 +75,11 @@ class Auto:
     def __post_init__(self) -> None:
         """Check the arguments."""
         whole("depth", self.depth, low=0)
-        if self.size is not None:
+        if isinstance(self.size, list | tuple):
+            object.__setattr__(self, "size", tuple(whole("size", size) for size in self.size))
+            if not self.size or self.depth not in (2, len(self.size)):
+                raise value_error("depth", f"left out beside size={self.size}, of at least one", self.depth)
+        elif self.size is not None:
             whole("size", self.size)
         if self.activation is not None:
             activation(self.activation)
@@ -84,15 +98,21 @@ class Auto:
         features = [self._vector(graph, x) for x in vectors]
         if images:
             x = graph.concatenate([*(self._image(graph, x) for x in images), *features])
-            depth, size = int(len(images) + len(vectors) > 1), self.size or 512
+            depth, size = int(len(images) + len(vectors) > 1), self._size or 512
         else:
-            x, depth, size = graph.concatenate(features), self.depth, self.size or 64
-        for _ in range(depth):
-            x = self._dense(graph, x, size, "relu" if images else "tanh")
+            x, depth, size = graph.concatenate(features), self.depth, self._size or 64
+        sizes = self.size if isinstance(self.size, tuple) else (size,) * depth
+        for width in sizes:
+            x = self._dense(graph, x, width, "relu" if images else "tanh")
         if self.rnn:
             horizon = None if self.rnn is True else int(self.rnn)
-            x = Lstm(size=size, horizon=horizon)(graph, x)
+            x = Lstm(size=sizes[-1] if sizes else size, horizon=horizon)(graph, x)
         return x
+
+    @property
+    def _size(self) -> int | None:
+        """Width of every dense layer, if one is given for all."""
+        return self.size if isinstance(self.size, int) else None
 
     def _dense(self, graph: Graph, x: Any, size: int, usual: str) -> Any:
         usual = "relu" if self.norm else usual
@@ -109,7 +129,7 @@ class Auto:
     def _vector(self, graph: Graph, x: Any) -> Any:
         count = graph.num_values(x)
         if count is not None and count > ONE_HOT_LIMIT:
-            x = layers.Embedding(size=self.size or 64, activation="none")(graph, x)
+            x = layers.Embedding(size=self._size or 64, activation="none")(graph, x)
         return graph.vector(x)
 
     def _image(self, graph: Graph, x: Any) -> Any:
@@ -124,7 +144,7 @@ class Auto:
                 size=size, window=window, stride=stride, padding="valid", activation=relu
             )
             x = self._activated(graph, x, convolution)
-        return self._dense(graph, graph.vector(x), self.size or (512 if large else 128), "relu")
+        return self._dense(graph, graph.vector(x), self._size or (512 if large else 128), "relu")
 
     def to_spec(self) -> Any:
         """Return type and arguments."""
@@ -258,7 +278,11 @@ class KerasModel:
         if isinstance(model, str | Path) and str(model).endswith(".keras"):
             model = load(model)
         elif callable(model) and not isinstance(model, k.Model):
-            model = build(model, {}, getattr(model, "__name__", "network"))
+            _refuse_foreign(model)
+            model = build(
+                model, {}, f"The network, a function or class that returns a model, {_name(model)!r}"
+            )
+            _refuse_foreign(model)
         if not isinstance(model, k.Model):
             raise SpecError(f"The network must be a Keras model, or return one. Received: {model!r}.")
         return cls(model)
@@ -266,6 +290,20 @@ class KerasModel:
     def to_spec(self) -> Any:
         """Return the model's configuration."""
         return {"type": "keras", "model": config(self.model)}
+
+
+def _name(model: Any) -> str:
+    return getattr(model, "__name__", type(model).__name__)
+
+
+def _refuse_foreign(model: Any) -> None:
+    """Refuse a network of another library, by the packages of its classes: it looks like a function that returns a model."""
+    classes = model.__mro__ if isinstance(model, type) else type(model).__mro__
+    for cls in classes:
+        if (library := FOREIGN.get(cls.__module__.partition(".")[0])) is not None:
+            raise SpecError(
+                f"The network {_name(model)!r} is made with {library}, and cannot be used. {FORMS}"
+            )
 
 
 def load(path: str | Path) -> Any:
@@ -295,6 +333,19 @@ NETWORKS: Registry[Any] = Registry(
 )
 
 
+def written(network: Any) -> Any:
+    """Return the dict that `'auto'`, or a list of widths such as `[64, 64]`, stands for; any other network as it is."""
+    if isinstance(network, str) and network == "auto":
+        return {"type": "auto"}
+    if isinstance(network, list | tuple) and network and all(map(_is_width, network)):
+        return {"type": "auto", "size": tuple(map(int, network))}
+    return network
+
+
+def _is_width(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
 def parse(network: Any) -> Parsed:
     """Read a network in any of its forms.
 
@@ -303,6 +354,7 @@ def parse(network: Any) -> Parsed:
     """
     if isinstance(network, Parsed):
         return network
+    network = written(network)
     if isinstance(network, str | Path) and Path(network).suffix in FILES:
         return _from_file(Path(network))
     if isinstance(network, Sequence) and not isinstance(network, str):
