@@ -17,6 +17,7 @@ import numpy as np
 
 from operant.agents.learner import Acting, Learner, Train
 from operant.agents.protocol import Counting
+from operant.errors import SpaceError, UsageError
 from operant.types import Action, Array, Block, Key, Tree
 
 AHEAD = 128
@@ -46,6 +47,61 @@ class Ahead:
                 jax.tree.unflatten(structure, row) for row in rows
             ]  # once, not at every step
         return self._chunks[number][offset]
+
+
+def act_independently(
+    learner: Learner,
+    act: Callable[..., Action],
+    key: Key,
+    draw: int,
+    observation: dict[str, np.ndarray],
+    internals: Tree = None,
+    *,
+    explore: bool,
+) -> tuple[dict[str, np.ndarray], Tree]:
+    """Act outside of any run: nothing is recorded or counted.
+
+    Args:
+        learner: the algorithm.
+        act: as `Engine.act`.
+        key: root of all randomness.
+        draw: number of the call among those that explore.
+        observation: flat, `[*B, ...]` with one leading axis or none.
+        internals: recurrent states `[*B, ...]`; None: those at the start of an episode, where actions do not depend on them.
+        explore: draw actions as in training; otherwise take the best.
+
+    Returns:
+        Flat actions and the next recurrent states, `[*B, ...]`.
+
+    Raises:
+        SpaceError: more leading axes, or internals of other shapes.
+        UsageError: internals are missing.
+    """
+    batch = learner.algorithm.spaces.states.batch_shape(observation)
+    if len(batch) > 1:
+        raise SpaceError(f"states may have one leading axis. Received: {len(batch)} leading axes.")
+    n = batch[0] if batch else 1
+    flat = {name: np.reshape(x, (n, *x.shape[len(batch) :])) for name, x in observation.items()}
+    start = jax.device_get(learner.algorithm.initial_carry(n))
+    if internals is None and any(learner.heeded):
+        raise UsageError(
+            "A recurrent agent needs internals: those that the call before returned, first initial_internals()."
+        )
+    carry = start
+    if internals is not None:
+        needed = jax.tree.map(lambda x: (*batch, *x.shape[1:]), start)
+        if jax.tree.map(np.shape, internals) != needed:
+            raise SpaceError(
+                f"internals must have the shapes {needed}, as initial_internals() and the call before gave them. "
+                f"Received: {jax.tree.map(np.shape, internals)}."
+            )
+        carry = jax.tree.map(lambda x, like: np.reshape(x, like.shape), internals, start)
+    noise = learner.independent_noise(key, draw, n)
+    action = act(flat, carry, np.zeros(n, bool), noise, explore=explore)
+    chosen, after = jax.tree.map(
+        lambda x: np.asarray(x) if batch else np.asarray(x)[0], (action.action, action.carry)
+    )
+    return chosen, after
 
 
 def _addresses(first: Array) -> Array:

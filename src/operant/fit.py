@@ -15,26 +15,36 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import gymnasium
+import jax
 
 from operant import checkpoint
 from operant.agents import AGENTS, DEFAULT, config_class
 from operant.agents.making import Definition, define, words
+from operant.engine import act_independently
 from operant.envs import vector
-from operant.envs.source import is_environment
+from operant.envs.source import is_environment, is_native
 from operant.envs.vector_env import VectorEnv
-from operant.errors import CheckpointError, SpecError, UsageError, suggest, value_error
+from operant.errors import CheckpointError, SpaceError, SpecError, UsageError, suggest, value_error
 from operant.execution.callbacks import callbacks_of, none_refuses
 from operant.execution.config import PROCESSES, RunConfig
 from operant.execution.progress import Evaluated, Progress
 from operant.execution.records import Record
 from operant.execution.training import Outcome, Training
 from operant.folder import describe, held, new_directory
-from operant.inputs import buffer_options, evaluation_envs, is_id, made_again, optimizer_options
+from operant.inputs import (
+    buffer_options,
+    evaluation_envs,
+    is_id,
+    made_again,
+    optimizer_options,
+    refuse_shared,
+)
 from operant.ops.optimise import Given
 from operant.play import PlayConfig, Played, environment
 from operant.play import run as run_episodes
 from operant.saving import checkpoint_in
 from operant.session import Session
+from operant.spaces import Codec
 from operant.spec import options, plain
 from operant.tracking import Tracker
 from operant.tracking.history import check_place
@@ -138,7 +148,9 @@ class Trainer:
                 environments.close()
             raise
         self._progress = Progress(self.run)
-        self._begun, self._fits, self._plays = False, 0, 0
+        self._begun, self._fits, self._plays, self._draws = False, 0, 0, 0
+        self._acted: Any = None
+        """Training state that acted last, and what its acting needs."""
         self._loaded: str | None = None
 
     @property
@@ -264,6 +276,68 @@ class Trainer:
             self._put_back()
         return outcome
 
+    def act(self, observation: Any, internals: Any = None, deterministic: bool = True) -> Any:
+        """Choose actions with the policy as it is; training is not touched, and nothing is learnt from it.
+
+        Observations and actions are those of the environments: of Gymnasium's what `reset` and `step` return and `step` takes, of others in the
+        structure of their specification. Masks come in the observation.
+
+        Args:
+            observation: one, or several at once with one more leading axis of every array, as vectors of Gymnasium return them.
+            internals: recurrent state, for recurrent networks: what the call before returned, first `initial_internals()`.
+            deterministic: take the best action; False draws as in training.
+
+        Returns:
+            An action, or several; `(actions, internals)` if `internals` were given.
+
+        Raises:
+            SpaceError: the observation or the internals do not fit.
+            UsageError: internals are missing.
+        """
+        spaces, codec, driver = self.session.environments.spaces, self._codec, self.session.driver
+        given, batched = observation, False
+        if codec is not None:
+            given, batched = _encoded(codec, observation, spaces.unflatten, self.run.env)
+        chosen, after = act_independently(
+            self.session.learner,
+            self._act_now,
+            driver.train.key,
+            self._draws,
+            spaces.observe(given),
+            internals,
+            explore=not deterministic,
+        )
+        self._draws += not deterministic
+        chosen = spaces.actions.clip(chosen)
+        action = spaces.actions.unflatten(chosen) if codec is None else codec.decode(chosen, batched)
+        return action if internals is None else (action, after)
+
+    def initial_internals(self, batch: int | None = None) -> Any:
+        """Return the recurrent state at the start of an episode, for `act`; empty for feed-forward networks.
+
+        Args:
+            batch: for how many observations in one call, with a leading axis; None: for a single one, without.
+        """
+        return self.session.learner.start_carry(batch)
+
+    @property
+    def _codec(self) -> Codec | None:
+        made = self.session.environments.vector
+        return None if made is None else made.codec
+
+    @functools.cached_property
+    def _compiled(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """What makes acting's parameters of the training state, and what acts with them."""
+        learner = self.session.learner
+        return jax.jit(learner.acting), jax.jit(learner.act, static_argnames="explore")
+
+    def _act_now(self, *arguments: Any, explore: bool) -> Any:
+        make, act = self._compiled
+        train = self.session.driver.train
+        if self._acted is None or self._acted[0] is not train:
+            self._acted = train, make(train)
+        return act(self._acted[1], *arguments, explore=explore)
+
     def play(
         self,
         video_dir: str | None = None,
@@ -274,6 +348,7 @@ class Trainer:
         action_idx: int = 0,
         frame_frequency: int = 1,
         episodes: int = 1,
+        env: Any = None,
     ) -> Played:
         """Play with the policy as it is, in an environment of its own; training is not touched.
 
@@ -288,9 +363,13 @@ class Trainer:
             action_idx: 0: the best action, 1: one drawn from the policy.
             frame_frequency: write every n-th frame to `frame_dir`.
             episodes: how many.
+            env: the environment: an id, an object (left open; made with `render_mode='rgb_array'` where pictures are asked for), or a class or
+                function that makes one. Default: one like those that train, where they are an id, a class or a function, or were made by
+                `gymnasium.make`.
 
         Raises:
-            SpecError: the environment cannot be rendered, or made once more.
+            SpecError: the environment cannot be rendered, or made once more, or trains.
+            SpaceError: it has other states or actions than those that train.
         """
         config = PlayConfig.from_dict(
             {
@@ -310,8 +389,11 @@ class Trainer:
                 "max_episode_timesteps": self.run.max_episode_timesteps,
             }
         )
-        env = self._another(config)
-        played = run_episodes(self.session.learner, self.session.driver.train, env, config, self._plays)
+        made = self._another(config, env)
+        leave = env is not None and not (isinstance(env, str) or callable(env))
+        played = run_episodes(
+            self.session.learner, self.session.driver.train, made, config, self._plays, leave_open=leave
+        )
         self._plays += 1
         if not self.run.quiet:
             print(played)
@@ -382,17 +464,44 @@ class Trainer:
                 stacklevel=3,
             )
 
-    def _another(self, config: PlayConfig) -> VectorEnv:
-        """Make one more environment like those that train."""
+    def _another(self, config: PlayConfig, given: Any) -> VectorEnv:
+        """Make the environment to play in: of what was given, or one more like those that train."""
+        if given is not None:
+            return self._given(config, given)
         first = self._envs[0] if isinstance(self._envs, list | tuple) else self._envs
         if isinstance(first, str):
             return environment(config)
+        if callable(first) or is_native(first):
+            return environment(config, first)
         if not isinstance(first, gymnasium.Env):
             raise SpecError(
-                f"play makes an environment like the first one, and cannot make another {first!r}."
+                f"play makes an environment like the first one, and cannot make another {first!r}. Give one: play(env=...)."
             )
         limit = config.max_episode_timesteps
         return vector.create(made_again(first, "rgb_array"), mode="in-process", max_episode_timesteps=limit)
+
+    def _given(self, config: PlayConfig, given: Any) -> VectorEnv:
+        """Make what was given one environment with the spaces of those that train."""
+        if not (isinstance(given, str) or callable(given) or is_environment(given)) or isinstance(
+            given, gymnasium.vector.VectorEnv
+        ):
+            raise value_error("env", "one environment: an id, an object, a class or a function", given)
+        if given != self.run.env:
+            config = config.replace(env_kwargs=None, max_episode_timesteps=None)
+        if isinstance(given, str):
+            made = environment(config.replace(env=given))
+        elif callable(given) or is_native(given):
+            made = environment(config, given)
+        else:
+            refuse_shared("env", self._envs, given)
+            made = vector.create(given, mode="in-process")
+        own, other = self.session.environments.spaces, made.spaces
+        if own != other:
+            made.close()
+            raise SpaceError(
+                f"env must have the states and actions of those that train. Their own: {own.to_spec()}. Those of {made.name}: {other.to_spec()}."
+            )
+        return made
 
     def _reported(self, training: Training) -> Outcome:
         """Train from report to report: at steps that are the same in every trial, so that a pruner compares like with like."""
@@ -481,6 +590,24 @@ def __getattr__(name: str) -> Any:
     if name in CLASSES:
         return trainer(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _encoded(codec: Codec, observation: Any, unflatten: Callable[[Any], Any], name: str) -> tuple[Any, bool]:
+    """Return an observation of Gymnasium's in the structure of the specification, and whether it is several."""
+    try:
+        batched = codec.observation.is_batch(observation)
+        return unflatten(codec.encode(observation, batched)), batched
+    except SpaceError:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        what = (
+            f"no entry {error}"
+            if isinstance(error, KeyError)
+            else f"{type(observation).__name__} of another structure"
+        )
+        raise SpaceError(
+            f"observation must be what {name} returns, or several such in one. Received: {what}."
+        ) from None
 
 
 def _refuse_no_environments(envs: Any) -> None:

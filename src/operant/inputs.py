@@ -168,10 +168,12 @@ def made_again(env: Any, render_mode: str | None = None) -> Any:
 
     if isinstance(env, Preprocessed):
         return Preprocessed(made_again(env.env, render_mode), env.settings)
-    if env.spec is None:
+    if isinstance(env, str) or callable(env):
+        return env  # what makes environments, and will once more
+    if getattr(env, "spec", None) is None:
         raise SpecError(
-            f"{env!r} was not made by gymnasium.make, so no other can be made like it. Register it and make it so. "
-            "To play, or to evaluate elsewhere: Agent.load what save() wrote; to evaluate while it trains: eval_envs."
+            f"{env!r} was not made by gymnasium.make, so no other can be made like it. Give one: play(env=...), an object, class or function; "
+            "eval_envs=... to evaluate while it trains."
         )
     return gymnasium.make(env.spec, render_mode=render_mode)
 
@@ -200,10 +202,10 @@ def evaluation_envs(run: RunConfig, envs: Any, given: Any, spaces: Spaces) -> Ve
     if given is None:
         given = _others(envs, count)
     else:
-        _refuse_shared(envs, given)
+        refuse_shared("eval_envs", envs, given)
     if isinstance(given, str):
         env = host_vector(run.replace(env=given), count)
-    elif isinstance(given, type):
+    elif callable(given):
         env = host_vector(run, count, given)
     else:  # as they are: options say how those of an id or a class are made
         made = run.replace(env_kwargs=None, preprocess=False, max_frame=False, **dict.fromkeys(GAMES, True))
@@ -220,18 +222,22 @@ def _others(envs: Any, count: int) -> Any:
     several = isinstance(envs, list | tuple)
     if isinstance(envs, gymnasium.Env) or several:
         return [made_again(envs[i % len(envs)] if several else envs) for i in range(count)]
-    if isinstance(envs, str | type) or is_native(envs):
+    if isinstance(envs, str) or callable(envs) or is_native(envs):
         return envs
     raise SpecError(
         f"To evaluate, environments like those that train are made, and no others can be made like {envs!r}. Give eval_envs."
     )
 
 
-def _refuse_shared(envs: Any, others: Any) -> None:
-    """Refuse objects that train and evaluate: an evaluation would end the episodes of training, which would not know."""
+def refuse_shared(argument: str, envs: Any, others: Any) -> None:
+    """Refuse objects that train and are to evaluate or play, too: that would end the episodes of training, which would not know.
+
+    Raises:
+        SpecError: so it is; names the argument.
+    """
     one, other = (each if isinstance(each, list | tuple) else [each] for each in (envs, others))
     stateful = gymnasium.Env | gymnasium.vector.VectorEnv | VectorEnv
     inner = {id(getattr(env, "unwrapped", env)) for env in one if isinstance(env, stateful)}
     for env in other:
         if isinstance(env, stateful) and id(getattr(env, "unwrapped", env)) in inner:
-            raise value_error("eval_envs", "other objects than those that train", env, "Make others.")
+            raise value_error(argument, "other objects than those that train", env, "Make others.")

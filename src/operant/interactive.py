@@ -14,7 +14,7 @@ from operant import runtime
 from operant.actors import Actor, Actors, stack
 from operant.agents.learner import Learner, Train
 from operant.agents.making import Definition
-from operant.engine import Engine
+from operant.engine import Engine, act_independently
 from operant.envs.environment import take
 from operant.errors import NumericalError, SpaceError, UsageError, value_error
 from operant.interruption import held
@@ -281,39 +281,21 @@ class Interactive:
     def _act_independently(self, states: Any, internals: Any, deterministic: bool) -> Any:
         self._declare_masks(states)
         observation = self.spaces.observe(states, None)
-        batch = self.spaces.states.batch_shape(observation)
-        if len(batch) > 1:
-            raise SpaceError(f"states may have one leading axis. Received: {len(batch)} leading axes.")
-        if not batch:
-            observation = {name: np.asarray(x)[None] for name, x in observation.items()}
-        n = batch[0] if batch else 1
-        start = jax.device_get(self.learner.algorithm.initial_carry(n))
-        if internals is None and any(self.learner.heeded):
-            raise UsageError(
-                "A recurrent agent needs internals in independent calls. Start with initial_internals()."
-            )
-        carry = start
-        if internals is not None:
-            needed = jax.tree.map(lambda x: (*batch, *x.shape[1:]), start)
-            if jax.tree.map(np.shape, internals) != needed:
-                raise SpaceError(
-                    f"internals must have the shapes {needed}, as initial_internals() and the call before gave them. "
-                    f"Received: {jax.tree.map(np.shape, internals)}."
-                )
-            carry = jax.tree.map(lambda x, like: np.reshape(x, like.shape), internals, start)
-        noise = self.learner.independent_noise(self._engine.train.key, self._draws, n)
-        if not deterministic:
-            self._draws += 1
-        action = self._engine.act(observation, carry, np.zeros(n, bool), noise, explore=not deterministic)
-        action = jax.tree.map(np.asarray, action)
-        emitted = self._emitted(action.action if batch else {name: x[0] for name, x in action.action.items()})
-        if internals is None:
-            return emitted
-        return emitted, action.carry if batch else jax.tree.map(lambda x: x[0], action.carry)
+        engine, explore = self._engine, not deterministic
+        action, after = act_independently(
+            self.learner, engine.act, engine.train.key, self._draws, observation, internals, explore=explore
+        )
+        self._draws += explore
+        emitted = self._emitted(action)
+        return emitted if internals is None else (emitted, after)
 
-    def initial_internals(self) -> Tree:
-        """Return the recurrent state at the start of an episode; empty for a feed-forward agent."""
-        return self.learner.start_carry()
+    def initial_internals(self, batch: int | None = None) -> Tree:
+        """Return the recurrent state at the start of an episode; empty for a feed-forward agent.
+
+        Args:
+            batch: for how many states in one call, with a leading axis; None: for a single one, without.
+        """
+        return self.learner.start_carry(batch)
 
     # Observing
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -104,8 +105,16 @@ class Played(NamedTuple):
         return f"{len(self.rewards)} episodes: mean reward {mean:.2f} (standard deviation {std:.2f}), mean length {length:.1f}"
 
 
-def run(learner: Learner, train: Train, env: VectorEnv, config: PlayConfig, call: int = 0) -> Played:
-    """Play episodes on a vector of one environment, which is closed in the end; every `call` plays others."""
+def run(
+    learner: Learner,
+    train: Train,
+    env: VectorEnv,
+    config: PlayConfig,
+    call: int = 0,
+    *,
+    leave_open: bool = False,
+) -> Played:
+    """Play episodes on a vector of one environment, which is closed in the end unless it is to be left open; every `call` plays others."""
     from operant.execution.evaluate import evaluate
 
     return _shown(
@@ -120,6 +129,7 @@ def run(learner: Learner, train: Train, env: VectorEnv, config: PlayConfig, call
         ),
         env,
         config,
+        leave_open,
     )
 
 
@@ -128,20 +138,22 @@ def _root(seed: int, call: int = 0) -> int:
     return int(np.random.SeedSequence([seed, call, PLAY]).generate_state(1)[0] >> 1)
 
 
-def _shown(play: Callable[[VectorEnv], list[Finished]], env: VectorEnv, config: PlayConfig) -> Played:
-    """Play on a vector whose frames go where the options say; it is closed in the end."""
+def _shown(
+    play: Callable[[VectorEnv], list[Finished]], env: VectorEnv, config: PlayConfig, leave_open: bool = False
+) -> Played:
+    """Play on a vector whose frames go where the options say; it is closed in the end unless it is to be left open."""
     from operant.watch import Watched
 
-    shown: VectorEnv = env
     outputs: list[Output] = []
-    try:
+    with contextlib.ExitStack() as stack:
+        if not leave_open:
+            stack.callback(env.close)
+        shown = env
         if config.watched:
             outputs = _outputs(env, config)
+            for output in outputs:
+                stack.callback(output.end)
             shown = Watched(env, outputs)
-    except BaseException:
-        env.close()
-        raise
-    with shown:
         finished = play(shown)
     files = [path for output in outputs for path in output.files]
     return Played([e.reward for e in finished], [e.length for e in finished], files)
@@ -302,12 +314,23 @@ def _train(learner: Learner, config: PlayConfig, path: Path | None) -> Train:
     return train
 
 
-def environment(config: PlayConfig) -> VectorEnv:
-    """Make the one environment, one that gives pictures where they are asked for."""
+def environment(config: PlayConfig, given: Any = None) -> VectorEnv:
+    """Make the one environment, one that gives pictures where they are asked for.
+
+    Args:
+        config: what to play, and how to show it.
+        given: a class or a function that makes it, or a JAX-native object, instead of the id.
+
+    Raises:
+        SpecError: it cannot be made, or not be shown.
+    """
     from operant.envs import vector
     from operant.envs.table import resolve
 
-    name, told = config.env, {"preprocess": config.preprocess, "max_frame": config.max_frame}
+    name, told = (
+        config.env if given is None else given,
+        {"preprocess": config.preprocess, "max_frame": config.max_frame},
+    )
     limit = config.max_episode_timesteps
     file = Path(config.run_dir or "") / "run.json"
     if config.run_dir is not None and file.is_file():
@@ -342,11 +365,14 @@ def environment(config: PlayConfig) -> VectorEnv:
         arguments["render_mode"] = "rgb_array"
     mode: Any = "in-process" if config.watched else "auto"
     own = plain(config.env_kwargs or {})
+    make = functools.partial(vector.create, name, 1, mode=mode, max_episode_timesteps=limit, env_kwargs=own)
     try:
-        return vector.create(name, 1, mode=mode, max_episode_timesteps=limit, env_kwargs=own, **arguments)
+        return make(**arguments)
     except SpecError as error:
         if not (config.watched and "takes no argument 'render_mode'" in str(error)):
             raise
+        if not isinstance(name, str | type):  # a function: it may make one that gives pictures anyway
+            return make()
         raise SpecError(
             f"{name!r} gives no pictures: it takes no argument 'render_mode'. Let it take one, with 'rgb_array' as in Gymnasium, "
             "or play without render, video_dir and frame_dir."
@@ -362,10 +388,14 @@ def _with_arguments(config: PlayConfig, saved: Any, run: str) -> PlayConfig:
     return config.replace(env_kwargs=own)
 
 
-def _counterpart(name: str) -> str:
-    """Return Gymnasium's environment that a JAX-native one equals: it has pictures."""
+def _counterpart(name: Any) -> str:
+    """Return the id of Gymnasium's environment that a JAX-native one equals: it has pictures."""
     import gymnasium
 
+    if not isinstance(name, str):
+        raise SpecError(
+            f"{name!r} cannot be rendered: it is JAX-native. Give env= one of Gymnasium's that is like it."
+        )
     bare = name.rpartition(":")[2]
     if bare not in gymnasium.registry:
         known = [env for env in gymnasium.registry if "/" not in env]

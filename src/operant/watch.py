@@ -184,7 +184,9 @@ class Watched(VectorEnv):
     def _show(self) -> None:
         frame = self._picture()
         if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.dtype != np.uint8:
-            raise SpecError(f"{self.name!r} gives no pictures to render. Received: {type(frame).__name__}.")
+            raise SpecError(
+                f"{self.name!r} gives no pictures to render. Received: {type(frame).__name__}. Make it with render_mode='rgb_array'."
+            )
         for output in self._outputs:
             output.frame(frame[..., :3], self._number)
 

@@ -158,10 +158,10 @@ class Learner:
             carry=wide(carry, n),
         )
 
-    def start_carry(self) -> Tree:
-        """Return one actor's recurrent state at the start of an episode, as NumPy arrays."""
-        carry = jax.device_get(self.algorithm.initial_carry(1))
-        return jax.tree.map(lambda x: x[0], carry)
+    def start_carry(self, n: int | None = None) -> Tree:
+        """Return the recurrent state of one actor at the start of an episode, as NumPy arrays; of `n` actors with a leading axis."""
+        carry = jax.device_get(self.algorithm.initial_carry(1 if n is None else n))
+        return carry if n is not None else jax.tree.map(lambda x: x[0], carry)
 
     def block_shape(self, n: int) -> Block:
         """Return shapes and dtypes of the block that `n` actors fill for one update."""

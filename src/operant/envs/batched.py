@@ -13,7 +13,7 @@ from operant.envs.faults import isfinite, look, look_at_masks, nonfinite, state_
 from operant.envs.infos import Infos
 from operant.envs.vector_env import Check, Flat, Step, VectorEnv, seed_of
 from operant.errors import EnvironmentError, SpaceError
-from operant.spaces import from_gymnasium
+from operant.spaces import Codec, from_gymnasium
 
 
 class GymnasiumVector(VectorEnv):
@@ -56,6 +56,11 @@ class GymnasiumVector(VectorEnv):
         self._unchecked = set() if check == "never" else {"reset", "step"}
         self._copy = copy
         self._infos = Infos(info_keywords, self.num_envs)
+
+    @property
+    def codec(self) -> Codec:
+        """That of one environment."""
+        return self._codec
 
     def reset(self, seed: int | None = None) -> Flat:
         """Begin an episode everywhere."""

@@ -14,6 +14,7 @@ import numpy as np
 from operant.envs.atari import AtariVector
 from operant.envs.preprocessing import Preprocessed
 from operant.envs.vector_env import Flat, Game, Step, VectorEnv
+from operant.spaces import Codec
 
 
 class Games(VectorEnv):
@@ -43,6 +44,11 @@ class Games(VectorEnv):
         self._lives = none
         self._lost = np.zeros(self.num_envs, np.bool_)
         self._over = self._lost
+
+    @property
+    def codec(self) -> Codec | None:
+        """That of the games."""
+        return self._vector.codec
 
     def reset(self, seed: int | None = None) -> Flat:
         """Begin a game everywhere."""

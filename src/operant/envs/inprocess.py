@@ -25,13 +25,15 @@ from operant.envs.infos import Infos
 from operant.envs.source import Source
 from operant.envs.vector_env import Check, Flat, Step, VectorEnv, seed_of
 from operant.errors import EnvironmentError, SpaceError, UsageError
-from operant.spaces import Spaces, from_gymnasium
+from operant.spaces import Codec, Spaces, from_gymnasium
 
 
 class Cell(Protocol):
     """One environment of a loop, answering in flat components."""
 
     spaces: Spaces
+    codec: Codec | None
+    """See `VectorEnv.codec`."""
     limit: int | None
     """Steps after which the loop cuts an episode."""
 
@@ -61,6 +63,7 @@ class GymnasiumCell:
         self.info: Mapping[str, Any] = {}
         frames = adapter.stacked_frames(env)
         self.spaces, self._codec = from_gymnasium(env.observation_space, env.action_space, frames=frames)
+        self.codec: Codec | None = self._codec
         self._encode = self._codec.observation.encode
         self._step = env.step
         self._composite = isinstance(env.action_space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple)
@@ -121,6 +124,8 @@ class GymnasiumCell:
 
 class EnvironmentCell:
     """An `Environment`, checked."""
+
+    codec: Codec | None = None
 
     def __init__(self, env: Checked) -> None:
         if env.num_actors() > 1:
@@ -220,6 +225,11 @@ class InProcess(VectorEnv):
         self._steps = [0] * self.num_envs
         self._ended = [False] * self.num_envs
         self._infos = Infos(info_keywords, self.num_envs)
+
+    @property
+    def codec(self) -> Codec | None:
+        """That of the first environment."""
+        return self.cells[0].codec
 
     def reset(self, seed: int | None = None) -> Flat:
         """Begin an episode everywhere."""

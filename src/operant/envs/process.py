@@ -5,6 +5,8 @@ A worker runs the loop of `inprocess` over its share of the environments; `spawn
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import logging
 import math
@@ -16,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from operant.envs.inprocess import make_cell
 from operant.envs.source import Source
 from operant.envs.spawn import START_SECONDS, LostError, Worker, end, main_file, memory_file, times
 from operant.envs.vector_env import Check, Flat, Step, VectorEnv, seed_of
 from operant.envs.worker import RESET, RESTART, STEP, Memory, vector_fields
 from operant.errors import EnvironmentError, OperantError, UsageError
-from operant.spaces import Spaces
+from operant.spaces import Codec, Spaces
 
 _log = logging.getLogger("operant")
 
@@ -81,6 +84,7 @@ class Processes(VectorEnv):
         literals = [source.literal() for source in sources]
         self.num_envs = n = len(sources)
         self.name = sources[0].name
+        self._source = sources[0]
         self._timeout, self._max_restarts = timeout_seconds, max_restarts
         self._keywords = tuple(info_keywords)
         self._seed: int | None = None
@@ -145,6 +149,12 @@ class Processes(VectorEnv):
             return worker.receive(time.monotonic() + seconds, seconds)
         except LostError as lost:
             raise LostError(f"{lost} while it started") from None
+
+    @functools.cached_property
+    def codec(self) -> Codec | None:
+        """That of one more environment, made for it: those in the workers cannot be asked."""
+        with contextlib.closing(make_cell(self._source)) as cell:
+            return cell.codec
 
     def reset(self, seed: int | None = None) -> Flat:
         """Begin an episode everywhere."""

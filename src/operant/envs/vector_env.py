@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from operant.errors import UsageError, whole
-from operant.spaces import Spaces
+from operant.spaces import Codec, Spaces
 
 Check: TypeAlias = Literal["first", "always", "never"]
 Flat: TypeAlias = dict[str, np.ndarray]
@@ -62,6 +62,11 @@ class VectorEnv(abc.ABC):
     """What `info` said of the `info_keywords`, float64 `[N]` by name: of episodes that ended with the last step; else NaN."""
     _is_open: bool = True
     _is_reset: bool = False
+
+    @property
+    def codec(self) -> Codec | None:
+        """How what Gymnasium's environments give and take becomes components, and back; None: they are not Gymnasium's."""
+        return None
 
     @abc.abstractmethod
     def reset(self, seed: int | None = None) -> Flat:

@@ -131,6 +131,13 @@ class SpaceCodec:
             self._name, self._storage, self._shape = node.names[0], node.storage, node.shape
         self._ndim = len(self._shape)
 
+    def is_batch(self, value: Any) -> bool:
+        """Tell whether a value has a leading axis of environments, by its first component."""
+        path, part = self._parts[0]
+        for key in path:
+            value = value[key]
+        return np.ndim(value) > len(part.shape)
+
     def encode(self, value: Any, batched: bool) -> Flat:
         """Return Gymnasium's value by flat component name, not copied where the type agrees.
 
