@@ -112,6 +112,20 @@ def test_what_stands_in_a_dataset_is_what_the_environment_knows():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("declared", [(3, 20, 18), (20, 18, 3)], ids=str)
+def test_images_are_read_in_the_order_that_the_agent_declares(tmp_path, declared):
+    """A dataset of images with their channels first, for an agent of these, and for one of an environment, which moves them."""
+    image = {"type": "float", "min_value": 0, "max_value": 255, "dtype": "uint8"}
+    written = Spaces.read({**image, "shape": (3, 20, 18)}, FLAT[1])
+    trace = drawn(written, [4])
+    datasets.write("slides/random-v0", written, [trace])
+    (read,) = datasets.Episodes("slides/random-v0", Spaces.read({**image, "shape": declared}, FLAT[1]))
+    seen = trace.observation["state"]
+    np.testing.assert_array_equal(
+        read.observation["state"], seen if declared[0] == 3 else np.moveaxis(seen, 1, -1)
+    )
+
+
 def test_an_agent_imitates_a_dataset(tmp_path):
     rng = np.random.default_rng(0)
     spaces = Spaces.read(*FLAT)

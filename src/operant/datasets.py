@@ -53,7 +53,12 @@ class Episodes(Sequence[Trace]):
                 "write it with operant.datasets.from_traces."
             ) from None
         self._name, self._spaces = name, spaces
-        self._given, self._codec = from_gymnasium(self._dataset.observation_space, self._dataset.action_space)
+        as_declared = any(leaf.channels_first for leaf in spaces.states.components.values())
+        self._given, self._codec = from_gymnasium(
+            self._dataset.observation_space,
+            self._dataset.action_space,
+            channels_first=False if as_declared else None,
+        )
         self._indices = [int(i) for i in self._dataset.episode_indices]
 
     def __len__(self) -> int:
@@ -124,7 +129,7 @@ def write(name: str, spaces: Spaces, recorded: Iterable[Trace], **about: Any) ->
     if name in minari.list_local_datasets():
         raise SpecError(f"There is a Minari dataset {name!r} already. Give another name or version.")
     observation_space, action_space = to_gymnasium(_with_masks(spaces)), to_gymnasium(spaces.actions)
-    _, codec = from_gymnasium(observation_space, action_space)
+    _, codec = from_gymnasium(observation_space, action_space, channels_first=False)
     buffers = [
         minari.data_collector.EpisodeBuffer(
             id=i,

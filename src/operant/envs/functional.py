@@ -292,7 +292,8 @@ def _encode(node: Node, value: Any) -> Arrays:
         if node.pieces:
             return node.cut(array)
         if not node.split:
-            return {node.names[0]: array.reshape(node.shape)}
+            array = array.reshape(node.shape)
+            return {node.names[0]: jnp.moveaxis(array, 0, -1) if node.moved else array}
         return dict(zip(node.names, array.reshape(-1), strict=True))
     flat: Arrays = {}
     for key, branch in node.items() if isinstance(node, dict) else enumerate(node):

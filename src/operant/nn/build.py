@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -73,6 +74,8 @@ def build(
     carries, graphs, copied = Carries(), list[Graph](), list[tuple[Any, Any]]()
     with numpy_promotion(), k.StatelessScope() as scope:
         parsed = parse(network)
+        if not isinstance(parsed, KerasModel):
+            _warn_of_channels(fed)
         entries = {n: k.Input(leaf.shape, dtype=leaf.dtype, name=safe_name(n)) for n, leaf in fed.items()}
         if isinstance(parsed, Cfg):
             outputs = _from_cfg(parsed, entries, fed, heads, normalized)
@@ -100,6 +103,19 @@ def build(
         registered=_registered(graphs),
         to_spec=parsed.to_spec,
     )
+
+
+def _warn_of_channels(fed: Mapping[str, Leaf]) -> None:
+    """Warn of images that networks would read with height for channels: declared so, they cannot be moved here."""
+    for name, leaf in fed.items():
+        if leaf.channels_first:
+            height, width, channels = leaf.shape
+            warnings.warn(
+                f"The image {name!r} of shape {leaf.shape} is read as {height} x {width} pixels of {channels} channels: channels come "
+                "last. Declare and return it with that axis moved: numpy.moveaxis(x, 0, -1).",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def _untrained(model: Any, copy: Any) -> list[tuple[Any, Any]]:

@@ -206,7 +206,11 @@ def _build(node: Node, flat: Mapping[str, Any], batched: bool) -> Any:
 
 
 def from_gymnasium(
-    observation_space: Any, action_space: Any, *, frames: int | None = None, channels_first: bool = False
+    observation_space: Any,
+    action_space: Any,
+    *,
+    frames: int | None = None,
+    channels_first: bool | None = None,
 ) -> tuple[Spaces, Codec]:
     """Read the spaces of an environment of Gymnasium.
 
@@ -223,7 +227,7 @@ def from_gymnasium(
         frames: how many successive frames a stacked observation holds. Declares every Box of two or more axes whose
             axis of frames (the last; the first with `channels_first`) is that long.
         channels_first: whether the channels or stacked frames of images are Gymnasium's first axis; it is moved to
-            the end, for every Box of three axes and for stacks.
+            the end, for every Box of three axes and for stacks. None: of the Boxes where that is clear (`Leaf.channels_first`).
 
     Raises:
         SpaceError: a space is of a kind that cannot be served (Text, Graph, Sequence), no Box holds `frames`, or an entry is called
@@ -283,7 +287,7 @@ def _mask_forms(actions: Space, node: Node) -> dict[str, list[Mask]]:
 class _Reader:
     """Reads one Gymnasium space into a tree of leaves and a tree of parts."""
 
-    def __init__(self, kind: Kind, frames: int | None = None, channels_first: bool = False) -> None:
+    def __init__(self, kind: Kind, frames: int | None = None, channels_first: bool | None = False) -> None:
         self.kind = kind
         self.frames = frames or 1
         self.channels_first = channels_first
@@ -388,20 +392,23 @@ class _Reader:
         low, high = (_open(bound) for bound in (space.low, space.high))
         if integer and self.kind == "action":
             return self._box_choices(space, name, low, high)
-        stack = self.frames if self._is_stack(space.shape) else 1
+        storage = _storage(space)
+        first = self.channels_first
+        if first is None:
+            first = Leaf("float", space.shape, None, low, high, storage).channels_first
+        stack = self.frames if self._is_stack(space.shape, first) else 1
         self.stacks += stack > 1
-        moved = self.channels_first and (stack > 1 or len(space.shape) == 3)
+        moved = first and (stack > 1 or len(space.shape) == 3)
         if moved:
             low, high = np.moveaxis(low, 0, -1), np.moveaxis(high, 0, -1)
-        storage = _storage(space)
         leaf = Leaf("float", low.shape, None, low, high, storage, stack)
         clip = np.isfinite(space.low).any() or np.isfinite(space.high).any()
         bounds = (space.low, space.high) if clip else (None, None)
         names = (name or self.kind,)
         return leaf, Part(names, space.shape, space.dtype, leaf.storage, False, moved, False, None, *bounds)
 
-    def _is_stack(self, shape: tuple[int, ...]) -> bool:
-        return self.frames > 1 and len(shape) > 1 and shape[0 if self.channels_first else -1] == self.frames
+    def _is_stack(self, shape: tuple[int, ...], first: bool) -> bool:
+        return self.frames > 1 and len(shape) > 1 and shape[0 if first else -1] == self.frames
 
     def _box_choices(self, space: Any, name: str, low: NDArray, high: NDArray) -> tuple[Any, Node]:
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
@@ -425,7 +432,7 @@ def _storage(space: Any) -> str:
 
 
 def to_gymnasium(space: Space) -> Any:
-    """Return the Gymnasium space of the same values; `from_gymnasium` reads it back as an equal space.
+    """Return the Gymnasium space of the same values; `from_gymnasium(..., channels_first=False)` reads it back as an equal space.
 
     What Gymnasium cannot say is lost: `frames`, bounds of 1e6 and more, and that a state is an `int` without
     `num_values` (it comes back as a number stored as int32).

@@ -26,6 +26,8 @@ from operant.spaces.fields import (
     whole,
 )
 
+MOST_CHANNELS = 16
+"""Channels, or stacked frames and their channels, that an image may have to be told from one with another order of axes."""
 _ALIASES = {"num_actions": "num_values", "num_states": "num_values"}
 
 
@@ -197,6 +199,19 @@ class Leaf:
         return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
 
     @functools.cached_property
+    def channels_first(self) -> bool:
+        """Whether it is clearly an image with its channels, or stacked frames, in the first axis; networks read those in the last.
+
+        Clear are at most 16 of them before a height and width of more than 16, with values from 0 to 255, or of floats to 1.
+        """
+        if self.type != "float" or len(self.shape) != 3:
+            return False
+        low, high = self._ends
+        brightest = (1, 255) if self.storage.kind == "f" else (255,)
+        scaled = bool(np.all(low == 0)) and any(np.all(high == x) for x in brightest)
+        return scaled and self.shape[0] <= MOST_CHANNELS < min(self.shape[1:])
+
+    @functools.cached_property
     def offset(self) -> int | NDArray:
         """What the user's values exceed the stored ones by: `min_value` of a choice, else 0."""
         if self.num_values is None or self.min_value is None:
@@ -263,8 +278,10 @@ class Leaf:
             )
         if lead < 0 or array.shape[lead:] != self.shape or batch_shape not in (None, array.shape[:lead]):
             batch = f" after the batch axes {batch_shape}" if batch_shape else ""
+            moved = len(self.shape) == 3 and array.shape[max(lead, 0) :] == (self.shape[2], *self.shape[:2])
+            remedy = " Channels come last here: numpy.moveaxis(x, -3, -1)." if moved else ""
             raise SpaceError(
-                f"The {label} must have shape {self.shape}{batch}. Received: shape {array.shape}."
+                f"The {label} must have shape {self.shape}{batch}. Received: shape {array.shape}.{remedy}"
             )
         if self.storage.kind == "f" and array.dtype is not self.storage:
             with np.errstate(over="ignore"):  # a float64 too large becomes inf, which is then refused
