@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from operant import interruption
 from operant.agents.making import define
 from operant.envs import table
-from operant.errors import UsageError
+from operant.errors import EnvironmentError, UsageError
 from operant.execution.config import TOGETHER, RunConfig
 from operant.execution.episodes import Finished
 from operant.execution.records import Record
@@ -109,7 +109,7 @@ def _together(plan: Plan, runs: Sequence[RunConfig], command: str | None) -> lis
     from operant.execution.population import Member, Population
 
     keys = jnp.stack([jax.random.key(run.seed or 0) for run in runs])
-    population = Population(learner, environments.native, runs[0].n_envs, keys)
+    population = Population(learner, environments.native, runs[0].n_envs, keys, name=runs[0].env)
     sinks: list[Tracker] = []
     trainings: list[Training] = []
     try:
@@ -175,16 +175,23 @@ def _loop(population: Population, trainings: Sequence[Training], display: Consol
             while wanted:
                 count = min(wanted.values())
                 ended = population.advance(count)
-                for i in tuple(wanted):
+                for i in wanted:
                     finished[i] += ended[i]
                     wanted[i] -= count
+                for i in tuple(wanted):
+                    if (fault := population.faults[i]) is not None:
+                        raise EnvironmentError(f"Seed {trainings[i].run.seed}: {fault}")
                     if not wanted[i]:
-                        go_on(i, trainings[i].take(finished[i]))
-                        finished[i] = []
+                        taken, finished[i] = finished[i], []
+                        go_on(i, trainings[i].take(taken))
                 now = time.perf_counter()
                 if now - shown >= LOG_SECONDS:
                     shown = now
                     display.record(_summary(trainings, now - began))
+    except Exception:
+        for i in wanted:
+            trainings[i].fail(finished[i])
+        raise
     finally:
         display.close()
     return [outcomes[i] for i in range(len(trainings))]

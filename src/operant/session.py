@@ -143,7 +143,8 @@ def _driver(learner: Learner, environments: Environments, run: RunConfig) -> Any
             )
         return HostDriver(Engine(learner, key, run.n_envs), environments.vector, run.seed or 0)
     together = jax.device_count() if jax.process_count() > 1 else 1
-    return DeviceDriver(learner, environments.native, run.n_envs, key, Devices(run.n_devices or together))
+    devices = Devices(run.n_devices or together)
+    return DeviceDriver(learner, environments.native, run.n_envs, key, devices, name=run.env)
 
 
 class Weights:

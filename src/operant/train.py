@@ -345,9 +345,11 @@ def make_environments(run: RunConfig, given: Any = None, count: int | None = Non
             )
         if run.info_keywords:
             raise infos.refusal(run.info_keywords, run.env)
-        if run.max_episode_timesteps is not None:
-            from operant.envs.native import TimeLimit
+        from operant.envs.native import TimeLimit
+        from operant.envs.shapes import accepted
 
+        native = accepted(native, run.env)
+        if run.max_episode_timesteps is not None:
             limit = smaller_limit(run.max_episode_timesteps, native.max_episode_timesteps, run.env)
             native = TimeLimit(native, limit)
         return Environments(native, None)

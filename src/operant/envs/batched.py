@@ -155,19 +155,24 @@ class NativeVector(VectorEnv):
         """Begin an episode everywhere."""
         self._check_reset(seed)
         self._is_reset = True
-        return self._vector.reset(seed)
+        observation = self._vector.reset(seed)
+        self._look(observation)
+        return observation
 
     def step(self, actions: Mapping[str, np.ndarray]) -> Step:
         """Take one action everywhere."""
         if not (self._is_open and self._is_reset):
             raise self._unusable()
         step = Step(*self._vector.step(self.spaces.actions.clip(actions)))
-        fault = nonfinite("reward", step.reward)
-        for key, value in step.observation.items():
-            fault = fault or nonfinite(f"state {key!r}", value)
+        self._look(step.observation, nonfinite("reward", step.reward))
+        return step
+
+    def _look(self, observation: Flat, fault: tuple[int, str] | None = None) -> None:
+        """Refuse an observation that is not finite, or what is at fault already."""
+        for key in self.spaces.states.components:
+            fault = fault or nonfinite(state_label(self.spaces, key), observation[key])
         if fault is not None:
             raise EnvironmentError(f"Environment {fault[0]} of {self.name!r}: {fault[1]}")
-        return step
 
     def close(self) -> None:
         """Forget the environments' states."""
@@ -176,7 +181,14 @@ class NativeVector(VectorEnv):
 
 
 def from_native(env: Any, num_envs: int, name: str, limit: int | None = None) -> NativeVector:
-    """Run a JAX-native environment as a vector on the host, under its own time limit or a smaller one."""
+    """Run a JAX-native environment as a vector on the host, under its own time limit or a smaller one.
+
+    Raises:
+        SpecError, EnvironmentError: it breaks its protocol (`operant.envs.shapes`).
+    """
+    from operant.envs.shapes import accepted
+
+    env = accepted(env, name)
     if limit is not None:
         from operant.envs.native import TimeLimit
 

@@ -19,6 +19,8 @@ from operant.envs.vector_env import VectorEnv
 from operant.errors import SpecError, UsageError
 from operant.spec import build, import_object
 
+_NATIVE = ("spaces", "reset", "step", "max_episode_timesteps")
+
 
 @dataclasses.dataclass(frozen=True)
 class Source:
@@ -52,7 +54,7 @@ class Source:
         made = build(self.target, dict(self.arguments), f"environment {self.name!r}")
         if not is_environment(made):
             raise SpecError(
-                f"{self.name!r} must make an Environment or a gymnasium.Env. Received: {type(made).__name__}."
+                f"{self.name!r} must make an Environment or a gymnasium.Env. Received: {type(made).__name__}.{lacking(made)}"
             )
         return made
 
@@ -235,5 +237,17 @@ def is_environment(value: Any) -> bool:
 def is_native(value: Any) -> bool:
     """Tell whether a value is a JAX-native environment; by its names, since its protocol's module loads JAX."""
     known = gymnasium.Env | gymnasium.vector.VectorEnv | Environment | VectorEnv | type
-    names = ("spaces", "reset", "step", "max_episode_timesteps")
-    return not isinstance(value, known) and all(hasattr(value, name) for name in names)
+    return not isinstance(value, known) and all(hasattr(value, name) for name in _NATIVE)
+
+
+def lacking(value: Any) -> str:
+    """Say what a value lacks to be a JAX-native environment, if it has methods like one; else nothing."""
+    if isinstance(value, type) or not all(callable(getattr(value, name, None)) for name in ("reset", "step")):
+        return ""
+    lacks = []
+    for name in _NATIVE:
+        try:
+            getattr(value, name)
+        except AttributeError as error:  # of the name itself, or raised by a property
+            lacks.append(f"{name} ({error})" if hasattr(type(value), name) else name)
+    return f" To be a JAX-native environment it lacks {' and '.join(lacks)}." if lacks else ""

@@ -15,7 +15,7 @@ from operant.envs import gymnasium as adapter
 from operant.envs import native_ids, pettingzoo
 from operant.envs.checked import Checked
 from operant.envs.environment import Environment
-from operant.envs.source import Source, is_environment, is_native
+from operant.envs.source import Source, is_environment, is_native, lacking
 from operant.errors import SpecError, UsageError, value_error
 from operant.spec import import_object, read_json
 
@@ -90,7 +90,7 @@ def resolve(
         if not (_is_maker(environment) or is_environment(environment)):
             raise SpecError(
                 "environment must be an id, an Environment, a gymnasium.Env, a class of these, a dict with 'environment', "
-                f"or a JSON file. Received: environment={environment!r}."
+                f"or a JSON file. Received: environment={environment!r}.{lacking(environment)}"
             )
         if given and not callable(environment):
             raise UsageError(
@@ -159,7 +159,7 @@ def _named(name: str, given: dict[str, Any]) -> tuple[Any, str, str]:
             kind = f"the class {target.__name__}" if isinstance(target, type) else type(target).__name__
             raise SpecError(
                 f"{name!r} must be an Environment, a gymnasium.Env or a NativeEnv, or a class or function that makes one. "
-                f"Received: {kind}."
+                f"Received: {kind}.{lacking(target)}"
             )
         return target, name, name
     raise _unknown(name)

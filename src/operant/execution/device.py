@@ -10,16 +10,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt
 
 from operant.agents.learner import ENV, Learner, Train, reset_carry
 from operant.agents.protocol import fold
 from operant.envs import native
+from operant.envs.faults import state_label
 from operant.envs.native import NativeEnv
+from operant.errors import EnvironmentError
 from operant.execution.devices import Devices
 from operant.execution.episodes import Finished
 from operant.execution.training import Agree
-from operant.types import Array, Block, Key, Tree
+from operant.types import Array, Arrays, Block, Key, Tree
 
 CHECK_STEPS = 8192
 """Environment steps of one call: often enough to look at the clock and the target, seldom enough to cost nothing. Fixed, not
@@ -39,13 +41,15 @@ class World(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """Episodes that ended, per row and actor."""
+    """Episodes that ended, per row and actor; and what was not finite."""
 
     ended: Bool[Array, "R N"]
     valid: Int[Array, " R"]
     """Environment steps of all actors in the row."""
     reward: Float[Array, "R N"]
     length: Int[Array, "R N"]
+    fault: UInt[Array, "R N"]
+    """What was not finite: 0 nothing, 1 the reward, from 2 on the components of `DeviceRun.watched`."""
 
 
 class DeviceRun:
@@ -55,6 +59,9 @@ class DeviceRun:
         self.learner = learner
         self.env = env
         self.n = n
+        leaves = learner.algorithm.spaces.states.components
+        self.watched = [name for name, leaf in leaves.items() if leaf.storage.kind == "f"]
+        """Components of the state that may not be finite."""
 
     def begin(self, key: Key) -> World:
         """Start the environments of a run with this key."""
@@ -62,6 +69,14 @@ class DeviceRun:
         carry = self.learner.algorithm.initial_carry(self.n)
         n = self.n
         return World(actors, carry, jnp.ones(n, bool), jnp.zeros(n), jnp.zeros(n, jnp.int32))
+
+    def restart(self, key: Key, rows: Array, last: Arrays) -> World:
+        """Begin new episodes in a run with this key, behind the row after `rows` others, which ends those of these last observations."""
+        world = self.begin(key)
+        actors = world.actors._replace(
+            observation=last, ended=jnp.ones(self.n, bool), row=rows + jnp.uint32(1)
+        )
+        return world._replace(actors=actors)
 
     def iterate(
         self, train: Train, world: World, meter: Array, count: Array, limit: int
@@ -76,6 +91,7 @@ class DeviceRun:
             jnp.zeros(shape[:2], jnp.int32),
             jnp.zeros(shape),
             jnp.zeros(shape, jnp.int32),
+            jnp.zeros(shape, jnp.uint16),
         )
 
         # All randomness of the call at once: hashing keys one at a time would cost more than small updates.
@@ -105,7 +121,7 @@ class DeviceRun:
         acting = learner.acting(train)
         carry = reset_carry(learner.algorithm, world.carry, world.first)
 
-        def row(world: World, noise: Tree) -> tuple[World, tuple[Any, Ends]]:
+        def row(world: World, noise: Tree) -> tuple[World, tuple[Any, ...]]:
             seen = world.actors
             action = learner.act(acting, seen.observation, world.carry, world.first, noise, explore=True)
             actors, after = native.step(self.env, seen, learner.emit(action.action), env_key)
@@ -113,7 +129,7 @@ class DeviceRun:
             ended = actors.ended
             reward = world.reward + after.reward
             length = world.length + valid.astype(jnp.int32)
-            ends = Ends(ended, jnp.sum(valid, dtype=jnp.int32), reward, length)
+            ends = ended, jnp.sum(valid, dtype=jnp.int32), reward, length
             kept = (~ended).astype(jnp.int32)
             world = World(actors, action.carry, seen.ended, reward * kept.astype(jnp.float32), length * kept)
             parts = (
@@ -121,13 +137,41 @@ class DeviceRun:
             )  # fmt: skip
             return world, (parts, ends)
 
-        world, (parts, ends) = jax.lax.scan(row, world._replace(carry=carry), noise)
+        world, (parts, (ended, steps, returns, length)) = jax.lax.scan(
+            row, world._replace(carry=carry), noise
+        )
         observation, action, reward, terminated, truncated, valid, extras = parts
         observation = jax.tree.map(
             lambda x, last: jnp.concatenate([x, last[None]]), observation, world.actors.observation
         )
         block = Block(observation, action, reward, terminated, truncated, valid, extras, carry)
-        return block, world, ends
+        return block, world, Ends(ended, steps, returns, length, self._faults(block))
+
+    def _faults(self, block: Block) -> UInt[Array, "R N"]:
+        """Find what was not finite in the rows of a block."""
+        fault = (~jnp.isfinite(block.reward)).astype(jnp.uint16)
+        for code, name in enumerate(self.watched, start=2):
+            x = block.observation[name]
+            bad = ~jnp.all(jnp.isfinite(x), axis=tuple(range(2, x.ndim)))
+            # The row after which it came; and the first row, for what a run begins with.
+            fault = jnp.where((fault == 0) & (bad[:-1] | bad[1:]), jnp.uint16(code), fault)
+        return fault
+
+    def fault(self, ends: Ends, name: str) -> str | None:
+        """Say what an environment of this name gave first that was not finite; leaves of `ends` are `[blocks, rows, ...]`."""
+        if not ends.fault.any():
+            return None
+        faults, reward, length = (x.reshape(-1, self.n) for x in (ends.fault, ends.reward, ends.length))
+        row, actor = (int(i) for i in np.argwhere(faults)[0])
+        code, step = int(faults[row, actor]), int(length[row, actor])
+        spaces = self.learner.algorithm.spaces
+        what = "reward" if code == 1 else state_label(spaces, self.watched[code - 2])
+        received = f"{reward[row, actor]}" if code == 1 else "nan or inf"
+        when = f" (step {step} of its episode)" if step else ""
+        return (
+            f"Environment {actor} of {name!r}{when}: The {what} must be finite. Received: {received}. Look for a division by zero, a root or "
+            "logarithm of what may be negative, and what grows without bound; operant.envs.check_env tries random actions."
+        )
 
 
 class DeviceDriver:
@@ -140,13 +184,14 @@ class DeviceDriver:
         key: root of the run's randomness.
         devices: over which the actors and the work on their experience are spread.
         train: what learning changes, where it is there already.
+        name: of the environment, for messages.
 
     Raises:
         SpecError: the actors cannot be shared out evenly.
     """
 
     unreported: Sequence[Finished] = ()
-    """None: its environments do not fail."""
+    """Episodes that ended in a call of `advance` that failed."""
     deadline: float = math.inf
     """Has no effect: a compiled block is completed."""
 
@@ -158,8 +203,10 @@ class DeviceDriver:
         key: Key,
         devices: Devices | None = None,
         train: Train | None = None,
+        name: str = "",
     ) -> None:
         self.learner = learner
+        self.name = name or type(env).__name__
         self.devices = Devices() if devices is None else devices
         self.devices.divide(n, "n_envs")
         self.loop = DeviceRun(learner, env, n)
@@ -182,14 +229,31 @@ class DeviceDriver:
         return self._compiled
 
     def advance(self, blocks: int) -> list[Finished]:
-        """Run that many blocks (at most `self.blocks`); return the episodes that ended, in order of time."""
+        """Run that many blocks (at most `self.blocks`); return the episodes that ended, in order of time.
+
+        Raises:
+            EnvironmentError: an environment gave what is not finite. The blocks are learnt from, and new episodes begin.
+        """
+        self.unreported = ()
         blocks = min(blocks, self.blocks)
         loop = self.compile()
         self.train, self.world, self._meter, ends = loop(
             self.train, self.world, self._meter, np.int32(blocks)
         )
-        finished, self.step = finished_episodes(Ends(*(x[:blocks] for x in jax.device_get(ends))), self.step)
+        ends = Ends(*(x[:blocks] for x in jax.device_get(ends)))
+        finished, self.step = finished_episodes(ends, self.step)
+        if (fault := self.loop.fault(ends, self.name)) is not None:
+            self.unreported = finite(finished)
+            if self.agree is None:  # of several processes none saves after a failure
+                self._restart()
+            raise EnvironmentError(fault)
         return finished
+
+    def _restart(self) -> None:
+        """Begin new episodes everywhere, so that what is saved can go on."""
+        train, last = self.train, finite_observation(self.world.actors.observation)
+        world = jax.jit(self.loop.restart)(train.key, train.counters.rows, last)
+        self.world = self.devices.shared(world, self.loop.n)
 
     def metrics(self) -> dict[str, float]:
         """Return the averages of the metrics since the last call."""
@@ -234,9 +298,19 @@ class DeviceDriver:
         return old, new
 
 
+def finite(finished: Sequence[Finished]) -> list[Finished]:
+    """Leave out episodes whose return is not finite."""
+    return [episode for episode in finished if math.isfinite(episode.reward)]
+
+
+def finite_observation(observation: Arrays) -> Arrays:
+    """Put 0 where an observation is not finite: it ends an episode of which nothing more is learnt."""
+    return jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), x, jnp.zeros((), x.dtype)), observation)
+
+
 def finished_episodes(ends: Ends, step: int) -> tuple[list[Finished], int]:
     """Return the episodes that ended and the step after them; leaves of `ends` are `[blocks, rows, ...]`."""
-    ended, valid, reward, length = (x.reshape(-1, *x.shape[2:]) for x in ends)
+    ended, valid, reward, length = (x.reshape(-1, *x.shape[2:]) for x in ends[:4])
     steps = step + np.cumsum(valid, dtype=np.int64)
     rows, actors = np.nonzero(ended)
     finished = [

@@ -14,7 +14,15 @@ import numpy as np
 from operant.agents.learner import Learner, Train
 from operant.envs.native import NativeEnv
 from operant.errors import UsageError
-from operant.execution.device import CHECK_STEPS, DeviceRun, Ends, World, finished_episodes
+from operant.execution.device import (
+    CHECK_STEPS,
+    DeviceRun,
+    Ends,
+    World,
+    finished_episodes,
+    finite,
+    finite_observation,
+)
 from operant.execution.episodes import Finished
 from operant.types import Array, Key, Tree
 
@@ -29,6 +37,7 @@ class Population:
         keys: typed keys `[S]`, the root of each run.
         hyper: traced options of all runs `[H]` or of each `[S, H]` (default: the algorithm's own).
         blocks: most blocks that one call of `advance` may run.
+        name: of the environment, for messages.
     """
 
     def __init__(
@@ -39,8 +48,10 @@ class Population:
         keys: Key,
         hyper: Array | None = None,
         blocks: int | None = None,
+        name: str = "",
     ) -> None:
         self.learner = learner
+        self.name = name or type(env).__name__
         self.size: int = keys.shape[0]
         self.loop = DeviceRun(learner, env, n)
         self.block_steps = learner.rows * n
@@ -50,6 +61,8 @@ class Population:
         self.train: Train = jax.jit(jax.vmap(learner.init, in_axes=(0, per_run)))(keys, hyper)
         self.world: World = jax.jit(jax.vmap(self.loop.begin))(keys)
         self.steps = np.zeros(self.size, np.int64)
+        self.faults: list[str | None] = [None] * self.size
+        """What is wrong with the environments of each run, in the last call of `advance`; its episodes began anew then."""
         self._meter = jnp.stack([learner.meter()] * self.size)
         self._compiled: Any = None
 
@@ -72,11 +85,21 @@ class Population:
         ends = jax.device_get(ends)
         finished = []
         for i in range(self.size):
-            episodes, self.steps[i] = finished_episodes(
-                Ends(*(x[i, :blocks] for x in ends)), int(self.steps[i])
-            )
+            own = Ends(*(x[i, :blocks] for x in ends))
+            episodes, self.steps[i] = finished_episodes(own, int(self.steps[i]))
+            self.faults[i] = self.loop.fault(own, self.name)
+            if self.faults[i] is not None:
+                episodes = finite(episodes)
+                self._restart(i)
             finished.append(episodes)
         return finished
+
+    def _restart(self, index: int) -> None:
+        """Begin new episodes in one run, so that what is saved can go on."""
+        train, world = _of(self.train, index), _of(self.world, index)
+        last = finite_observation(world.actors.observation)
+        world = jax.jit(self.loop.restart)(train.key, train.counters.rows, last)
+        self.world = _with(self.world, index, world)
 
     def metrics(self, index: int) -> dict[str, float]:
         """Return a run's averages of the metrics since the last call."""
@@ -105,7 +128,7 @@ class Member:
     """
 
     unreported: Sequence[Finished] = ()
-    """None: its environments do not fail."""
+    """None: the population says what failed."""
     deadline: float = math.inf
     """Has no effect: a compiled block is completed."""
 

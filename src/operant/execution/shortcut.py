@@ -10,7 +10,6 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from gymnasium.envs.registration import EnvSpec
 
 from operant import interruption
@@ -18,14 +17,14 @@ from operant.agent import Agent
 from operant.agents.learner import Learner
 from operant.envs import vector
 from operant.envs.native import TimeLimit
+from operant.envs.shapes import accepted
 from operant.envs.table import resolve
 from operant.envs.vector_env import VectorEnv
-from operant.execution.device import DeviceDriver, World
+from operant.execution.device import DeviceDriver
 from operant.execution.host import HostDriver
 from operant.execution.interaction import Plan
 from operant.execution.ledger import Ledger
 from operant.interactive import Lent
-from operant.types import Array, Key
 
 _SHOWN = {"visualize", "render_mode"}
 """Arguments of an environment that is watched: there must be no second one."""
@@ -107,22 +106,16 @@ class Shortcut:
 
     def _on_device(self, agent: Agent, lent: Lent) -> DeviceDriver:
         if self._device is None or self._device.learner is not agent.learner:
-            env, limit = self._source.make(), self._source.max_episode_timesteps
+            env = accepted(self._source.make(), self._source.name)
+            limit = self._source.max_episode_timesteps
             env = env if limit is None else TimeLimit(env, limit)
-            self._device = DeviceDriver(agent.learner, env, self._n, lent.train.key, train=lent.train)
-        world = jax.jit(self._begin)(lent.train.key, lent.train.counters.rows, lent.last)
+            self._device = DeviceDriver(
+                agent.learner, env, self._n, lent.train.key, train=lent.train, name=self._source.name
+            )
+        loop, key, rows = self._device.loop, lent.train.key, lent.train.counters.rows
+        world = jax.jit(loop.begin)(key) if lent.last is None else jax.jit(loop.restart)(key, rows, lent.last)
         self._device.restore(lent.train, {"world": world})
         return self._device
-
-    def _begin(self, key: Key, rows: Array, last: Any) -> World:
-        """Begin episodes; where there are last observations of others, after the row that ends those."""
-        assert self._device is not None
-        world = self._device.loop.begin(key)
-        if last is None:
-            return world
-        ended = jnp.ones(self._n, bool)
-        actors = world.actors._replace(observation=last, ended=ended, row=rows + jnp.uint32(1))
-        return world._replace(actors=actors)
 
     def _on_host(self, agent: Agent, lent: Lent, seed: int) -> HostDriver:
         assert agent.engine is not None

@@ -258,16 +258,20 @@ class Training:
         try:
             return self._loop()
         except Exception:
-            self.ended = "failed"
-            # The first error is the one to tell; and a report that fails must not cost the checkpoint.
-            with contextlib.suppress(Exception):
-                self._account(self.driver.unreported)
-            if self._agree is None:  # of several processes the others do something else by now
-                with contextlib.suppress(Exception):
-                    self._report_rest()
-                with contextlib.suppress(Exception):
-                    self.save()
+            self.fail(self.driver.unreported)
             raise
+
+    def fail(self, unreported: Sequence[Finished]) -> None:
+        """Save what there is when something has failed; episodes that were learnt from and not reported are given."""
+        self.ended = "failed"
+        # The first error is the one to tell; and a report that fails must not cost the checkpoint.
+        with contextlib.suppress(Exception):
+            self._account(unreported)
+        if self._agree is None:  # of several processes the others do something else by now
+            with contextlib.suppress(Exception):
+                self._report_rest()
+            with contextlib.suppress(Exception):
+                self.save()
 
     def _loop(self) -> Outcome:
         with interruption.orderly(self.interrupt):

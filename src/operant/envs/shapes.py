@@ -1,0 +1,294 @@
+"""Whether a JAX-native environment of the user's keeps its protocol, as shapes alone tell: it is traced, not compiled.
+
+Without this, JAX would complain of the loop that the environment is compiled into, in words that name nothing of the user's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from operant.envs import native_ids
+from operant.envs.faults import raised_at, state_label
+from operant.envs.native import NativeEnv, Step
+from operant.errors import EnvironmentError, OperantError, SpecError, whole
+from operant.spaces import Leaf, Spaces
+from operant.types import Array, Arrays, Key, Tree
+
+_RESET = "(state, observation)"
+_STEP = "(state, Step(observation, reward, terminated))"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cast:
+    """An environment whose Python numbers, and numbers of a narrower kind than declared, become arrays of one type."""
+
+    env: NativeEnv
+    dtypes: tuple[Any, ...]
+    """Of the leaves of its state."""
+
+    @property
+    def spaces(self) -> Spaces:
+        """Those of the environment."""
+        return self.env.spaces
+
+    @property
+    def max_episode_timesteps(self) -> int | None:
+        """That of the environment."""
+        return self.env.max_episode_timesteps
+
+    def reset(self, key: Key) -> tuple[Tree, Arrays]:
+        """Begin an episode."""
+        state, observation = self.env.reset(key)
+        return self._state(state), self._observation(observation)
+
+    def step(self, state: Tree, action: Arrays, key: Key) -> tuple[Tree, Step]:
+        """Take one action."""
+        following, stepped = self.env.step(state, action, key)
+        observation = self._observation(stepped.observation)
+        return self._state(following), Step(observation, stepped.reward, stepped.terminated)
+
+    def _state(self, state: Tree) -> Tree:
+        leaves, structure = jax.tree.flatten(state)
+        return jax.tree.unflatten(structure, [_as(x, d) for x, d in zip(leaves, self.dtypes, strict=True)])
+
+    def _observation(self, observation: Arrays) -> Arrays:
+        leaves = self.spaces.observation_components
+        return {name: _as(observation[name], leaf.storage) for name, leaf in leaves.items()}
+
+
+class _Form(NamedTuple):
+    """What a state is made of."""
+
+    structure: Any
+    places: tuple[str, ...]
+    """Of its leaves: ``state['position']``."""
+    leaves: tuple[jax.ShapeDtypeStruct, ...]
+
+
+class _Seen(NamedTuple):
+    """What one call returned."""
+
+    state: _Form
+    cast: bool
+    """Whether a component of its observation is of another type than is declared, which is made of it."""
+
+
+def accepted(env: Any, name: str) -> Any:
+    """Return a JAX-native environment that drivers can compile: itself, or one that makes arrays of its Python numbers.
+
+    Args:
+        env: the environment. One of operant's own ids is taken as it is.
+        name: for messages.
+
+    Raises:
+        SpecError: its spaces or its time limit are not declared as they must be.
+        EnvironmentError: `reset` or `step` fails, or returns something else than the protocol or its spaces say.
+    """
+    if native_ids.is_native(name) or isinstance(env, Cast):
+        return env
+    spaces = env.spaces
+    if not isinstance(spaces, Spaces):
+        raise SpecError(
+            f"spaces of {name!r} must be a property that returns Spaces.read(states=..., actions=...). Received: {_brief(spaces)}."
+        )
+    whole("max_episode_timesteps", env.max_episode_timesteps, optional=True)
+    key = jax.random.key(0)
+    begun = _traced(env, name, "reset", lambda answer: _reset_answer(answer, name, spaces), key)
+    actions = spaces.actions.components.items()
+    action = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.storage) for name, leaf in actions}
+    state = begun.state
+    while True:
+        given = jax.tree.unflatten(state.structure, [_strong(x) for x in state.leaves])
+        stepped = _traced(
+            env, name, "step", lambda answer: _step_answer(answer, name, spaces), given, action, key
+        )
+        agreed = _agreed(state, stepped.state, name)
+        if agreed.leaves == state.leaves:
+            break
+        state = agreed
+    dtypes = tuple(x.dtype for x in state.leaves)
+    forms = zip(dtypes, begun.state.leaves, stepped.state.leaves, strict=True)
+    differs = any(first.weak_type or not dtype == first.dtype == after.dtype for dtype, first, after in forms)
+    return Cast(env, dtypes) if differs or begun.cast or stepped.cast else env
+
+
+def _traced(env: Any, name: str, method: str, read: Callable[[Any], _Seen], *given: Any) -> _Seen:
+    """Call a method with shapes in place of arrays, and read what it returns."""
+    found = []
+
+    def call(*given: Any) -> None:
+        found.append(read(getattr(env, method)(*given)))
+
+    try:
+        jax.eval_shape(call, *given)
+    except OperantError:
+        raise
+    except Exception as error:
+        about = str(error).strip().partition("\n")[0].rstrip(".")
+        called = "key" if method == "reset" else f"state, {_shown(given[1])}, key"
+        remedy = ""
+        if isinstance(error, jax.errors.JAXTypeError):
+            remedy = " It is compiled: decide by jax.numpy.where or jax.lax.cond, compute by jax.numpy."
+        raise EnvironmentError(
+            f"{method} of {name!r} raised {type(error).__name__}: {about}{raised_at(error)}. It is called as {method}({called}).{remedy}"
+        ) from error
+    return found[0]
+
+
+def _reset_answer(answer: Any, name: str, spaces: Spaces) -> _Seen:
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        raise EnvironmentError(f"reset of {name!r} must return {_RESET}. Received: {_brief(answer)}.")
+    state, observation = answer
+    return _Seen(_form(state, "reset", name), _look_at(observation, "reset", name, spaces))
+
+
+def _step_answer(answer: Any, name: str, spaces: Spaces) -> _Seen:
+    fields = Step._fields
+    pair = isinstance(answer, tuple) and len(answer) == 2
+    if not pair or not all(hasattr(answer[1], field) for field in fields):
+        received = _brief(answer) if not pair else f"(state, {_brief(answer[1])})"
+        raise EnvironmentError(
+            f"step of {name!r} must return {_STEP}, with Step of operant.envs.native. Received: {received}."
+        )
+    state, stepped = answer
+    for what, value, kinds, must in (
+        ("reward", stepped.reward, (jnp.integer, jnp.floating), "a number"),
+        ("terminated", stepped.terminated, (jnp.bool_,), "True or False"),
+    ):
+        form = _array(value)
+        if form is None or form.shape != () or not any(jnp.issubdtype(form.dtype, kind) for kind in kinds):
+            label = "reward" if what == "reward" else "flag terminated"
+            raise EnvironmentError(
+                f"step of {name!r}: The {label} must be {must} of shape (). Received: {_shown(value)}."
+            )
+    return _Seen(_form(state, "step", name), _look_at(stepped.observation, "step", name, spaces))
+
+
+def _look_at(observation: Any, call: str, name: str, spaces: Spaces) -> bool:
+    """Check an observation against its spaces; return whether a component must be cast."""
+    leaves, cast = spaces.observation_components, False
+
+    def refuse(fault: str) -> EnvironmentError:
+        return EnvironmentError(
+            f"{call} of {name!r} returned an observation that does not fit its spaces: {fault} Correct one or the other."
+        )
+
+    if not isinstance(observation, Mapping) or observation.keys() != leaves.keys():
+        wanted = "{" + ", ".join(f"{key!r}: {_shape(leaf)}" for key, leaf in leaves.items()) + "}"
+        raise refuse(f"It must be {wanted}. Received: {_shown(observation)}.")
+    for key, leaf in leaves.items():
+        label = state_label(spaces, key) if key in spaces.states.components else f"mask {key!r}"
+        form = _array(observation[key])
+        if form is None or form.shape != leaf.shape:
+            raise refuse(f"The {label} must be {_shape(leaf)}. Received: {_shown(observation[key])}.")
+        if form.dtype != leaf.storage:
+            if not _fits(form, leaf):
+                raise refuse(
+                    f"The {label} must be {_shape(leaf)}. Received: {_shown(observation[key])}. Convert it: x.astype({leaf.dtype!r})."
+                )
+            cast = True
+    return cast
+
+
+def _fits(form: jax.ShapeDtypeStruct, leaf: Leaf) -> bool:
+    """Tell whether values are what is declared, only of a narrower kind, another width or no type of their own."""
+    own, declared = _rank(form.dtype), _rank(leaf.storage)
+    if own is None or declared is None or own > declared:
+        return False
+    return (
+        form.weak_type or own < declared or bool(jnp.promote_types(form.dtype, leaf.storage) == leaf.storage)
+    )
+
+
+def _agreed(state: _Form, after: _Form, name: str) -> _Form:
+    """Return the state of one type that `reset` and `step` return, where Python numbers have none of their own."""
+    if after.structure != state.structure:
+        faults = [f"without {place}" for place in state.places if place not in after.places]
+        faults += [f"with {place}" for place in after.places if place not in state.places]
+        told = ", ".join(faults[:3]) or f"{after.structure}, not {state.structure}"
+        raise EnvironmentError(
+            f"step of {name!r} must return a state of the same structure as reset and the step before. Received: one {told}."
+        )
+    leaves = []
+    for place, x, y in zip(state.places, state.leaves, after.leaves, strict=True):
+        if x.shape == y.shape and (x.dtype == y.dtype or _yields(y, x)):
+            leaves.append(x)
+        elif x.shape == y.shape and _yields(x, y):
+            leaves.append(y)
+        else:
+            raise EnvironmentError(
+                f"step of {name!r} must return a state of the same shapes and dtypes as reset. Received: {place} of {_shown(y)}, where "
+                f"reset returned {_shown(x)}."
+            )
+    return state._replace(leaves=tuple(leaves))
+
+
+def _yields(x: jax.ShapeDtypeStruct, y: jax.ShapeDtypeStruct) -> bool:
+    """Tell whether a Python number can be of the other's type, and stays what it is."""
+    return bool(x.weak_type) and _rank(x.dtype) <= _rank(y.dtype)
+
+
+def _form(state: Any, call: str, name: str) -> _Form:
+    pairs, structure = jax.tree_util.tree_flatten_with_path(state)
+    places, leaves = [], []
+    for path, value in pairs:
+        places.append(f"state{jax.tree_util.keystr(path)}")
+        leaf = _array(value)
+        if leaf is None:
+            raise EnvironmentError(
+                f"{call} of {name!r} must return a state of arrays. Received: {places[-1]} of {_brief(value)}."
+            )
+        leaves.append(leaf)
+    return _Form(structure, tuple(places), tuple(leaves))
+
+
+def _array(value: Any) -> jax.ShapeDtypeStruct | None:
+    """Return shape and type of an array or a number; None: it is none."""
+    try:
+        form = jax.typeof(value)
+    except TypeError:
+        return None
+    return jax.ShapeDtypeStruct(form.shape, form.dtype, weak_type=form.weak_type)
+
+
+def _strong(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def _as(x: Any, dtype: Any) -> Array:
+    return x if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jnp.asarray(x, dtype)
+
+
+def _rank(dtype: Any) -> int:
+    """Return the place of a type among truth values, whole numbers and floats; -1: it is none of these."""
+    kinds = (jnp.bool_, jnp.integer, jnp.floating)
+    return next((i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), -1)
+
+
+def _shape(leaf: Leaf) -> str:
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+
+
+def _shown(value: Any) -> str:
+    """Show shapes and types: ``float32[3]``, within dicts too."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key!r}: {_shown(x)}" for key, x in value.items()) + "}"
+    if isinstance(value, jax.ShapeDtypeStruct):
+        form: Any = value
+    elif isinstance(value, bool | int | float) or (form := _array(value)) is None:
+        return _brief(value)
+    return f"{form.dtype}[{','.join(map(str, form.shape))}]"
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, jax.Array):
+        return _shown(value)
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"

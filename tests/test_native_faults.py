@@ -1,0 +1,281 @@
+"""JAX-native environments of users: what is not finite ends a run, and mistakes are told before anything is compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import operant
+from operant import Runner, checkpoint
+from operant.cli import main
+from operant.envs import native, vector
+from operant.envs.classic import CartPole
+from operant.envs.native import Step
+from operant.envs.shapes import Cast, accepted
+from operant.envs.source import lacking
+from operant.errors import EnvironmentError, SpecError
+from operant.spaces import Spaces
+from operant.tracking import read_history
+
+SMALL = {"n_steps": 4, "mini_batches": 1, "ppo_epochs": 1}
+WORDS = [word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def module():
+    folder = str(Path(__file__).parent)
+    sys.path.insert(0, folder)
+    import native_faults
+
+    yield native_faults
+    sys.path.remove(folder)
+    del sys.modules["native_faults"]
+
+
+# What is not finite
+
+
+@pytest.mark.parametrize(
+    ("what", "value", "message"),
+    [
+        ("reward", "nan", r"Environment 0 of 'Breaks' \(step 5 of its episode\): The reward must be finite. Received: nan\."),
+        ("reward", "-inf", r"\(step 5 of its episode\): The reward must be finite. Received: -inf\."),
+        ("state", "inf", r"\(step 5 of its episode\): The state 'count' must be finite. Received: nan or inf\."),
+        ("reset", "nan", r"Environment 0 of 'Breaks' \(step 1 of its episode\): The state 'count' must be finite"),
+    ],
+)  # fmt: skip
+def test_what_is_not_finite_ends_training(module, what, value, message):
+    trainer = operant.PPO(module.Breaks(what, float(value)), n_envs=2, quiet=True, seed=1, **SMALL)
+    with pytest.raises(EnvironmentError, match=message + r".*Look for a division by zero.*check_env"):
+        trainer.fit(max_steps=10**6)
+    assert trainer.steps <= 2 * 8192  # at the first look after it happened
+    for x in jax.tree.leaves(trainer.session.driver.world.actors.observation):
+        assert np.isfinite(x).all()
+
+
+def test_a_vector_on_the_host_tells_what_is_not_finite(module):
+    for what in ("reset", "state", "reward"):
+        env = vector.create(module.Breaks(what, after=1), 2)
+        named = "reward" if what == "reward" else "state 'count'"
+        with pytest.raises(EnvironmentError, match=f"Environment 0 of 'Breaks': The {named} must be finite"):
+            env.reset(0)
+            env.step({"action": np.zeros(2, np.int32)})
+
+
+def test_what_is_finite_goes_on(module):
+    trainer = operant.PPO(module.Breaks(after=10), n_envs=2, quiet=True, **SMALL)
+    assert trainer.fit(max_steps=100).mean_reward == 9.0
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_run_that_fails_is_saved_and_can_go_on(tmp_path, capsys, seeds):
+    """The exit status tells; the history ends before it, and what goes on begins with new episodes."""
+    place = tmp_path / "run"
+    words = ["--n-envs", "2", "--max-steps", "1000000", "--seed", "3", "--run-dir", str(place), "--quiet"]
+    command = ["train", "ppo", "--env", "native_faults:Breaks", "--env-kwargs", "what=reward", "after=6"]
+    if seeds > 1:
+        words += ["--n-seeds", str(seeds)]
+    assert main([*command, *words, *WORDS]) == 2
+    told = capsys.readouterr().err
+    assert "'native_faults:Breaks' (step 6 of its episode): The reward must be finite" in told
+    assert ("Seed 3: " in told) == (seeds > 1)
+    for i in range(seeds):
+        run = place if seeds == 1 else place / f"seed-{3 + i}"
+        newest = checkpoint.latest(run / "checkpoints")
+        assert checkpoint.read_header(newest)["training"]["ended"] == "failed"
+        assert all(np.isfinite(reward) for reward in read_history(run / "history.parquet")["episode_reward"])
+    resume = ["train", "--resume", str(run), "--env", "native_faults:Breaks", "--quiet"]
+    assert main(resume) == 2
+    assert "(step 6 of its episode): The reward must be finite" in capsys.readouterr().err
+
+
+def test_a_runner_tells_it_too(module):
+    runner = Runner(agent={"agent": "ppo", **SMALL}, environment=module.Breaks, num_parallel=2)
+    with pytest.raises(
+        EnvironmentError, match=r"of 'Breaks' \(step 5 of its episode\): The reward must be finite"
+    ):
+        runner.run(num_timesteps=10**6)
+    runner.close()
+
+
+# Mistakes
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A good one; others differ from it in one thing."""
+
+    max_episode_timesteps: int | None = 20
+
+    @property
+    def spaces(self) -> Any:
+        return Spaces.read(states={"type": "float", "shape": (1,)}, actions={"type": "int", "num_values": 2})
+
+    def reset(self, key: Any) -> Any:
+        state = {"at": jnp.zeros(1), "age": jnp.int32(0)}
+        return state, {"state": state["at"]}
+
+    def step(self, state: Any, action: Any, key: Any) -> Any:
+        state = {"at": state["at"] + jnp.float32(1.0), "age": state["age"] + jnp.int32(1)}
+        return state, Step({"state": state["at"]}, state["at"][0], state["age"] > 5)
+
+
+def begun(change):
+    """An environment of which `reset` returns what `change` makes of state and observation."""
+    return type("Begun", (Line,), {"reset": lambda self, key: change(*Line.reset(self, key))})()
+
+
+def stepped(change):
+    """An environment of which `step` returns what `change` makes of state, observation, reward and flag."""
+
+    def step(self, state, action, key):
+        state, (observation, reward, terminated) = Line.step(self, state, action, key)
+        return change(state, observation, reward, terminated)
+
+    return type("Stepped", (Line,), {"step": step})()
+
+
+def having(**members):
+    return type("Having", (Line,), members)()
+
+
+def branches(self, state, action, key):
+    if action["action"] == 1:
+        return Line.step(self, state, action, key)
+    return Line.step(self, state, action, key)
+
+
+def test_a_good_one_stays_as_it_is():
+    env = Line()
+    assert accepted(env, "Line") is env and accepted(CartPole(), "CartPole") == CartPole()
+    docs = Step({"state": jnp.zeros(1)}, jnp.where(jnp.bool_(True), 1.0, -0.1), jnp.bool_(False))
+    plain = stepped(lambda s, o, r, t: (s, docs))
+    assert accepted(plain, "Line") is plain  # a reward may be of a Python number
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (begun(lambda s, o: o), r"reset of 'X' must return \(state, observation\)\. Received: .*dict"),
+        (begun(lambda s, o: (s, o, {})), r"reset of 'X' must return \(state, observation\)\. Received: a tuple of 3"),
+        (begun(lambda s, o: (s, o["state"])), r"reset of 'X' returned an observation that does not fit its spaces: It must be \{'state': float32\[1\]\}\. Received: float32\[1\]"),
+        (begun(lambda s, o: (s, {"obs": o["state"]})), r"It must be \{'state': float32\[1\]\}\. Received: \{'obs': float32\[1\]\}\. Correct one or the other"),
+        (begun(lambda s, o: (s, {"state": s["at"][0]})), r"reset of 'X' .* The state must be float32\[1\]\. Received: float32\[\]\. Correct"),
+        (begun(lambda s, o: (s, {"state": [0.0]})), r"The state must be float32\[1\]\. Received: a list of 1"),
+        (begun(lambda s, o: ({**s, "name": "x"}, o)), r"reset of 'X' must return a state of arrays\. Received: state\['name'\] of 'x' \(str\)"),
+        (stepped(lambda s, o, r, t: (s, o, r, t)), r"step of 'X' must return \(state, Step\(observation, reward, terminated\)\), with Step of operant\.envs\.native\. Received: a tuple of 4"),
+        (stepped(lambda s, o, r, t: (s, (o, r, t))), r"step of 'X' must return .* Received: \(state, a tuple of 3\)"),
+        (stepped(lambda s, o, r, t: None), r"step of 'X' must return .* Received: None"),
+        (stepped(lambda s, o, r, t: (s, Step(o, s["at"], t))), r"step of 'X': The reward must be a number of shape \(\)\. Received: float32\[1\]"),
+        (stepped(lambda s, o, r, t: (s, Step(o, "much", t))), r"step of 'X': The reward must be a number .* Received: 'much' \(str\)"),
+        (stepped(lambda s, o, r, t: (s, Step(o, t, r))), r"step of 'X': The reward must be a number of shape \(\)\. Received: bool\[\]"),
+        (stepped(lambda s, o, r, t: (s, Step(o, r, s["age"]))), r"The flag terminated must be True or False of shape \(\)\. Received: int32\[\]"),
+        (stepped(lambda s, o, r, t: (s, Step({"state": jnp.zeros(2)}, r, t))), r"step of 'X' returned an observation .* The state must be float32\[1\]\. Received: float32\[2\]"),
+        (stepped(lambda s, o, r, t: ({"at": s["at"]}, Step(o, r, t))), r"step of 'X' must return a state of the same structure as reset and the step before\. Received: one without state\['age'\]"),
+        (stepped(lambda s, o, r, t: ({**s, "new": r}, Step(o, r, t))), r"Received: one with state\['new'\]"),
+        (stepped(lambda s, o, r, t: (s["at"], Step(o, r, t))), r"Received: one without state\['age'\], without state\['at'\], with state"),
+        (stepped(lambda s, o, r, t: ({**s, "age": r}, Step(o, r, t))), r"step of 'X' must return a state of the same shapes and dtypes as reset\. Received: state\['age'\] of float32\[\], where reset returned int32\[\]"),
+        (stepped(lambda s, o, r, t: ({**s, "at": r}, Step(o, r, t))), r"Received: state\['at'\] of float32\[\], where reset returned float32\[1\]"),
+        (stepped(lambda s, o, r, t: ({**s, "age": s["age"] * 0.5}, Step(o, r, t))), r"Received: state\['age'\] of float32\[\], where reset returned int32"),
+        (stepped(lambda s, o, r, t: s["speed"]), r"step of 'X' raised KeyError: 'speed' \(.*test_native_faults.py, line \d+: .*\)\. It is called as step\(state, \{'action': int32\[\]\}, key\)"),
+        (having(step=branches), r"step of 'X' raised TracerBoolConversionError: Attempted boolean conversion of traced array with shape bool\[\].*line \d+: if action.*decide by jax.numpy.where"),
+        (having(reset=lambda self: None), r"reset of 'X' raised TypeError: .*takes 1 positional argument but 2 were given.*called as reset\(key\)"),
+        (having(spaces=3), r"spaces of 'X' must be a property that returns Spaces\.read\(states=\.\.\., actions=\.\.\.\)\. Received: 3 \(int\)"),
+        (having(spaces=lambda self: None), r"spaces of 'X' must be a property .* Received: <bound method"),
+        (Line(max_episode_timesteps=0.5), r"max_episode_timesteps must be"),
+    ],
+)  # fmt: skip
+@jax.numpy_dtype_promotion("standard")
+def test_mistakes_are_told(env, message):
+    """By the name of the method, what it returned and what is expected; the drivers' fronts ask."""
+    with pytest.raises((EnvironmentError, SpecError), match=f"(?s){message}"):
+        accepted(env, "X")
+    named = message.replace("'X'", repr(type(env).__name__))
+    with pytest.raises((EnvironmentError, SpecError), match=f"(?s){named}"):
+        operant.PPO(env, n_envs=2)
+    with pytest.raises((EnvironmentError, SpecError)):
+        vector.create(env, 2)
+
+
+def test_a_byte_is_not_made_of_what_may_not_fit():
+    image = property(
+        lambda self: Spaces.read({"shape": (1,), "dtype": "uint8"}, {"type": "int", "num_values": 2})
+    )
+    env = type("Grey", (Line,), {"spaces": image})()
+    with pytest.raises(
+        EnvironmentError,
+        match=r"The state must be uint8\[1\]\. Received: float32\[1\]\. Convert it: x\.astype\('uint8'\)",
+    ):
+        accepted(env, "Grey")
+
+
+@dataclasses.dataclass(frozen=True)
+class Loose:
+    """Python numbers where arrays are meant: in the state, the observation, the reward and the flag."""
+
+    max_episode_timesteps: int | None = 6
+
+    @property
+    def spaces(self) -> Any:
+        states = {"age": {"type": "float"}, "kind": {"type": "int", "num_values": 3}}
+        return Spaces.read(states, {"type": "int", "num_values": 2})
+
+    def reset(self, key: Any) -> Any:
+        return (0, 0, 1.5), {"age": 0, "kind": 1}
+
+    def step(self, state: Any, action: Any, key: Any) -> Any:
+        age, ticks, start = state
+        return (age + 0.5, ticks + 1, start), Step({"age": ticks + 1, "kind": 2}, 1.0, False)
+
+
+@jax.numpy_dtype_promotion("standard")
+def test_python_numbers_become_arrays():
+    env = accepted(Loose(), "Loose")
+    assert isinstance(env, Cast) and env == accepted(Loose(), "Loose") and accepted(env, "Loose") is env
+    assert [str(x) for x in env.dtypes] == ["float32", "int32", "float32"]
+    actors = native.start(env, jax.random.key(0), 2)
+    assert actors.observation["age"].dtype == jnp.float32 and not actors.state[0].weak_type
+    actors, row = native.step(env, actors, {"action": jnp.zeros(2, jnp.int32)}, jax.random.key(0))
+    np.testing.assert_array_equal(actors.state[0], [0.5, 0.5])
+    np.testing.assert_array_equal(row.observation["age"], [1.0, 1.0])
+    trainer = operant.PPO(Loose(), n_envs=2, quiet=True, **SMALL)
+    assert trainer.fit(max_steps=64).mean_reward == 6.0
+    envs = vector.create(Loose(), 2)
+    envs.reset(0)
+    np.testing.assert_array_equal(envs.step({"action": np.zeros(2, np.int32)}).reward, [1.0, 1.0])
+
+
+class Half:
+    """Lacks what makes it an environment."""
+
+    def reset(self, key: Any) -> Any:
+        return None
+
+    def step(self, state: Any, action: Any, key: Any) -> Any:
+        return None
+
+
+class Raises(Half):
+    max_episode_timesteps = None
+
+    @property
+    def spaces(self) -> Any:
+        return self.declared
+
+
+def test_what_is_lacking_is_named():
+    assert lacking(Line()) == lacking(3) == lacking(Half) == ""
+    for given in (Half, Half()):
+        with pytest.raises(
+            SpecError, match="To be a JAX-native environment it lacks spaces and max_episode_timesteps"
+        ):
+            operant.PPO(given, n_envs=2)
+    with pytest.raises(SpecError, match=r"it lacks spaces \('Raises' object has no attribute 'declared'\)"):
+        operant.PPO(Raises(), n_envs=2)
