@@ -10,13 +10,14 @@ from gymnasium import spaces
 from operant.envs import check_env, vector
 from operant.envs import gymnasium as adapter
 from operant.envs.atari import preprocessed
-from operant.envs.games import Games
+from operant.envs.games import Games, judged
 from operant.envs.preprocessing import Preprocessed, Preprocessing
 from operant.envs.vector_env import Step, VectorEnv
 from operant.errors import SpecError
 from operant.execution.config import RunConfig
 from operant.execution.episodes import Accounts
 from operant.spaces import Spaces
+from operant.train import host_vector, make_environments
 
 needs_ale = pytest.mark.skipif(
     adapter.find_package("ale_py") is None, reason="ALE is not installed (extra 'atari')"
@@ -231,7 +232,48 @@ def test_without_clipping_and_lives():
     assert [(f.reward, f.length) for f in finished] == [(11, 4)]
 
 
+def test_a_game_by_which_a_policy_is_judged_goes_on_after_a_lost_life():
+    script = Script(ROWS)
+    games = judged(script)
+    assert games.cells == script.cells
+    games.reset(0)
+    accounts, finished, ended, steps = Accounts(1), [], np.zeros(1, bool), []
+    for t in range(1, len(ROWS)):
+        steps.append(games.step({"action": np.zeros(1, np.int32)}))
+        valid = ~ended
+        ended = steps[-1].terminated | steps[-1].truncated
+        accounts.row(finished, t, steps[-1].reward, valid, ended)
+    assert games.game is None
+    assert [float(step.reward[0]) for step in steps] == [5, -3, 7, 2, 0, 1]
+    assert [bool(step.terminated[0]) for step in steps] == [False, False, False, True, False, False]
+    assert script.actions == [0, 0, 2, 0, 0, 0]
+    assert [(f.reward, f.length) for f in finished] == [(11, 4)]
+    script.cells = []
+    assert judged(script) is script  # nothing waits for FIRE
+
+
 # ALE's games
+
+
+@needs_ale
+@pytest.mark.parametrize("n", [1, 8])
+def test_a_policy_that_never_presses_fire_is_judged_by_games_that_end(n):
+    run = RunConfig.from_dict(
+        {"env": "BreakoutNoFrameskip-v4", "preprocess": True, "max_steps": 1, "max_episode_timesteps": 400}
+    )
+    made = {
+        "judged": host_vector(run, n),
+        "plain": make_environments(run.replace(n_envs=n, clip_rewards=False, episodic_life=False)).vector,
+    }
+    ends = {}
+    for name, env in made.items():
+        env.reset(0)
+        steps = [env.step({"action": np.zeros(n, np.int32)}) for _ in range(400)]
+        first = [next(s for s in steps if s.terminated[i] or s.truncated[i]) for i in range(n)]
+        ends[name] = [bool(step.terminated[i]) for i, step in enumerate(first)]
+        env.close()
+    assert all(ends["judged"])
+    assert not any(ends["plain"])  # the ball lies there until the time limit
 
 
 @needs_ale

@@ -22,6 +22,7 @@ from operant.agents import AGENTS, DEFAULT, config_class
 from operant.agents.making import Definition, define, words
 from operant.engine import act_independently
 from operant.envs import vector
+from operant.envs.games import judged
 from operant.envs.source import is_environment, is_native
 from operant.envs.vector_env import VectorEnv
 from operant.errors import CheckpointError, SpaceError, SpecError, UsageError, suggest, value_error
@@ -478,7 +479,8 @@ class Trainer:
                 f"play makes an environment like the first one, and cannot make another {first!r}. Give one: play(env=...)."
             )
         limit = config.max_episode_timesteps
-        return vector.create(made_again(first, "rgb_array"), mode="in-process", max_episode_timesteps=limit)
+        again = made_again(first, "rgb_array")
+        return judged(vector.create(again, mode="in-process", max_episode_timesteps=limit))
 
     def _given(self, config: PlayConfig, given: Any) -> VectorEnv:
         """Make what was given one environment with the spaces of those that train."""

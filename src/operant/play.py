@@ -325,6 +325,7 @@ def environment(config: PlayConfig, given: Any = None) -> VectorEnv:
         SpecError: it cannot be made, or not be shown.
     """
     from operant.envs import vector
+    from operant.envs.games import judged
     from operant.envs.table import resolve
 
     name, told = (
@@ -367,7 +368,7 @@ def environment(config: PlayConfig, given: Any = None) -> VectorEnv:
     own = plain(config.env_kwargs or {})
     make = functools.partial(vector.create, name, 1, mode=mode, max_episode_timesteps=limit, env_kwargs=own)
     try:
-        return make(**arguments)
+        return judged(make(**arguments))
     except SpecError as error:
         if not (config.watched and "takes no argument 'render_mode'" in str(error)):
             raise

@@ -13,6 +13,7 @@ from operant.agents import config_class
 from operant.agents.learner import Learner
 from operant.agents.making import Definition, define
 from operant.envs.checked import smaller_limit
+from operant.envs.games import judged
 from operant.envs.source import is_native
 from operant.envs.vector_env import VectorEnv
 from operant.errors import CheckpointError, SpecError, UsageError, value_error
@@ -247,7 +248,7 @@ def opened(directory: str | Path) -> tuple[Session, RunConfig]:
 def host_vector(run: RunConfig, num_envs: int, given: Any = None) -> VectorEnv:
     """Make the environments of a run anew, as a vector on the host also where they are JAX-native.
 
-    Of Atari games they give whole ones, with the rewards as they come: what is to be judged, not what is learnt from.
+    Of Atari games they give whole ones, with the rewards as they come: what is to be judged, not what is learnt from (`games.judged`).
 
     Args:
         run: its options.
@@ -259,7 +260,7 @@ def host_vector(run: RunConfig, num_envs: int, given: Any = None) -> VectorEnv:
     made = make_environments(run.replace(n_envs=num_envs, **whole), given, num_envs if counted else None)
     if made.native is None:
         vector: VectorEnv = made.vector
-        return vector
+        return vector if isinstance(given, VectorEnv) else judged(vector)
     from operant.envs.batched import from_native
 
     return from_native(made.native, num_envs, run.env)

@@ -79,6 +79,33 @@ class Games(VectorEnv):
         self._vector.close()
 
 
+class Whole(Games):
+    """Whole games with the rewards as they come, by which a policy is judged: FIRE goes on after a lost life, as it did in training.
+
+    A policy that learnt with an episode for each life has not learnt to press it, and would stand still to the end of the game.
+
+    Args:
+        vector: the games.
+    """
+
+    def __init__(self, vector: VectorEnv) -> None:
+        super().__init__(vector, clip_rewards=False, episodic_life=True)
+        self.cells = getattr(vector, "cells", [])
+        """The games one by one, to look at them."""
+
+    def step(self, actions: Mapping[str, np.ndarray]) -> Step:
+        """Take one action everywhere, except where the last row ended a game or a life."""
+        step, game = super().step(actions), self.game
+        assert game is not None
+        self.game = None
+        return Step(step.observation, game.score, step.terminated & ~self._lost, step.truncated)
+
+
+def judged(vector: VectorEnv) -> VectorEnv:
+    """Return games by which a policy is judged: `Whole` where they have lives and wait for FIRE, else as they are."""
+    return Whole(vector) if np.any(_lives(vector)[1]) else vector
+
+
 def _lives(vector: VectorEnv) -> tuple[Callable[[], np.ndarray], Any]:
     """Return what counts the lives of a vector's games, and the action that goes on after a lost one."""
     if isinstance(vector, AtariVector):
