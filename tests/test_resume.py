@@ -245,3 +245,22 @@ def test_numbers_that_updates_use_may_change_from_part_to_part(tmp_path, monkeyp
         SpecError, match=r"cannot be replayed: it was resumed at step \d+ with other options: lr\."
     ):
         replay("parts")
+
+
+@pytest.mark.slow
+def test_a_number_that_changed_stays_so_where_the_part_came_to_no_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "ppo", *SHORT, *NET, "--max-steps", "300", "--run-dir", "run"]) == 0
+
+    def fail(*_):
+        raise RuntimeError("the power fails")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("operant.execution.training.Training.loop", fail)
+        with pytest.raises(RuntimeError, match="power"):
+            main(["train", "--resume", "run", "--max-steps", "600", "--lr", "0.25"])
+    assert main(["train", "--resume", "run", "--max-steps", "900"]) == 0
+    tree, header = checkpoint.load_latest(Path("run/checkpoints"))
+    assert header["specification"]["agent"]["lr"] == 0.25
+    (hyper,) = (value for name, value in tree.items() if name.endswith("hyper"))
+    assert 0.25 in np.asarray(hyper).tolist()

@@ -23,7 +23,7 @@ from operant.execution.records import Origin
 from operant.execution.training import Training
 from operant.folder import BEST, LIMITS, claimed, describe, describe_resume, held, runs_within
 from operant.session import Environments, Session
-from operant.spec import plain, read_json, traced
+from operant.spec import options, plain, read_json, traced
 from operant.tracking import Console, History, MetricsFile, TensorBoard, Tracker, WandB
 from operant.tracking.history import check_place, end_of
 from operant.tracking.runs import EVALUATIONS
@@ -73,20 +73,17 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
             f"There is no run to resume in {str(directory)!r}: {file.name} is missing.{runs_within(directory)}"
         )
     saved = read_json(file, "run")
-    agent, own = _with_changes(saved), _of_agent(saved["run"], changes)
-    changes = {name: value for name, value in changes.items() if name not in own}
+    agent = {**saved["agent"], **_changed_since(saved, 0)}
+    known = options(RunConfig)
+    own = {n: v for n, v in changes.items() if n not in known and agent.get(n, ...) != v}
+    changes = {n: v for n, v in changes.items() if n in known}
     numbers = traced(config_class(agent["type"])) if own else ()
-    own = {name: value for name, value in own.items() if name not in agent or value != agent[name]}
-    for name, value in {**changes, **own}.items():
-        if (
-            name not in RESUMABLE
-            and name not in numbers
-            and (name in own or value != saved["run"].get(name, ...))
-        ):
-            raise SpecError(
-                f"{name} cannot change when a run is resumed. May change: {', '.join(sorted(RESUMABLE - {'resume'}))}, and numbers "
-                "that updates use, such as lr. Begin a new run from its weights instead: --weights."
-            )
+    refused = [n for n, v in changes.items() if n not in RESUMABLE and saved["run"].get(n, ...) != v]
+    for name in refused + [n for n in own if n not in numbers]:
+        raise SpecError(
+            f"{name} cannot change when a run is resumed. May change: {', '.join(sorted(RESUMABLE - {'resume'}))}, and numbers "
+            "that updates use, such as lr. Begin a new run from its weights instead: --weights."
+        )
     if saved.get("given"):
         raise SpecError(
             f"The run in {str(directory)!r} was trained in environments that its program made, which cannot be made of "
@@ -107,17 +104,10 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
     return Plan(agent, own, run, directory)
 
 
-def _of_agent(run: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of some changed options that are no options of a run."""
-    return {name: value for name, value in changes.items() if name not in RESUMABLE and name not in run}
-
-
-def _with_changes(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the agent of a run as it was trained last: resuming may have changed numbers that updates use."""
-    return {
-        **saved["agent"],
-        **{n: v for part in saved.get("resumed", []) for n, v in part.get("options", {}).items()},
-    }
+def _changed_since(saved: Mapping[str, Any], step: int) -> dict[str, Any]:
+    """Return the agent's options that changed when a run was resumed at a step or later, as they were last."""
+    parts = (part for part in saved.get("resumed", []) if part["step"] >= step)
+    return {name: value for part in parts for name, value in part.get("options", {}).items()}
 
 
 def _without_weights(run: RunConfig, directory: Path) -> RunConfig:
@@ -193,8 +183,8 @@ def _train(
             session.weights.paths = ()
             return Result(training.loop(), directory)
         if plan.resume is not None:
-            options = {name: definition.to_dict()[name] for name in plan.options}
-            describe_resume(directory, training, run, command, options)
+            changed = {name: definition.to_dict()[name] for name in plan.options}
+            describe_resume(directory, training, run, command, changed)
         else:
             describe(directory, definition.to_dict(), run, environments, command)
         sinks = writers(directory, run, training, plan.resume is not None)
@@ -411,7 +401,10 @@ def _restored(training: Training, directory: Path, changed: Collection[str] = ()
     """
     newest = checkpoint.latest(directory / "checkpoints")
     if newest is not None:
-        training.restore(newest, changed)
+        # Numbers that changed after it was written, in a part that came to no checkpoint of its own.
+        step = int(checkpoint.read_header(newest)["training"]["step"])
+        lost = _changed_since(read_json(directory / "run.json", "run"), step)
+        training.restore(newest, {*changed, *lost})
     elif training.run.history_checkpoint is not None:
         raise SpecError(
             f"There is no checkpoint to resume from in {str(directory / 'checkpoints')!r}. Train anew, in another folder."
