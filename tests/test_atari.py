@@ -10,7 +10,7 @@ from gymnasium import spaces
 from operant.envs import check_env, vector
 from operant.envs import gymnasium as adapter
 from operant.envs.atari import preprocessed
-from operant.envs.games import Games, judged
+from operant.envs.games import Games, whole_games
 from operant.envs.preprocessing import Preprocessed, Preprocessing
 from operant.envs.vector_env import Step, VectorEnv
 from operant.errors import SpecError
@@ -234,7 +234,7 @@ def test_without_clipping_and_lives():
 
 def test_a_game_by_which_a_policy_is_judged_goes_on_after_a_lost_life():
     script = Script(ROWS)
-    games = judged(script)
+    games = whole_games(script)
     assert games.cells == script.cells
     games.reset(0)
     accounts, finished, ended, steps = Accounts(1), [], np.zeros(1, bool), []
@@ -249,7 +249,7 @@ def test_a_game_by_which_a_policy_is_judged_goes_on_after_a_lost_life():
     assert script.actions == [0, 0, 2, 0, 0, 0]
     assert [(f.reward, f.length) for f in finished] == [(11, 4)]
     script.cells = []
-    assert judged(script) is script  # nothing waits for FIRE
+    assert whole_games(script) is script  # nothing waits for FIRE
 
 
 # ALE's games

@@ -56,6 +56,8 @@ def byte(*shape, high=255, dtype=np.uint8):
         (byte(12, 96, 96, dtype=np.int64), (96, 96, 12)),
         (byte(3, 64, 64, high=1, dtype=np.float32), (64, 64, 3)),
         (byte(3, 64, 64, dtype=np.float64), (64, 64, 3)),
+        (gym.Box(-np.inf, np.inf, (4, 84, 84)), (84, 84, 4)),
+        (gym.Box(-1, 1, (10, 32, 40)), (32, 40, 10)),
         # channels last, or what may be either
         (byte(84, 84, 4), None),
         (byte(4, 84, 3), None),
@@ -66,8 +68,7 @@ def byte(*shape, high=255, dtype=np.uint8):
         (byte(4, 84), None),
         (byte(2, 4, 84, 84), None),
         (byte(8, 32, 32, high=1), None),
-        (gym.Box(-np.inf, np.inf, (4, 84, 84)), None),
-        (gym.Box(-1, 1, (4, 84, 84)), None),
+        (byte(10, 20, 20, high=1, dtype=np.float32), None),
         (gym.Box(0, 200, (4, 84, 84), np.uint8), None),
     ],
     ids=str,

@@ -276,7 +276,7 @@ LATE = {"buffer_initial_size": 100, "epsilon_decay_steps": 1000}
         ("dqn", LATE, 100, ["begins after 100 random steps (buffer_initial_size), and the run has 100", "ε reaches 0.02 at step 1,100 (epsilon_decay_steps), and is 1.00 at the run's last, 100"]),
         ("dqn", LATE, 600, ["is 0.51 at the run's last, 600"]),
         ("dqn", LATE, 1100, []),
-        ("dqn", {**LATE, "noisy": True}, 600, []),
+        ("dqn", {"buffer_initial_size": 100, "noisy": True}, 600, []),
         ("dqn", {**LATE, "epsilon_start": 0.02}, 600, []),
         ("dqn", LATE, None, []),
         ("pqn", {"epsilon_decay_steps": 1000}, 500, ["ε reaches 0.02 at step 1,000 (epsilon_decay_steps), and is 0.51"]),
@@ -284,6 +284,8 @@ LATE = {"buffer_initial_size": 100, "epsilon_decay_steps": 1000}
         ("td3", {}, 10_001, []),
         ("ppo", {}, 1, []),
         ("random", {}, 1, []),
+        ("acer", {"buffer_initial_size": 2000}, 2000, ["Nothing is replayed: replay begins after 2,000 steps (buffer_initial_size), and the run has 2,000"]),
+        ("dqn", {**LATE, "noisy": True, "epsilon_end": 0.1}, None, ["epsilon_end=0.1 has no effect: something else explores", "epsilon_decay_steps=1000"]),
         ("dqn", {"noisy_std": 0.3, "value_max": 5, "atoms": 7, "distributional": "quantile"}, None, ["value_max=5.0 has no effect without distributional='c51'", "noisy_std=0.3 has no effect without noisy=True"]),
         ("dqn", {"noisy_std": 0.3, "noisy": True, "value_max": 5, "distributional": "c51"}, None, []),
     ],
@@ -310,6 +312,10 @@ def test_a_run_too_short_for_its_options_says_so(capsys, tmp_path):
     assert "Nothing is learnt: learning begins after 50 random steps" in capsys.readouterr().out
     agent.fit(max_steps=80)
     assert "Nothing is learnt" not in capsys.readouterr().out
+    words += ["--history-checkpoint", str(tmp_path / "run" / "history.parquet")]
+    words[words.index("--run-dir") + 1] = str(tmp_path / "other")
+    assert main(["train", "dqn", "--env", "jax:CartPole-v1", "--max-steps", "60", *words]) == 0
+    assert "and the run has" in capsys.readouterr().out  # the steps of the history are not its own
 
 
 def test_train_writes_a_run_that_an_agent_loads_and_that_resumes(capsys, tmp_path, monkeypatch):

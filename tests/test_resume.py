@@ -15,11 +15,14 @@ import numpy as np
 import pytest
 
 from operant import Agent, checkpoint
+from operant.agents.making import define
 from operant.cli import main
 from operant.errors import SpecError
+from operant.execution.config import RunConfig
 from operant.replay import replay
-from operant.tracking import read_history
+from operant.tracking import Tracker, read_history
 from operant.tracking.runs import read
+from operant.train import opened, resumed
 
 NET = ["--model", '[{"type": "dense", "size": 16}]']
 RUNS = {
@@ -264,3 +267,55 @@ def test_a_number_that_changed_stays_so_where_the_part_came_to_no_checkpoint(tmp
     assert header["specification"]["agent"]["lr"] == 0.25
     (hyper,) = (value for name, value in tree.items() if name.endswith("hyper"))
     assert 0.25 in np.asarray(hyper).tolist()
+
+
+@pytest.mark.parametrize(
+    ("agent", "given", "refused"),
+    [
+        ("ppo", {"lr": 0.25}, None),
+        ("ppo", {"separate": True}, "separate"),
+        ("ppo", {"advantage_epsilon": 1e-3, "separate": False}, None),
+        ("sac", {"temperature": 0.1}, "temperature"),
+        ("dqn", {"priority_alpha": 0.1}, "priority_alpha"),
+        ("dqn", {"value_min": -5.0}, "value_min"),
+    ],
+)
+def test_what_may_change_when_a_run_is_resumed(agent, given, refused, tmp_path):
+    options = {"separate": False} if agent == "ppo" else {}
+    env = "jax:Pendulum-v1" if agent == "sac" else "jax:CartPole-v1"
+    saved = {
+        "agent": define(agent, **options).to_dict(),
+        "run": RunConfig.from_dict({"env": env, "max_steps": 9}).to_dict(),
+    }
+    (tmp_path / "run.json").write_text(json.dumps(saved))
+    if refused is None:
+        assert resumed(tmp_path, given).options == {name: given[name] for name in given if name != "separate"}
+    else:
+        with pytest.raises(SpecError, match=f"{refused} cannot change when a run is resumed"):
+            resumed(tmp_path, given)
+
+
+@pytest.mark.slow
+def test_a_rate_that_plateaus_reduced_is_that_which_is_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "ppo", *SHORT, *NET, "--lr", "0.25", "--max-steps", "300", "--run-dir", "run"]) == 0
+
+    def reduced(path):
+        (hyper,) = (
+            np.asarray(x) for name, x in checkpoint.load_latest(path)[0].items() if name.endswith("hyper")
+        )
+        return hyper
+
+    session, _ = opened("run")
+    session.driver.scale_lr(0.01)
+    training = session.training(
+        RunConfig.from_dict({"env": "jax:CartPole-v1", "max_steps": 1, "seed": 3}), Tracker()
+    )
+    training.restore(checkpoint.latest("run/checkpoints"))
+    session.driver.scale_lr(0.01)
+    training.write(Path("run/checkpoints"), keep=None, memory=True)
+    assert np.isclose(reduced("run/checkpoints"), 0.0025).any() and 0.25 not in reduced("run/checkpoints")
+    assert main(["train", "--resume", "run", "--max-steps", "600"]) == 0
+    assert np.isclose(reduced("run/checkpoints"), 0.0025).any()
+    assert main(["train", "--resume", "run", "--max-steps", "900", "--lr", "0.25"]) == 0
+    assert 0.25 in reduced("run/checkpoints").tolist()

@@ -22,7 +22,6 @@ from operant.agents import AGENTS, DEFAULT, config_class
 from operant.agents.making import Definition, define, words
 from operant.engine import act_independently
 from operant.envs import vector
-from operant.envs.games import judged
 from operant.envs.source import is_environment, is_native
 from operant.envs.vector_env import VectorEnv
 from operant.errors import CheckpointError, SpaceError, SpecError, UsageError, suggest, value_error
@@ -267,7 +266,7 @@ class Trainer:
         """Train, and write what the run's options say."""
         training.sinks = writers(directory, training.run, training)
         try:
-            for text in self.session.definition.remarks(training.run.max_steps):
+            for text in self.session.definition.remarks(training.own_steps):
                 training.sinks.message(text)
             with evaluating([training], self.session.learner, self._evaluating):
                 outcome = training.loop() if self.trial is None else self._reported(training)
@@ -479,8 +478,7 @@ class Trainer:
                 f"play makes an environment like the first one, and cannot make another {first!r}. Give one: play(env=...)."
             )
         limit = config.max_episode_timesteps
-        again = made_again(first, "rgb_array")
-        return judged(vector.create(again, mode="in-process", max_episode_timesteps=limit))
+        return vector.create(made_again(first, "rgb_array"), mode="in-process", max_episode_timesteps=limit)
 
     def _given(self, config: PlayConfig, given: Any) -> VectorEnv:
         """Make what was given one environment with the spaces of those that train."""

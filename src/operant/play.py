@@ -325,14 +325,14 @@ def environment(config: PlayConfig, given: Any = None) -> VectorEnv:
         SpecError: it cannot be made, or not be shown.
     """
     from operant.envs import vector
-    from operant.envs.games import judged
+    from operant.envs.games import whole_games
     from operant.envs.table import resolve
 
     name, told = (
         config.env if given is None else given,
         {"preprocess": config.preprocess, "max_frame": config.max_frame},
     )
-    limit = config.max_episode_timesteps
+    limit, lives = config.max_episode_timesteps, True
     file = Path(config.run_dir or "") / "run.json"
     if config.run_dir is not None and file.is_file():
         from operant.spec import read_json
@@ -341,6 +341,7 @@ def environment(config: PlayConfig, given: Any = None) -> VectorEnv:
         saved = record["run"]
         if name in ("", saved["env"]):
             told = {key: value or bool(saved.get(key, False)) for key, value in told.items()}
+            lives = bool(saved.get("episodic_life", True))
             limit = saved.get("max_episode_timesteps") if limit is None else limit
             config = _with_arguments(config, saved.get("env_kwargs") or {}, str(file.parent))
         if not name:
@@ -368,7 +369,8 @@ def environment(config: PlayConfig, given: Any = None) -> VectorEnv:
     own = plain(config.env_kwargs or {})
     make = functools.partial(vector.create, name, 1, mode=mode, max_episode_timesteps=limit, env_kwargs=own)
     try:
-        return judged(make(**arguments))
+        made = make(**arguments)
+        return whole_games(made) if told["preprocess"] and lives else made
     except SpecError as error:
         if not (config.watched and "takes no argument 'render_mode'" in str(error)):
             raise

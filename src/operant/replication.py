@@ -128,7 +128,7 @@ def _together(plan: Plan, runs: Sequence[RunConfig], command: str | None) -> lis
             f"Training {definition.name} on {runs[0].env}: {len(runs)} seeds at once, {runs[0].n_envs} environment{'s' if runs[0].n_envs > 1 else ''} each, "
             f"{environments.how}; seeds {runs[0].seed} to {runs[-1].seed}; runs {Path(runs[0].run_dir or '').parent}"
         )
-        for text in definition.remarks(runs[0].max_steps):
+        for text in definition.remarks(trainings[0].own_steps):
             display.message(text)
         with evaluating(trainings, learner):
             outcomes = _loop(population, trainings, display)

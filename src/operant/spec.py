@@ -54,6 +54,8 @@ class Option:
     """Names accepted for it beside its own."""
     needs: tuple[str, Any] | None = None
     """Another option, and the value of it (or several, as a tuple) without which this one has no effect."""
+    settled: bool = False
+    """Whether it may not change in a run that goes on: only the beginning reads it, or it is the unit of what was learnt."""
 
 
 def option(
@@ -69,9 +71,10 @@ def option(
     traced: bool = False,
     aliases: tuple[str, ...] = (),
     needs: tuple[str, Any] | None = None,
+    settled: bool = False,
 ) -> Any:
     """Declare one field of a `Config`."""
-    meta = Option(help, unit, low, high, low_open, search, choices, traced, aliases, needs)
+    meta = Option(help, unit, low, high, low_open, search, choices, traced, aliases, needs, settled)
     return dataclasses.field(default=default, metadata={"option": meta})
 
 
@@ -336,6 +339,12 @@ def options(cls: type[Config]) -> dict[str, Option]:
 def default(cls: type[Config], name: str) -> Any:
     """Return the default of one option."""
     return next(f.default for f in dataclasses.fields(cls) if f.name == name)
+
+
+def effective(needs: tuple[str, Any], values: Mapping[str, Any]) -> bool:
+    """Tell whether options have what one of them needs (`Option.needs`) to have an effect."""
+    switch, wanted = needs
+    return values.get(switch) in (wanted if isinstance(wanted, tuple) else (wanted,))
 
 
 def traced(cls: type[Config]) -> tuple[str, ...]:

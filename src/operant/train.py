@@ -13,7 +13,7 @@ from operant.agents import config_class
 from operant.agents.learner import Learner
 from operant.agents.making import Definition, define
 from operant.envs.checked import smaller_limit
-from operant.envs.games import judged
+from operant.envs.games import whole_games
 from operant.envs.source import is_native
 from operant.envs.vector_env import VectorEnv
 from operant.errors import CheckpointError, SpecError, UsageError, value_error
@@ -23,7 +23,7 @@ from operant.execution.records import Origin
 from operant.execution.training import Training
 from operant.folder import BEST, LIMITS, claimed, describe, describe_resume, held, runs_within
 from operant.session import Environments, Session
-from operant.spec import options, plain, read_json, traced
+from operant.spec import effective, options, plain, read_json, traced
 from operant.tracking import Console, History, MetricsFile, TensorBoard, Tracker, WandB
 from operant.tracking.history import check_place, end_of
 from operant.tracking.runs import EVALUATIONS
@@ -73,13 +73,14 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
             f"There is no run to resume in {str(directory)!r}: {file.name} is missing.{runs_within(directory)}"
         )
     saved = read_json(file, "run")
-    agent = {**saved["agent"], **_changed_since(saved, 0)}
+    changed = [part.get("options", {}) for part in saved.get("resumed", [])]
+    agent = {**saved["agent"], **{n: v for part in changed for n, v in part.items()}}
     known = options(RunConfig)
-    own = {n: v for n, v in changes.items() if n not in known and agent.get(n, ...) != v}
+    own = {n: v for n, v in changes.items() if n not in known}
     changes = {n: v for n, v in changes.items() if n in known}
-    numbers = traced(config_class(agent["type"])) if own else ()
+    numbers = _changeable(agent) if own else ()
     refused = [n for n, v in changes.items() if n not in RESUMABLE and saved["run"].get(n, ...) != v]
-    for name in refused + [n for n in own if n not in numbers]:
+    for name in refused + [n for n, v in own.items() if n not in numbers and agent.get(n, ...) != v]:
         raise SpecError(
             f"{name} cannot change when a run is resumed. May change: {', '.join(sorted(RESUMABLE - {'resume'}))}, and numbers "
             "that updates use, such as lr. Begin a new run from its weights instead: --weights."
@@ -101,13 +102,15 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
             f"The run in {str(directory)!r} has {reached} steps already. Received: max_steps={run.max_steps}. "
             "Give more, which counts them in."
         )
-    return Plan(agent, own, run, directory)
+    return Plan(agent, {n: v for n, v in own.items() if n in numbers}, run, directory)
 
 
-def _changed_since(saved: Mapping[str, Any], step: int) -> dict[str, Any]:
-    """Return the agent's options that changed when a run was resumed at a step or later, as they were last."""
-    parts = (part for part in saved.get("resumed", []) if part["step"] >= step)
-    return {name: value for part in parts for name, value in part.get("options", {}).items()}
+def _changeable(agent: Mapping[str, Any]) -> list[str]:
+    """Return the options of an agent that may change when a run is resumed: numbers that updates use, and that have an effect."""
+    cls = config_class(agent["type"])
+    known = options(cls)
+    idle = [n for n, meta in known.items() if meta.needs is not None and not effective(meta.needs, agent)]
+    return [n for n in traced(cls) if not known[n].settled and n not in idle]
 
 
 def _without_weights(run: RunConfig, directory: Path) -> RunConfig:
@@ -183,7 +186,8 @@ def _train(
             session.weights.paths = ()
             return Result(training.loop(), directory)
         if plan.resume is not None:
-            changed = {name: definition.to_dict()[name] for name in plan.options}
+            now = definition.to_dict()
+            changed = {name: now[name] for name in plan.options if now[name] != plan.agent.get(name, ...)}
             describe_resume(directory, training, run, command, changed)
         else:
             describe(directory, definition.to_dict(), run, environments, command)
@@ -191,7 +195,7 @@ def _train(
         training.sinks = sinks
         try:
             sinks.message(_greeting(definition.name, run, environments, directory))
-            for text in definition.remarks(run.max_steps):
+            for text in definition.remarks(training.own_steps):
                 sinks.message(text)
             if training.memory_anew:
                 sinks.message(
@@ -238,7 +242,7 @@ def opened(directory: str | Path) -> tuple[Session, RunConfig]:
 def host_vector(run: RunConfig, num_envs: int, given: Any = None) -> VectorEnv:
     """Make the environments of a run anew, as a vector on the host also where they are JAX-native.
 
-    Of Atari games they give whole ones, with the rewards as they come: what is to be judged, not what is learnt from (`games.judged`).
+    Of Atari games they give whole ones, with the rewards as they come: what is to be judged, not what is learnt from.
 
     Args:
         run: its options.
@@ -250,7 +254,8 @@ def host_vector(run: RunConfig, num_envs: int, given: Any = None) -> VectorEnv:
     made = make_environments(run.replace(n_envs=num_envs, **whole), given, num_envs if counted else None)
     if made.native is None:
         vector: VectorEnv = made.vector
-        return vector if isinstance(given, VectorEnv) else judged(vector)
+        # As in training, FIRE goes on after a lost life where lives were episodes.
+        return whole_games(vector) if whole and run.episodic_life else vector
     from operant.envs.batched import from_native
 
     return from_native(made.native, num_envs, run.env)
@@ -401,10 +406,10 @@ def _restored(training: Training, directory: Path, changed: Collection[str] = ()
     """
     newest = checkpoint.latest(directory / "checkpoints")
     if newest is not None:
-        # Numbers that changed after it was written, in a part that came to no checkpoint of its own.
-        step = int(checkpoint.read_header(newest)["training"]["step"])
-        lost = _changed_since(read_json(directory / "run.json", "run"), step)
-        training.restore(newest, {*changed, *lost})
+        # Beside those, what an earlier part changed that came to no checkpoint of its own.
+        there = checkpoint.read_header(newest)["specification"]["agent"]
+        here = plain(training.specification["agent"])
+        training.restore(newest, {*changed, *(n for n in here if there.get(n) != here[n])})
     elif training.run.history_checkpoint is not None:
         raise SpecError(
             f"There is no checkpoint to resume from in {str(directory / 'checkpoints')!r}. Train anew, in another folder."

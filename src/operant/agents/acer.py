@@ -24,7 +24,7 @@ With `normalize_observations` a block enters the running moments before it is le
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,8 @@ from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
 
 class Config(ReplayConfig, ModelConfig):
     """Options of ACER."""
+
+    waiting: ClassVar[str] = "Nothing is replayed: replay begins after {:,} steps"
 
     delta: Scalar = option(
         1,

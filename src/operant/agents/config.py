@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from operant.agents import vocabulary
-from operant.spec import Config, Scalar, Schedule, default, option, options
+from operant.spec import Config, Scalar, Schedule, default, effective, option, options
 
 
 class UntrainedConfig(Config):
@@ -87,13 +87,11 @@ class AgentConfig(Config):
         """Say which options have no effect as the others are, or none within a run's environment steps (None: without end)."""
         for name, meta in options(type(self)).items():
             value = getattr(self, name)
-            if meta.needs is None or value == default(type(self), name):
+            if meta.needs is None or value == default(type(self), name) or effective(meta.needs, vars(self)):
                 continue
             switch, wanted = meta.needs
-            wanted = wanted if isinstance(wanted, tuple) else (wanted,)
-            if getattr(self, switch) not in wanted:
-                shown = " or ".join(repr(value) for value in wanted)
-                yield f"{name}={value!r} has no effect without {switch}={shown}"
+            shown = " or ".join(map(repr, wanted if isinstance(wanted, tuple) else (wanted,)))
+            yield f"{name}={value!r} has no effect without {switch}={shown}"
 
     def check(self) -> Iterator[str]:
         """Refuse moments that never move: Adam would divide 0 by 0, and every step would be left out."""
@@ -237,6 +235,10 @@ class EpsilonConfig(AgentConfig):
         yield from super().remarks(steps)
         first, start, end = self.decay_begins, self.epsilon_start, self.epsilon_end
         decay = self.epsilon_decay_steps
+        if first is None:
+            for name in ("epsilon_start", "epsilon_end", "epsilon_decay_steps"):
+                if getattr(self, name) != default(type(self), name):
+                    yield f"{name}={getattr(self, name)!r} has no effect: something else explores"
         if steps is None or first is None:
             return
         if isinstance(start, Schedule) or isinstance(end, Schedule) or isinstance(decay, Schedule):
@@ -261,6 +263,9 @@ class EpsilonConfig(AgentConfig):
 
 class ReplayConfig(AgentConfig):
     """Options of algorithms that learn from a replay memory."""
+
+    waiting: ClassVar[str] = "Nothing is learnt: learning begins after {:,} random steps"
+    """What is so until the memory is filled."""
 
     buffer_max_size: int = option(
         10000,
@@ -299,10 +304,7 @@ class ReplayConfig(AgentConfig):
         """Name a memory that is never full enough."""
         yield from super().remarks(steps)
         if steps is not None and steps <= self.initial_size:
-            yield (
-                f"Nothing is learnt: learning begins after {self.initial_size:,} random steps (buffer_initial_size), and the run "
-                f"has {steps:,}"
-            )
+            yield f"{self.waiting.format(self.initial_size)} (buffer_initial_size), and the run has {steps:,}"
 
     def check(self) -> Iterator[str]:
         """Refuse sizes that leave learning for ever."""

@@ -138,9 +138,15 @@ class Config(EpsilonConfig, SequenceConfig, ModelConfig):
         unit="reward",
         traced=True,
         needs=("distributional", "c51"),
+        settled=True,
     )
     value_max: Scalar = option(
-        10.0, "With c51: return at the last atom", unit="reward", traced=True, needs=("distributional", "c51")
+        10.0,
+        "With c51: return at the last atom",
+        unit="reward",
+        traced=True,
+        needs=("distributional", "c51"),
+        settled=True,
     )
     noisy: bool = option(
         False, "Explore by noise of learned size on the weights of dense layers, instead of by epsilon"
@@ -153,6 +159,7 @@ class Config(EpsilonConfig, SequenceConfig, ModelConfig):
         search="log_uniform",
         traced=True,
         needs=("noisy", True),
+        settled=True,
     )
 
     @property

@@ -57,6 +57,7 @@ class Config(ContinuousConfig):
         low_open=True,
         search="log_uniform",
         traced=True,
+        settled=True,
     )
     temperature_lr: Scalar | None = option(
         None,

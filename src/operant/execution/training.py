@@ -184,6 +184,11 @@ class Training:
         """Environment steps so far, those of a history that is continued included."""
         return self.driver.step + self.progress.origin.step
 
+    @property
+    def own_steps(self) -> int | None:
+        """The last environment step that the agent may come to, of its own: without those of a continued history; None: no limit."""
+        return None if self.run.max_steps is None else self.run.max_steps - self.progress.origin.step
+
     def restore(self, path: Path, changed: Collection[str] = ()) -> None:
         """Continue from a checkpoint of this run.
 

@@ -202,14 +202,18 @@ class Leaf:
     def channels_first(self) -> bool:
         """Whether it is clearly an image with its channels, or stacked frames, in the first axis; networks read those in the last.
 
-        Clear are at most 16 of them before a height and width of more than 16, with values from 0 to 255, or of floats to 1.
+        Clear are at most 16 of them before a height and width of more than 16, if the values are bytes from 0 to 255; of floats, at
+        most 4, or a height and width of 32 or more, since a board of few rows may have as many planes.
         """
         if self.type != "float" or len(self.shape) != 3:
             return False
+        first, side = self.shape[0], min(self.shape[1:])
+        if not first <= MOST_CHANNELS < side:
+            return False
+        if self.storage.kind == "f":
+            return first <= 4 or side >= 32
         low, high = self._ends
-        brightest = (1, 255) if self.storage.kind == "f" else (255,)
-        scaled = bool(np.all(low == 0)) and any(np.all(high == x) for x in brightest)
-        return scaled and self.shape[0] <= MOST_CHANNELS < min(self.shape[1:])
+        return bool(np.all(low == 0) and np.all(high == 255))
 
     @functools.cached_property
     def offset(self) -> int | NDArray:

@@ -79,7 +79,7 @@ def _read(path: Path, among: Sequence[Path], evaluations: bool) -> Run:
         for name, value in (
             (n, v) for part in saved.get("resumed", []) for n, v in part.get("options", {}).items()
         ):
-            agent[name] = f"{agent[name]}, then {value}"
+            agent[name] = f"{_short(agent[name])}, then {_short(value)}"
     except (KeyError, TypeError, ValueError):
         raise SpecError(f"{str(path / 'run.json')!r} does not describe a run.") from None
     settings = {**agent, **{name: value for name, value in run.items() if name not in _OWN}}
@@ -135,6 +135,14 @@ def _label(run: Run, runs: Sequence[Run]) -> str:
     differing = [name for name in names if len({_text(settings.get(name)) for settings in alike}) > 1]
     parts = [f"{name} {_text(run.settings.get(name))}" for name in differing]
     return f"{run.agent}, {', '.join(parts)}" if parts else run.agent
+
+
+def _short(value: Any) -> Any:
+    """Write a schedule as on the command line."""
+    parts = ("type", "start", "end", "steps")
+    return (
+        ":".join(str(value[part]) for part in parts) if isinstance(value, dict) and "type" in value else value
+    )
 
 
 def _text(value: Any) -> str:
