@@ -94,7 +94,7 @@ def test_the_environment_on_the_page_about_training_is_compiled(tmp_path, monkey
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["from operant import PPO, Agent", "from operant import DQN"])
+@pytest.mark.parametrize("start", ["from operant import PPO\n", "from operant import DQN"])
 def test_the_examples_of_the_page_of_classes_run(start, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = code_of("docs/classes.md", start)
@@ -102,8 +102,9 @@ def test_the_examples_of_the_page_of_classes_run(start, tmp_path, monkeypatch):
         code = code.replace(steps, "500")
     made = {}
     exec(compile(code, "docs/classes.md", "exec"), made)
-    assert made["agent"].evaluated.best_reward is not None
-    made["agent"].close()
+    agent = made["agent"]
+    assert "internals" in made or agent.evaluated.best_reward is not None
+    agent.close()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import types
 
@@ -96,6 +97,43 @@ def test_the_target_ends_it_at_once(trained):
 def test_fit_needs_a_reason_to_stop(trained):
     with pytest.raises(UsageError, match="`target_reward` or `max_steps` should be specified"):
         trained[0].fit()
+
+
+def test_a_number_alone_and_words_of_other_libraries_are_told_what_to_use(trained):
+    agent = trained[0] if isinstance(trained, tuple) else trained
+    with pytest.raises(
+        UsageError, match=r"by name: fit\(max_steps=500\) for steps, fit\(target_reward=500\)"
+    ):
+        agent.fit(500)
+    for wrong in (lambda record: None, lambda: None):
+        with pytest.raises(SpecError, match="callback must be a function of this object and a record"):
+            agent.fit(max_steps=10, callback=wrong)
+    with pytest.raises(AttributeError, match=r"has no attribute 'predict'\. Use act\(observation\)\."):
+        _ = agent.predict
+    with pytest.raises(AttributeError, match=r"has no attribute 'nothing'\.$"):
+        _ = agent.nothing
+    assert not hasattr(agent, "config")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_request_to_terminate_ends_the_program_when_all_is_saved(number, tmp_path):
+    agent = operant.A2C("jax:CartPole-v1", run_dir=str(tmp_path / "run"), quiet=True)
+    asked = []
+
+    def ask(*_):
+        if not asked:
+            asked.append(number)
+            signal.raise_signal(number)
+
+    if number == signal.SIGINT:
+        assert agent.fit(max_steps=10**9, callback=ask).reason == "interrupted"
+    else:
+        with pytest.raises(SystemExit) as ended:
+            agent.fit(max_steps=10**9, callback=ask)
+        assert ended.value.code == 143
+    assert checkpoint.latest(tmp_path / "run" / "checkpoints") is not None
+    assert agent.fit(max_steps=agent.steps + 10).reason == "max_steps"
+    agent.close()
 
 
 def test_widths_go_with_what_the_algorithm_uses_else(tmp_path):

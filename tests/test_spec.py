@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from operant import errors, spec
 from operant.errors import OperantError, SpecError, suggest, value_error
-from operant.spec import Config, Registry, Schedule, option
+from operant.spec import SCHEDULE_FORMS, Config, Registry, Schedule, option
 
 INSTALL = " Install it, or put its folder on PYTHONPATH."
 
@@ -260,7 +260,7 @@ def test_plain_writes_what_describes_itself(tmp_path):
     [
         ({"type": "liner"}, "Unknown schedule type 'liner'. Did you mean 'linear'?"),
         ({"unit": "step"}, "unit must be 'timesteps', 'episodes' or 'updates'. Received: unit='step'."),
-        ({"steps": 0}, "steps must be a whole number of at least 1. Received: steps=0."),
+        ({"steps": 0}, f"steps must be a whole number of at least 1. Received: steps=0. {SCHEDULE_FORMS}"),
         ({"steps": 1.5}, "steps must be a whole number of at least 1. Received: steps=1.5."),
         ({"steps": True}, "steps must be a whole number of at least 1. Received: steps=True."),
         ({"start": "1"}, "start must be a finite number. Received: start='1'."),
@@ -298,7 +298,13 @@ def test_plain_writes_what_describes_itself(tmp_path):
 )
 def test_schedules_check_their_parts(arguments, message):
     with fails(message):
-        Schedule(**{"type": "linear", "start": 1.0, **arguments})
+        Schedule(**{"type": "linear", "start": 1.0, "steps": 5, **arguments})
+
+
+@pytest.mark.parametrize("kind", ["linear", "exponential", "polynomial", "cosine"])
+def test_schedules_that_take_steps_must_be_told_how_many(kind):
+    with fails(f"steps must be a whole number of at least 1. Received: steps=0. {SCHEDULE_FORMS}"):
+        Schedule.read({"type": kind, "start": 1.0, "end": 0.5})
 
 
 def test_schedules_are_read_from_every_form():
@@ -327,7 +333,7 @@ def test_schedules_are_read_from_every_form():
 @pytest.mark.parametrize(
     ("schedule", "bounds"),
     [
-        (Schedule("linear", 1.0, 0.1), (0.1, 1.0)),
+        (Schedule("linear", 1.0, 0.1, 10), (0.1, 1.0)),
         (Schedule("constant", 0.5), (0.5, 0.5)),
         (Schedule("piecewise", 0.5, boundaries=(1, 2), values=(0.1, 0.9)), (0.1, 0.9)),
     ],

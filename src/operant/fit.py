@@ -12,12 +12,12 @@ import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import gymnasium
 import jax
 
-from operant import checkpoint
+from operant import checkpoint, interruption
 from operant.agents import AGENTS, DEFAULT, config_class
 from operant.agents.making import Definition, define, words
 from operant.engine import act_independently
@@ -55,6 +55,13 @@ MODELS = {"model": "model", "actor_model": "actor", "critic_model": "critic"}
 """Options that take a network, and what the algorithm calls it."""
 CLASSES = {entry.cls: agent for agent, entry in reversed(AGENTS.items())}
 """Classes by name, and the agent of the table that each stands for."""
+ELSEWHERE = {
+    "learn": "fit(max_steps=...)",
+    "train": "fit(max_steps=...)",
+    "predict": "act(observation)",
+    "evaluate": "play(episodes=...)",
+}
+"""What methods of other libraries are here."""
 POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
 """What other libraries take before the environment."""
 NOT_OPTIONS = frozenset(
@@ -206,6 +213,7 @@ class Trainer:
 
     def fit(
         self,
+        *unnamed: Any,
         target_reward: float | None = None,
         max_steps: int | None = None,
         monitor_session: str | None = None,
@@ -213,7 +221,10 @@ class Trainer:
     ) -> Outcome:
         """Train until the mean of the last episodes reaches a reward, or for a number of steps.
 
+        A Ctrl-C ends it, and the program goes on; a request to terminate (SIGTERM) ends the program when all is saved, with status 143.
+
         Args:
+            unnamed: nothing: a number alone does not say which of these it is.
             target_reward: mean reward of the last `reward_buffer_size` episodes at which training ends.
             max_steps: environment steps of all environments, over all calls, at which training ends; those of the history
                 that `history_checkpoint` continues count.
@@ -226,10 +237,19 @@ class Trainer:
             UsageError: neither was given, or no `max_steps` with a trial.
             SpecError: a callback added what is no number.
             OperantError: an environment failed.
+            SystemExit: the process was asked to terminate.
         """
+        if unnamed:
+            shown = unnamed[0]
+            raise UsageError(
+                f"fit takes its arguments by name: fit(max_steps={shown!r}) for steps, fit(target_reward={shown!r}) for a mean reward. "
+                f"Received: {', '.join(map(repr, unnamed))}."
+            )
         if target_reward is None and max_steps is None:
             raise UsageError("`target_reward` or `max_steps` should be specified when fit() is called.")
-        callbacks = callbacks_of(callback, "a function of this object and a record, or a list of such")
+        callbacks = callbacks_of(
+            callback, "a function of this object and a record, or a list of such", arguments=2
+        )
         changes = {"target_reward": target_reward, "max_steps": max_steps, "monitor_session": monitor_session}
         run = RunConfig.from_dict({**self.run.to_dict(), **changes})
         directory = Path(run.run_dir) if run.run_dir else None
@@ -241,6 +261,7 @@ class Trainer:
         if callbacks:
             training.on_record = lambda record: none_refuses([each(self, record) for each in callbacks])
         with contextlib.ExitStack() as stack:
+            stack.enter_context(interruption.terminating())
             if directory is not None:
                 directory.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(held(directory))
@@ -532,6 +553,13 @@ class Trainer:
             name = next(name for name in weights if name.startswith(MODELS[option]))
             if hasattr(given, "stateless_call"):
                 algorithm.models[name].assign(weights[name])
+
+    if not TYPE_CHECKING:  # which knows what there is
+
+        def __getattr__(self, name: str) -> Any:
+            """Name what other libraries call otherwise."""
+            remedy = f" Use {ELSEWHERE[name]}." if name in ELSEWHERE else ""
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.{remedy}")
 
     @property
     def steps(self) -> int:

@@ -39,7 +39,7 @@ def new_directory(run: RunConfig, agent: str) -> Path:
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise UsageError(
                 f"run_dir must be a new or empty folder. Received: run_dir={run.run_dir!r}. "
-                "Give another one, or continue that run with --resume."
+                "Give another one, or continue that run: operant train --resume, or load() of a class without run_dir."
             )
         return directory
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")

@@ -9,9 +9,10 @@ from typing import Any
 
 
 class _Asked:
-    """Whether a Ctrl-C came before anybody saw to it."""
+    """Whether a Ctrl-C came before anybody saw to it, and whether an orderly end was that of the process."""
 
     now = False
+    terminate = False
 
 
 def notice() -> None:
@@ -44,6 +45,7 @@ def orderly(
         if asked:
             raise KeyboardInterrupt
         asked = True
+        _Asked.terminate |= number == signal.SIGTERM
         stop()
 
     try:
@@ -58,6 +60,19 @@ def orderly(
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextlib.contextmanager
+def terminating() -> Iterator[None]:
+    """End the program behind what is inside, if that came to an orderly end because the process was asked to terminate.
+
+    Raises:
+        SystemExit: it was; the status is that of a process which the signal ends.
+    """
+    _Asked.terminate = False
+    yield
+    if _Asked.terminate:
+        raise SystemExit(128 + signal.SIGTERM)
 
 
 @contextlib.contextmanager

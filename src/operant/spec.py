@@ -107,8 +107,8 @@ class Schedule:
     """Value at step 0, or after a warm-up; one bound of `random`, the mean of `ornstein_uhlenbeck`."""
     end: float = 0.0
     """Value from `steps` on; the other bound of `random` (the others ignore it)."""
-    steps: int = 1
-    """How long it takes from `start` to `end`, in `unit`."""
+    steps: int = 0
+    """How long it takes from `start` to `end`, in `unit`; at least 1 of the types that take steps."""
     unit: Literal["timesteps", "episodes", "updates"] = "timesteps"
     power: float = 1.0
     """Exponent of `polynomial`."""
@@ -154,8 +154,10 @@ class Schedule:
         for name in ("start", "end", "power", "theta", "sigma"):
             if not _finite(getattr(self, name)):
                 raise value_error(name, "a finite number", getattr(self, name))
-        if type(self.steps) is not int or self.steps < 1:
-            raise value_error("steps", "a whole number of at least 1", self.steps)
+        least = int(self.type in ("linear", "exponential", "polynomial", "cosine"))
+        if type(self.steps) is not int or self.steps < least:
+            must = f"a whole number of at least {least}"
+            raise value_error("steps", must, self.steps, SCHEDULE_FORMS if self.steps == 0 else "")
         self._check_warmup()
         if self.type == "exponential" and (self.start <= 0 or self.end <= 0):
             raise value_error("start and end", "above 0 in an exponential schedule", (self.start, self.end))
@@ -177,7 +179,7 @@ class Schedule:
         if self.type != "cosine" and warmup != 0:
             remedy = "Only 'cosine' has one."
             raise value_error("warmup", f"left out of a schedule of type {self.type!r}", warmup, remedy)
-        if type(warmup) is not int or not 0 <= warmup < self.steps:
+        if type(warmup) is not int or not 0 <= warmup <= max(self.steps - 1, 0):
             raise value_error("warmup", f"a whole number of at least 0, below steps ({self.steps})", warmup)
 
     def _check_pieces(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,20 +11,34 @@ import numpy as np
 from operant.errors import value_error
 
 
-def callbacks_of(given: Any, must: str) -> tuple[Callable[..., Any], ...]:
+def callbacks_of(given: Any, must: str, arguments: int | None = None) -> tuple[Callable[..., Any], ...]:
     """Return what was given as `callback`: None, a function, or several in a list.
 
     Args:
         given: what it is.
         must: what it must be, for the message.
+        arguments: with how many it is called; None: it may be called in several ways.
 
     Raises:
         SpecError: it is something else.
     """
     callbacks = tuple(given) if isinstance(given, list | tuple) else () if given is None else (given,)
-    if not all(callable(each) for each in callbacks):
+    if not all(callable(each) and _takes(each, arguments) for each in callbacks):
         raise value_error("callback", must, given)
     return callbacks
+
+
+def _takes(callback: Callable[..., Any], arguments: int | None) -> bool:
+    """Tell whether a function can be called with that many arguments, as far as it says."""
+    if arguments is None:
+        return True
+    try:
+        inspect.signature(callback).bind(*[None] * arguments)
+    except TypeError:
+        return False
+    except ValueError:  # it does not say
+        pass
+    return True
 
 
 def none_refuses(answers: Iterable[Any]) -> bool:

@@ -50,7 +50,7 @@ def value(schedule: Schedule, step: int | Integer[Array, "*S"]) -> Float[Array, 
         return values[jnp.searchsorted(jnp.asarray(boundaries), step, side="right")]
     if schedule.type == "cosine":
         return _cosine(schedule, step)
-    f = jnp.clip(step.astype(jnp.float32) / np.float32(schedule.steps), 0.0, 1.0)
+    f = jnp.clip(step.astype(jnp.float32) / np.float32(max(schedule.steps, 1)), 0.0, 1.0)
     start, end = schedule.start, schedule.end
     if schedule.type == "linear":
         return start * (1.0 - f) + end * f
