@@ -31,7 +31,9 @@ class Breaks:
     def step(self, state, action, key):
         bad = jnp.where(state + 1 >= self.after, jnp.float32(self.value), jnp.float32(0.0))
         count = bad if self.what == "state" else jnp.float32(0.0)
-        reward = jnp.float32(1.0) + (bad if self.what == "reward" else jnp.float32(0.0))
+        reward = jnp.where(action["action"] < 2, jnp.float32(1.0), jnp.float32(0.0)) + (
+            bad if self.what == "reward" else jnp.float32(0.0)
+        )
         return state + 1, Step(self.observe(state + 1, count), reward, jnp.bool_(False))
 
     def observe(self, state, count):

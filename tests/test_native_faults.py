@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,8 @@ class Line:
         return state, {"state": state["at"]}
 
     def step(self, state: Any, action: Any, key: Any) -> Any:
-        state = {"at": state["at"] + jnp.float32(1.0), "age": state["age"] + jnp.int32(1)}
+        moved = jnp.where(action["action"] == 1, jnp.float32(1.0), jnp.float32(0.5))
+        state = {"at": state["at"] + moved, "age": state["age"] + jnp.int32(1)}
         return state, Step({"state": state["at"]}, state["at"][0], state["age"] > 5)
 
 
@@ -235,6 +237,7 @@ class Loose:
         return (age + 0.5, ticks + 1, start), Step({"age": ticks + 1, "kind": 2}, 1.0, False)
 
 
+@pytest.mark.filterwarnings("ignore:step of 'Loose' makes no use of its action")
 @jax.numpy_dtype_promotion("standard")
 def test_python_numbers_become_arrays():
     env = accepted(Loose(), "Loose")
@@ -279,3 +282,21 @@ def test_what_is_lacking_is_named():
             operant.PPO(given, n_envs=2)
     with pytest.raises(SpecError, match=r"it lacks spaces \('Raises' object has no attribute 'declared'\)"):
         operant.PPO(Raises(), n_envs=2)
+
+
+class Compares(Line):
+    """Compares all actions, a dict, with a number."""
+
+    def step(self, state, action, key):
+        return Line.step(self, state, {"action": jnp.int32(action == 1)}, key)
+
+
+def test_an_environment_that_makes_no_use_of_its_action_is_warned_of():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        accepted(Line(), "line")
+    with pytest.warns(
+        RuntimeWarning,
+        match=r"step of 'line' makes no use of its action, .*Read its components by name: action\['action'\]",
+    ):
+        accepted(Compares(), "line")

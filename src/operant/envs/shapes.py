@@ -6,6 +6,7 @@ Without this, JAX would complain of the loop that the environment is compiled in
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -111,10 +112,24 @@ def accepted(env: Any, name: str) -> Any:
         if agreed.leaves == state.leaves:
             break
         state = agreed
+    _warn_of_unused(env, name, given, action, key)
     dtypes = tuple(x.dtype for x in state.leaves)
     forms = zip(dtypes, begun.state.leaves, stepped.state.leaves, strict=True)
     differs = any(first.weak_type or not dtype == first.dtype == after.dtype for dtype, first, after in forms)
     return Cast(env, dtypes) if differs or begun.cast or stepped.cast else env
+
+
+def _warn_of_unused(env: Any, name: str, state: Tree, action: Mapping[str, Any], key: Key) -> None:
+    """Warn where no action has an effect: `action == 1` compares a dict, and is False."""
+    jaxpr = jax.make_jaxpr(env.step)(state, action, key).jaxpr
+    first = len(jax.tree.leaves(state))
+    read = {id(x) for equation in jaxpr.eqns for x in equation.invars} | {id(x) for x in jaxpr.outvars}
+    if action and not any(id(x) in read for x in jaxpr.invars[first : first + len(action)]):
+        warnings.warn(
+            f"step of {name!r} makes no use of its action, {_shown(action)}. Read its components by name: action[{next(iter(action))!r}].",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _traced(env: Any, name: str, method: str, read: Callable[[Any], _Seen], *given: Any) -> _Seen:
