@@ -389,7 +389,7 @@ def test_arguments_of_the_reader(tmp_path, changes, message):
 
 def test_the_reader_takes_numpy_numbers_and_single_ones(tmp_path):
     reader = ModelReader(
-        write(tmp_path, TINY), np.int64(2), np.int64(3), optimizer={"type": "sgd", "lr": 0.5}, seed=1
+        write(tmp_path, TINY), np.int64(2), 3.0, optimizer={"type": "sgd", "lr": 0.5}, seed=1
     )
     first, second = reader.build_model(), reader.build_model()
     assert first.input_shape == (None, 3) and first.output_shape == (None, 2)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import types
 
 import gymnasium
+import jax
 import numpy as np
 import optax
 import pytest
@@ -134,6 +136,15 @@ def test_a_request_to_terminate_ends_the_program_when_all_is_saved(number, tmp_p
     assert checkpoint.latest(tmp_path / "run" / "checkpoints") is not None
     assert agent.fit(max_steps=agent.steps + 10).reason == "max_steps"
     agent.close()
+
+
+@pytest.mark.parametrize("widths", [np.array([24, 16]), np.array([24.0, 16.0]), [24.0, 16.0]])
+def test_widths_are_whole_numbers_however_they_are_written(widths):
+    with contextlib.closing(operant.PPO("CartPole-v1", widths, **SMALL)) as agent:
+        kernels = [
+            x.shape for x in jax.tree.leaves(agent.session.driver.train.state.variables) if x.ndim == 2
+        ]
+        assert (4, 24) in kernels and (24, 16) in kernels
 
 
 def test_widths_go_with_what_the_algorithm_uses_else(tmp_path):

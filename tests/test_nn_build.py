@@ -44,6 +44,27 @@ def test_a_list_of_widths_is_an_auto_network():
     assert (found["body.dense0"], found["body.dense1"], found["head.q"]) == ((144, 128), (129, 8), (8, 2))
 
 
+def test_counts_may_be_written_as_floats():
+    for given, same in [
+        ([8.0, 5.0], [8, 5]),
+        ({"type": "auto", "size": [8.0, 5.0]}, [8, 5]),
+        ({"type": "auto", "size": 8.0, "depth": 1.0, "rnn": 4.0}, {"type": "auto", "size": 8, "depth": 1, "rnn": 4}),
+        ([{"type": "dense", "size": 8.0}, {"type": "gru", "size": 5.0, "horizon": 4.0}],
+         [{"type": "dense", "size": 8}, {"type": "gru", "size": 5, "horizon": 4}]),
+        ([{"type": "retrieve", "tensors": ["state"], "axis": 0.0}, {"type": "reshape", "shape": [3.0, 1.0]},
+          {"type": "conv1d", "size": 4.0, "window": 2.0, "stride": [1.0]},
+          {"type": "pool1d", "reduction": "max", "window": 2.0}, {"type": "group_normalization", "groups": 2.0},
+          {"type": "attention", "size": 4.0, "heads": 2.0}, "flatten"],
+         [{"type": "retrieve", "tensors": ["state"], "axis": 0}, {"type": "reshape", "shape": [3, 1]},
+          {"type": "conv1d", "size": 4, "window": 2, "stride": [1]},
+          {"type": "pool1d", "reduction": "max", "window": 2}, {"type": "group_normalization", "groups": 2},
+          {"type": "attention", "size": 4, "heads": 2}, "flatten"]),
+    ]:  # fmt: skip
+        model, like = build(given, VECTOR, Q), build(same, VECTOR, Q)
+        assert kernels(model) == kernels(like)
+        assert json.dumps(model.spec) == json.dumps(like.spec)  # 8 is not 8.0
+
+
 def test_auto_on_atari_frames():
     frames = {"state": Leaf("float", (84, 84, 4), dtype="uint8", min_value=0, max_value=255, frames=4)}
     model = build("auto", frames, Q)
@@ -436,8 +457,20 @@ def foreign(package):
         ([], "at least one entry"),
         ({"type": "auto", "sise": 3}, "takes no argument 'sise'. Did you mean 'size'"),
         ({"type": "auto", "size": 0}, "size must be a whole number of at least 1. Received: size=0"),
-        ({"type": "auto", "size": [8, 5], "depth": 3}, r"depth must be left out beside size=\(8, 5\)"),
-        ({"type": "auto", "size": []}, r"depth must be left out beside size=\(\), of at least one"),
+        *(
+            ({"type": "auto", "size": [8, 5], "depth": n}, r"depth must be left out beside size=\(8, 5\)")
+            for n in (2, 3)
+        ),
+        ({"type": "auto", "size": []}, r"^size must be a width, or a list of at least one. Received: size="),
+        ({"type": "auto", "depth": 1.5}, "depth must be a whole number of at least 0, or None"),
+        ([64.5], "size must be a whole number of at least 1. Received: size=64.5"),
+        *(
+            (
+                {key: [64] for key in names},
+                rf"needs a 'type'. Received the keys: {', '.join(names)}. Give a list of widths, .* separate=True",
+            )
+            for names in (("pi", "vf"), ("pi", "qf"))
+        ),
         ([64, 0], "size must be a whole number of at least 1. Received: size=0"),
         ([64, True], r"network\[0\]: A layer must be a name"),
         (lambda: 3, "must be a Keras model, or return one. Received: 3"),

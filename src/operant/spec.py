@@ -425,7 +425,7 @@ def _counts(cls: type[Config], name: str) -> bool:
 def _checked(cls: type[Config], name: str, meta: Option, value: Any) -> Any:
     import pydantic
 
-    value = _settled(value)
+    value = _settled(value.tolist() if getattr(value, "ndim", 0) == 1 else value)
     if meta.traced and (isinstance(value, Schedule | Mapping | str) or callable(value)):
         try:
             value = Schedule.read(value)

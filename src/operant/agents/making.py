@@ -72,11 +72,11 @@ def _width(network: Any, auto: int) -> int:
     if isinstance(network, Mapping):
         own = network.get("size", auto if network.get("type") == "auto" else 0)
         if isinstance(own, list | tuple):
-            return max(own, default=0)
+            return int(max(own, default=0))
         inner = (
             _width(value, auto) for value in network.values() if isinstance(value, Mapping | list | tuple)
         )
-        return max([own if isinstance(own, int) else 0, *inner])
+        return max([int(own) if isinstance(own, int | float) else 0, *inner])
     if isinstance(network, list | tuple):
         return max((_width(part, auto) for part in network if not isinstance(part, str)), default=0)
     return UNKNOWN_WIDTH

@@ -16,16 +16,15 @@ from __future__ import annotations
 
 import configparser
 import dataclasses
-import operator
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from operant.errors import SpecError, suggest, value_error
+from operant.errors import SpecError, suggest, value_error, whole
 from operant.nn.backend import keras, numpy_promotion
 from operant.nn.cfg_kinds import CONSTANTS, KINDS, ROLES, Values
-from operant.nn.layers import RANKS, whole
+from operant.nn.layers import RANKS
 from operant.spec import MODEL_FILES
 
 TEXT = "The network's .cfg text"
@@ -324,7 +323,7 @@ def _sizes(name: str, value: Any, low: int = 1) -> tuple[int, ...]:
     several = isinstance(value, Sequence) and not isinstance(value, str)
     try:
         entries = list(value) if several else [value]
-        return tuple(whole(name, n if isinstance(n, bool) else operator.index(n), low) for n in entries)
-    except (TypeError, SpecError):
+        return tuple(whole(name, n, low) for n in entries)
+    except SpecError:
         numbers = "whole numbers" if several else "a whole number"
         raise value_error(name, f"{numbers} of at least {low}", value) from None

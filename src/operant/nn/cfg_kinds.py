@@ -8,10 +8,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from operant.errors import value_error
+from operant.errors import value_error, whole
 from operant.nn.backend import keras
 from operant.nn.graph import activation
-from operant.nn.layers import FLOAT, choice, whole
+from operant.nn.layers import FLOAT, choice
 
 Values = Mapping[str, Any]
 VARIANCES = {

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from operant.errors import SpecError, suggest, value_error
+from operant.errors import SpecError, suggest, value_error, whole
 from operant.nn.backend import keras
 from operant.nn.graph import Graph, activation, orthogonal, reshaped
 
@@ -23,24 +23,22 @@ FLOAT = {"dtype": "float32"}
 """Given to every layer, as the user's keras.json may say otherwise."""
 
 
-def whole(name: str, value: Any, low: int = 1) -> int:
-    """Check a whole number."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise value_error(name, f"a whole number of at least {low}", value)
-    return value
-
-
-def typed(name: str, value: Any, annotation: str) -> None:
-    """Check an argument that is a number, a flag or a string; others are left to their layers."""
+def typed(name: str, value: Any, annotation: str) -> Any:
+    """Return an argument that is a number, a flag or a string, counts as `int`; others are left to their layers."""
     kind = annotation.removesuffix(" | None")
     if value is None and kind != annotation:
-        return
+        return None
+    if kind == "int":
+        return whole(name, value)
+    if kind == "Pair":
+        return pair(name, value)
     if kind == "float" and (isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value)):
         raise value_error(name, "a number", value)
     if kind == "bool" and not isinstance(value, bool):
         raise value_error(name, "True or False", value)
     if kind == "str" and not isinstance(value, str):
         raise value_error(name, "a string", value)
+    return value
 
 
 def pair(name: str, value: Any) -> Any:
@@ -74,7 +72,8 @@ class Layer:
     def __post_init__(self) -> None:
         """Check the arguments."""
         for field in dataclasses.fields(self):
-            typed(field.name, getattr(self, field.name), str(field.type))
+            value = typed(field.name, getattr(self, field.name), str(field.type))
+            object.__setattr__(self, field.name, value)
         self.check()
 
     def check(self) -> None:
@@ -113,7 +112,6 @@ class Weighted(Layer):
 
     def check(self) -> None:
         """Check the arguments."""
-        whole("size", self.size)
         activation(self.activation)
         if not 0.0 <= self.dropout < 1.0:
             raise value_error("dropout", "at least 0 and below 1", self.dropout)
@@ -177,8 +175,6 @@ class Convolution(Weighted):
     def check(self) -> None:
         """Check the arguments."""
         super().check()
-        for name in ("window", "stride", "dilation"):
-            object.__setattr__(self, name, pair(name, getattr(self, name)))
         choice("padding", self.padding, ("same", "valid"))
 
     def make(self, name: str, **arguments: Any) -> Any:
@@ -236,10 +232,7 @@ class Embedding(Layer):
 
     def check(self) -> None:
         """Check the arguments."""
-        whole("size", self.size)
         activation(self.activation)
-        if self.num_embeddings is not None:
-            whole("num_embeddings", self.num_embeddings)
 
     def __call__(self, graph: Graph, x: Any) -> Any:
         """Add the layer."""
@@ -276,9 +269,8 @@ class Reshape(Layer):
     shape: Pair
 
     def check(self) -> None:
-        """Check the arguments."""
-        shape = pair("shape", self.shape)
-        object.__setattr__(self, "shape", shape if isinstance(shape, tuple) else (shape,))
+        """Make a list of a single number."""
+        object.__setattr__(self, "shape", self.shape if isinstance(self.shape, tuple) else (self.shape,))
 
     def __call__(self, graph: Graph, x: Any) -> Any:
         """Add the layer."""
@@ -319,8 +311,6 @@ class Pool(Layer):
         """Check the arguments."""
         choice("reduction", self.reduction, ("average", "max"))
         choice("padding", self.padding, ("same", "valid"))
-        for name in ("window", "stride"):
-            object.__setattr__(self, name, pair(name, getattr(self, name)))
 
     def __call__(self, graph: Graph, x: Any) -> Any:
         """Add the layer."""
@@ -445,10 +435,6 @@ class GroupNormalization(Layer):
     groups: int = 32
     """Number of groups; it must divide that of the channels."""
 
-    def check(self) -> None:
-        """Check the arguments."""
-        whole("groups", self.groups)
-
     def __call__(self, graph: Graph, x: Any) -> Any:
         """Add the layer."""
         if x.shape[-1] % self.groups:
@@ -485,8 +471,6 @@ class Attention(Layer):
 
     def check(self) -> None:
         """Check the arguments."""
-        whole("size", self.size)
-        whole("heads", self.heads)
         if self.size % self.heads:
             raise SpecError(f"heads must divide size. Received: heads={self.heads}, size={self.size}.")
         if not 0.0 <= self.dropout < 1.0:

@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from operant.errors import SpecError, suggest, value_error
+from operant.errors import SpecError, as_whole, suggest, value_error, whole
 from operant.nn import layers
 from operant.nn.backend import keras
 from operant.nn.cfg import Cfg
 from operant.nn.graph import Graph, activation, reshaped
-from operant.nn.layers import whole
 from operant.nn.recurrent import Lstm
 from operant.nn.structure import LAYERS, add, add_all, config, from_config, read
 from operant.spec import Registry, build, refuse_code
@@ -34,6 +33,8 @@ FOREIGN = {
     "tensorflow": "TensorFlow",
 }
 """Packages whose networks look like functions, and cannot be used."""
+ARCHITECTURE = {"pi", "vf", "qf"}
+"""What other libraries call the networks of policy and values in one dict of widths."""
 NATURE_SIDE = 36
 """Smallest image that the three convolutions of Mnih et al. 2015 leave something of."""
 
@@ -63,8 +64,8 @@ class Auto:
     size: int | tuple[int, ...] | None = None
     """Width of dense layers; None: 64, behind convolutions 512 (128 for small images). Several: that of each of as many dense layers,
     where there are images behind those of the convolutions, which then have the usual width."""
-    depth: int = 2
-    """Dense layers, where there is no image and `size` does not list them."""
+    depth: int | None = None
+    """Dense layers (None: 2), where there is no image and `size` does not list them."""
     activation: str | None = None
     """None: tanh, with images or `norm` relu."""
     rnn: bool | int = False
@@ -74,13 +75,15 @@ class Auto:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        whole("depth", self.depth, low=0)
-        if isinstance(self.size, list | tuple):
-            object.__setattr__(self, "size", tuple(whole("size", size) for size in self.size))
-            if not self.size or self.depth not in (2, len(self.size)):
-                raise value_error("depth", f"left out beside size={self.size}, of at least one", self.depth)
-        elif self.size is not None:
-            whole("size", self.size)
+        several = isinstance(self.size, list | tuple)
+        if several and not self.size:
+            raise value_error("size", "a width, or a list of at least one", self.size)
+        if self.size is not None:
+            object.__setattr__(self, "size", layers.pair("size", self.size))
+        object.__setattr__(self, "depth", whole("depth", self.depth, low=0, optional=True))
+        object.__setattr__(self, "rnn", as_whole(self.rnn))
+        if several and self.depth is not None:
+            raise value_error("depth", f"left out beside size={self.size}", self.depth)
         if self.activation is not None:
             activation(self.activation)
         if not isinstance(self.rnn, int) or self.rnn < 0:
@@ -100,7 +103,8 @@ class Auto:
             x = graph.concatenate([*(self._image(graph, x) for x in images), *features])
             depth, size = int(len(images) + len(vectors) > 1), self._size or 512
         else:
-            x, depth, size = graph.concatenate(features), self.depth, self._size or 64
+            depth = 2 if self.depth is None else self.depth
+            x, size = graph.concatenate(features), self._size or 64
         sizes = self.size if isinstance(self.size, tuple) else (size,) * depth
         for width in sizes:
             x = self._dense(graph, x, width, "relu" if images else "tanh")
@@ -338,12 +342,12 @@ def written(network: Any) -> Any:
     if isinstance(network, str) and network == "auto":
         return {"type": "auto"}
     if isinstance(network, list | tuple) and network and all(map(_is_width, network)):
-        return {"type": "auto", "size": tuple(map(int, network))}
+        return {"type": "auto", "size": tuple(whole("size", width) for width in network)}
     return network
 
 
 def _is_width(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def parse(network: Any) -> Parsed:
@@ -362,6 +366,11 @@ def parse(network: Any) -> Parsed:
     if isinstance(network, str) and network in LAYERS and network not in NETWORKS:
         raise SpecError(
             f"{network!r} is a layer, not a network. Give a list of layers: [{{'type': {network!r}, ...}}]."
+        )
+    if isinstance(network, Mapping) and "type" not in network and network.keys() & ARCHITECTURE:
+        raise SpecError(
+            f"A network given as a dict needs a 'type'. Received the keys: {', '.join(map(str, network))}. Give a list of widths, "
+            "model=[64, 64], of which policy and value get a network each with separate=True, or one each as actor_model and critic_model."
         )
     if isinstance(network, str | Mapping):
         target, arguments, label = NETWORKS.parse(network)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from operant.errors import value_error
 from operant.nn.backend import keras
 from operant.nn.graph import Graph, activation
-from operant.nn.layers import FLOAT, Layer, choice, dropped, whole
+from operant.nn.layers import FLOAT, Layer, choice, dropped
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,11 +27,8 @@ class Rnn(Layer):
 
     def check(self) -> None:
         """Check the arguments."""
-        whole("size", self.size)
         choice("cell", self.cell, ("gru", "lstm"))
         activation(self.activation)
-        if self.horizon is not None:
-            whole("horizon", self.horizon)
         if not 0.0 <= self.dropout < 1.0:
             raise value_error("dropout", "at least 0 and below 1", self.dropout)
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from operant.errors import SpecError, suggest, value_error
+from operant.errors import SpecError, as_whole, suggest, value_error
 from operant.nn import layers
 from operant.nn.backend import keras
 from operant.nn.graph import Graph, reshaped
@@ -18,6 +18,8 @@ from operant.nn.recurrent import Gru, Lstm, Rnn
 from operant.spec import Registry, build
 
 Aggregation = Literal["concat", "max", "mean", "product", "stack", "sum"]
+Index = int
+"""Unlike what is counted, it may be 0 or below."""
 TAKES_INTEGERS = {"Embedding", "CategoryEncoding", "IntegerLookup", "HashedCrossing", "Hashing"}
 
 
@@ -46,7 +48,7 @@ class Retrieve(Layer):
     raw = True
     tensors: str | tuple[str, ...]
     aggregation: Aggregation = "concat"
-    axis: int = 0
+    axis: Index = 0
     """Axis to join along (`concat`) or to add (`stack`), not counting the batch axis."""
 
     def check(self) -> None:
@@ -55,6 +57,7 @@ class Retrieve(Layer):
         if not names:
             raise SpecError("tensors must name at least one tensor. Received: tensors=().")
         object.__setattr__(self, "tensors", names)
+        object.__setattr__(self, "axis", as_whole(self.axis))
         if isinstance(self.axis, bool) or not isinstance(self.axis, int):
             raise value_error("axis", "a whole number", self.axis)
         choice("aggregation", self.aggregation, ("concat", "max", "mean", "product", "stack", "sum"))
