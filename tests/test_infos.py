@@ -47,8 +47,8 @@ VECTORS = {
 }
 
 
-def stepped(vector, count):
-    actions = {name: np.zeros(3, leaf.storage) for name, leaf in vector.spaces.actions.components.items()}
+def stepped(vector, count, n=3):
+    actions = {name: np.zeros(n, leaf.storage) for name, leaf in vector.spaces.actions.components.items()}
     vector.reset(0)
     for _ in range(count):
         yield vector.step(actions), vector.infos
@@ -103,6 +103,19 @@ def test_later_episodes_may_keep_silent():
     with create(GOAL, 3, "in-process", silent_after=1, info_keywords=["is_success"]) as vector:
         told = [infos["is_success"] for _, infos in stepped(vector, 9)]
     assert told[3].tolist() == [1.0] * 3 and np.isnan(told[8]).all()
+
+
+@pytest.mark.parametrize("kind", ["in-process", "vector of Gymnasium's"])
+def test_a_dict_is_told_to_be_no_number(kind):
+    envs = [lambda: Goal(value={"nested": 1.0})] * 2
+    mode = gymnasium.vector.AutoresetMode.NEXT_STEP
+    given = envs if kind == "in-process" else gymnasium.vector.SyncVectorEnv(envs, autoreset_mode=mode)
+    message = r"info\['is_success'\] must be a number to be recorded. Received: {'nested': .*1.0.*} \(dict\)"
+    with (
+        create(given, info_keywords=["is_success"]) as vector,
+        pytest.raises(EnvironmentError, match=message),
+    ):
+        list(stepped(vector, 4, 2))
 
 
 @pytest.mark.parametrize("value", ["yes", [1.0]])

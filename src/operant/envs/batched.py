@@ -97,16 +97,21 @@ class GymnasiumVector(VectorEnv):
         """Return the wanted values of the environments whose episodes ended; a vector's info has arrays, and masks under `_name`."""
         found = self._infos.blank()
         for i in np.flatnonzero(self._ended).tolist() if found else ():
-            own = {
-                name: values[i]
-                for name, values in info.items()
-                if not name.startswith("_") and np.ndim(values) and info.get(f"_{name}", self._ended)[i]
-            }
             try:
-                self._infos.note(found, i, own)
+                self._infos.note(found, i, self._info_of(info, i))
             except EnvironmentError as error:
                 self._refuse((i, str(error)))
         return found
+
+    def _info_of(self, info: Mapping[str, Any], i: int) -> dict[str, Any]:
+        """Return what one environment said, dicts within it included."""
+        return {
+            name: self._info_of(values, i) if isinstance(values, Mapping) else values[i]
+            for name, values in info.items()
+            if not name.startswith("_")
+            and (isinstance(values, Mapping) or np.ndim(values))
+            and info.get(f"_{name}", self._ended)[i]
+        }
 
     def close(self) -> None:
         """Close the environments."""
