@@ -102,6 +102,37 @@ def test_acting_is_with_what_was_learnt_last():
     np.testing.assert_array_equal(agent.act(states), last)  # what is closed are the environments
 
 
+def test_draws_go_on_behind_a_checkpoint(tmp_path):
+    """What is loaded repeats no draw of before: another object, the same one, and an agent."""
+    states = np.zeros((64, 4), np.float32)
+
+    def drawn(actor, **told):
+        return actor.act(states, deterministic=False, **told).tolist()
+
+    agents = [operant.PPO("CartPole-v1", [8], n_envs=2, **SMALL) for _ in range(2)]
+    first = drawn(agents[0])
+    path = agents[0].save(tmp_path)
+    second, third = drawn(agents[0]), drawn(agents[0])
+    assert first != second != third
+    for agent in agents:
+        agent.load(path)
+        assert [drawn(agent), drawn(agent)] == [second, third]
+    for actors in (2, 3):
+        agent = Agent.load(path, parallel_interactions=actors)
+        assert drawn(agent, independent=True) == second
+    for agent in agents:
+        agent.close()
+
+
+def test_checkpoints_that_do_not_tell_of_draws_begin_anew(tmp_path, cart):
+    progress = cart[0]._progress
+    told = {name: value for name, value in progress.to_dict().items() if name != "draws"}
+    again = type(progress)(cart[0].run)
+    again.draws = 5
+    again.restore(told)
+    assert again.draws == 0
+
+
 def test_observations_and_actions_are_gymnasiums(geared):
     env = Gears()
     observation, ended = env.reset()[0], False

@@ -404,7 +404,8 @@ class Agent(Interactive):
                 loaded._restore(path, header.get("interaction"))
             else:
                 loaded._take_over(path, actors)
-                loaded._draws = (header.get("interaction") or {}).get("draws", 0)
+                told = header.get("interaction") or header.get("training") or {}
+                loaded._draws = told.get("draws", 0)
         loaded._write_by(writers)
         return loaded
 
@@ -501,14 +502,15 @@ class Agent(Interactive):
     def _restore(self, path: Path, interaction: dict[str, Any] | None) -> None:
         if interaction is None:  # a training run's: environments are not part of it
             fresh = self._engine.train
-            anew = not checkpoint.read_header(path)["training"].get("memory", True)
+            training = checkpoint.read_header(path)["training"]
+            anew = not training.get("memory", True)
             saved = checkpoint.load_part(path, "train", without_replay(fresh) if anew else fresh)
             self._engine.put(saved._replace(memory=fresh.memory) if anew else saved)
             if anew:
                 text = f"The replay memory starts empty: {str(path)!r} leaves it out."
                 warnings.warn(text, RuntimeWarning, stacklevel=3)
             self._start()
-            self._reported = self.updates
+            self._reported, self._draws = self.updates, training.get("draws", 0)
             if (last := self._last_seen(path)) and self._engine.counter("rows"):
                 self.actors.end_at(last, self.learner.block_shape(1))
             return

@@ -155,7 +155,7 @@ class Trainer:
                 environments.close()
             raise
         self._progress = Progress(self.run)
-        self._begun, self._fits, self._plays, self._draws = False, 0, 0, 0
+        self._begun, self._fits, self._plays = False, 0, 0
         self._acted: Any = None
         """Training state that acted last, and what its acting needs."""
         self._loaded: str | None = None
@@ -323,12 +323,12 @@ class Trainer:
             self.session.learner,
             self._act_now,
             driver.train.key,
-            self._draws,
+            self._progress.draws,
             spaces.observe(given),
             internals,
             explore=not deterministic,
         )
-        self._draws += not deterministic
+        self._progress.draws += not deterministic
         chosen = spaces.actions.clip(chosen)
         action = spaces.actions.unflatten(chosen) if codec is None else codec.decode(chosen, batched)
         return action if internals is None else (action, after)

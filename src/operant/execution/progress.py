@@ -46,6 +46,8 @@ class Progress:
         """Gradient steps that were left out because they were not finite."""
         self.origin = Origin()
         self.evaluated = Evaluated()
+        self.draws = 0
+        """Calls so far that drew actions outside of training; each draws others."""
 
     def begin_at(self, origin: Origin) -> None:
         """Count on from the end of an earlier history; before the run begins.
@@ -67,6 +69,7 @@ class Progress:
             "skipped": self.skipped,
             "origin": self.origin._asdict(),
             "evaluated": self.evaluated._asdict(),
+            "draws": self.draws,
         }
 
     def restore(self, data: dict[str, Any]) -> None:
@@ -75,5 +78,6 @@ class Progress:
         self.skipped = data.get("skipped", 0)
         self.origin = Origin(**data.get("origin", {}))
         self.evaluated = Evaluated(**data.get("evaluated", {}))
+        self.draws = data.get("draws", 0)
         self.score.restore(data["score"])
         self.monitor.restore(data["monitor"])
