@@ -11,7 +11,9 @@ from gymnasium import spaces
 import operant
 from operant import Agent, create_envs
 from operant.envs import vector as vectors
+from operant.envs.atari import preprocessed
 from operant.envs.classic import CartPole
+from operant.envs.preprocessing import Preprocessed, Preprocessing
 from operant.errors import SpaceError, SpecError, UsageError
 
 SMALL = {"n_steps": 16, "mini_batches": 1, "ppo_epochs": 1, "quiet": True, "seed": 1}
@@ -49,6 +51,47 @@ class Gears(gymnasium.Env):
 
     def close(self):
         self.closed = True
+
+
+class Endless(gymnasium.Env):
+    """Has no end of its own, and requires an argument."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+
+    def __init__(self, start):
+        self.start = start
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.full(2, self.start, np.float32), {}
+
+    def step(self, action):
+        return np.full(2, self.start, np.float32), self.start, False, False, {}
+
+
+class Screen(gymnasium.Env):
+    """Pictures, for three steps of four frames."""
+
+    observation_space, action_space = spaces.Box(0, 255, (8, 8, 3), np.uint8), spaces.Discrete(2)
+
+    def __init__(self):
+        self.t = 0
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros((8, 8, 3), np.uint8), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.full((8, 8, 3), self.t, np.uint8), 1.0, self.t == 12, False, {}
+
+
+class Ready(Preprocessed):
+    """Is preprocessed by itself."""
+
+    def __init__(self):
+        super().__init__(Screen(), Preprocessing())
 
 
 @pytest.fixture(scope="module")
@@ -260,6 +303,30 @@ def test_what_cannot_be_played_in(geared, cart):
     agent.close()
 
 
+def half():
+    return Endless(0.5)
+
+
+@pytest.mark.parametrize(
+    ("envs", "given", "options"),
+    [(Endless, Endless, {"env_kwargs": {"start": 0.5}}), (half, half, {}), ([half, half], half, {})],
+    ids=["class", "function", "list"],
+)
+def test_what_trains_is_played_with_the_arguments_and_the_limit_of_the_run(envs, given, options):
+    agent = operant.PPO(envs, [8], max_episode_timesteps=7, **options, **SMALL)
+    assert agent.play(env=given, max_steps=100)[:2] == ([3.5], [7])
+    other = agent.play(env=lambda: half(), max_steps=100)
+    assert other.lengths == []  # it has no end
+    agent.close()
+
+
+def test_an_object_that_is_refused_stays_open(cart):
+    env = Gears()
+    with pytest.raises(SpaceError, match="env must have the states and actions of those that train"):
+        cart[0].play(env=env)
+    assert not env.closed
+
+
 def test_another_id_has_none_of_the_arguments_of_the_first():
     agent = operant.PPO(
         "FrozenLake-v1", [8], env_kwargs={"is_slippery": False}, max_episode_timesteps=3, **SMALL
@@ -268,3 +335,17 @@ def test_another_id_has_none_of_the_arguments_of_the_first():
     given = create_envs("FrozenLake-v1", preprocess=False)[0]
     assert max(agent.play(env=given, episodes=20, action_idx=1).lengths) > 3
     agent.close()
+
+
+def test_others_are_not_preprocessed_as_those_that_train():
+    """What is no id is preprocessed where it is made."""
+    gymnasium.register("Screen-v0", Screen)
+    try:
+        agent = operant.PPO(
+            "Screen-v0", [{"type": "pooling", "reduction": "mean"}], preprocess=True, max_frame=True, **SMALL
+        )
+        for given in (lambda: preprocessed(Screen()), Ready, preprocessed(Screen()), "Screen-v0"):
+            assert agent.play(env=given).lengths == [3]
+        agent.close()
+    finally:
+        del gymnasium.registry["Screen-v0"]

@@ -385,7 +385,7 @@ class Trainer:
             frame_frequency: write every n-th frame to `frame_dir`.
             episodes: how many.
             env: the environment: an id, an object (left open; made with `render_mode='rgb_array'` where pictures are asked for), or a class or
-                function that makes one. Default: one like those that train, where they are an id, a class or a function, or were made by
+                function that makes one. The run's time limit and `env_kwargs` hold for what trains, given once more. Default: one like those that train, where they are an id, a class or a function, or were made by
                 `gymnasium.make`.
 
         Raises:
@@ -411,7 +411,7 @@ class Trainer:
             }
         )
         made = self._another(config, env)
-        leave = env is not None and not (isinstance(env, str) or callable(env))
+        leave = env is not None and not _makes(env)
         played = run_episodes(
             self.session.learner, self.session.driver.train, made, config, self._plays, leave_open=leave
         )
@@ -503,12 +503,14 @@ class Trainer:
 
     def _given(self, config: PlayConfig, given: Any) -> VectorEnv:
         """Make what was given one environment with the spaces of those that train."""
-        if not (isinstance(given, str) or callable(given) or is_environment(given)) or isinstance(
-            given, gymnasium.vector.VectorEnv
-        ):
+        if not (_makes(given) or is_environment(given)) or isinstance(given, gymnasium.vector.VectorEnv):
             raise value_error("env", "one environment: an id, an object, a class or a function", given)
-        if given != self.run.env:
+        trains = self._envs if isinstance(self._envs, list | tuple) else [self._envs]
+        known = given == self.run.env if isinstance(given, str) else any(given is each for each in trains)
+        if not known:
             config = config.replace(env_kwargs=None, max_episode_timesteps=None)
+        if not isinstance(given, str):  # it is preprocessed where it is made
+            config = config.replace(preprocess=False, max_frame=False)
         if isinstance(given, str):
             made = environment(config.replace(env=given))
         elif callable(given) or is_native(given):
@@ -518,7 +520,8 @@ class Trainer:
             made = vector.create(given, mode="in-process")
         own, other = self.session.environments.spaces, made.spaces
         if own != other:
-            made.close()
+            if _makes(given):
+                made.close()
             raise SpaceError(
                 f"env must have the states and actions of those that train. Their own: {own.to_spec()}. Those of {made.name}: {other.to_spec()}."
             )
@@ -618,6 +621,11 @@ def __getattr__(name: str) -> Any:
     if name in CLASSES:
         return trainer(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _makes(env: Any) -> bool:
+    """Tell whether an environment was given as what makes it: such a one is closed here, an object by whoever made it."""
+    return isinstance(env, str) or callable(env)
 
 
 def _encoded(codec: Codec, observation: Any, unflatten: Callable[[Any], Any], name: str) -> tuple[Any, bool]:
