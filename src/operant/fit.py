@@ -22,7 +22,7 @@ from operant.agents import AGENTS, DEFAULT, config_class
 from operant.agents.making import Definition, define, words
 from operant.engine import act_independently
 from operant.envs import vector
-from operant.envs.source import is_environment, is_native
+from operant.envs.source import is_environment, is_native, lacking
 from operant.envs.vector_env import VectorEnv
 from operant.errors import CheckpointError, SpaceError, SpecError, UsageError, suggest, value_error
 from operant.execution.callbacks import callbacks_of, none_refuses
@@ -662,7 +662,7 @@ def _refuse_no_environments(envs: Any) -> None:
         or is_environment(envs)
     ):
         return
-    raise value_error("envs", must, envs, remedy)
+    raise value_error("envs", must, envs, remedy or lacking(envs).strip())
 
 
 def _split(agent: str, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
