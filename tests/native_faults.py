@@ -1,7 +1,9 @@
 """A JAX-native environment whose numbers are not always finite, for command lines to name."""
 
 import dataclasses
+from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 
 from operant.envs.native import Step
@@ -38,3 +40,34 @@ class Breaks:
 
     def observe(self, state, count):
         return {"count": jnp.stack([count, state.astype(jnp.float32)]), "place": jnp.minimum(state, 8)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rare:
+    """A random walk that rarely gives NaN: after a step, or at a reset."""
+
+    what: str = "reward"
+    max_episode_timesteps: int | None = 9
+
+    broken: ClassVar[bool] = True
+    """Whether it does; False repairs it."""
+
+    @property
+    def spaces(self):
+        return Spaces.read(states={"shape": (2,)}, actions={"type": "int", "num_values": 2})
+
+    def reset(self, key):
+        walk, luck = jax.random.split(key)
+        state = jax.random.normal(walk, (2,))
+        return state, {"state": state + self.fault("reset", luck, 0.02)}
+
+    def step(self, state, action, key):
+        walk, luck = jax.random.split(key)
+        state = state + jax.random.normal(walk, (2,)) + self.fault("state", luck, 0.01)
+        reward = state[0] + self.fault("reward", luck, 0.01)
+        return state, Step({"state": state}, reward, state[1] > jnp.float32(3.0))
+
+    def fault(self, what, key, chance):
+        if not self.broken or what != self.what:
+            return jnp.float32(0.0)
+        return jnp.where(jax.random.uniform(key) < jnp.float32(chance), jnp.float32("nan"), jnp.float32(0.0))

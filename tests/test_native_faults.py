@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.small_agents import compile_agent
 
 import operant
 from operant import Runner, checkpoint
@@ -49,7 +50,7 @@ def module():
         ("reward", "nan", r"Environment 0 of 'Breaks' \(step 5 of its episode\): The reward must be finite. Received: nan\."),
         ("reward", "-inf", r"\(step 5 of its episode\): The reward must be finite. Received: -inf\."),
         ("state", "inf", r"\(step 5 of its episode\): The state 'count' must be finite. Received: nan or inf\."),
-        ("reset", "nan", r"Environment 0 of 'Breaks' \(step 1 of its episode\): The state 'count' must be finite"),
+        ("reset", "nan", r"Environment 0 of 'Breaks' \(at a reset\): The state 'count' must be finite"),
     ],
 )  # fmt: skip
 def test_what_is_not_finite_ends_training(module, what, value, message):
@@ -95,6 +96,72 @@ def test_a_run_that_fails_is_saved_and_can_go_on(tmp_path, capsys, seeds):
     resume = ["train", "--resume", str(run), "--env", "native_faults:Breaks", "--quiet"]
     assert main(resume) == 2
     assert "(step 6 of its episode): The reward must be finite" in capsys.readouterr().err
+
+
+REPLAY = ["dqn", "--buffer-max-size", "20000", "--buffer-initial-size", "64", "--train-every", "4"]
+STEPS = [*REPLAY, "--n-steps", "3"]
+NORMALISED = ["ppo", "--normalize-observations", "--normalize-rewards", *WORDS]
+
+
+@pytest.mark.parametrize(
+    ("agent", "what", "seeds"),
+    [
+        (REPLAY, "reward", 1),
+        (STEPS, "state", 1),
+        (STEPS, "reset", 1),
+        (STEPS, "reward", 2),
+        (NORMALISED, "reward", 1),
+        (NORMALISED, "state", 2),
+    ],
+)
+def test_what_is_not_finite_is_not_learnt_from(tmp_path, capsys, module, monkeypatch, agent, what, seeds):
+    """All that is saved is finite; resumed with the environment repaired, no gradient step is left out."""
+    place = tmp_path / "run"
+    words = ["--env-kwargs", f"what={what}", "--n-envs", "4", "--max-steps", "10000"]
+    words += ["--seed", "3", "--run-dir", str(place), "--quiet"]
+    words += ["--n-seeds", str(seeds)] if seeds > 1 else []
+    assert main(["train", *agent, "--env", "native_faults:Rare", *words]) == 2
+    assert "must be finite" in capsys.readouterr().err
+    runs = [place] if seeds == 1 else [place / f"seed-{3 + i}" for i in range(seeds)]
+    for run in runs:
+        leaves, header = checkpoint.load(checkpoint.latest(run / "checkpoints"))
+        floats = {k: x for k, x in leaves.items() if jnp.issubdtype(x.dtype, jnp.floating)}
+        assert floats and [k for k, x in floats.items() if not np.isfinite(x).all()] == []
+        assert header["training"]["skipped"] == 0
+        assert header["training"]["step"] == int(leaves["['train'].counters.timesteps"])
+    monkeypatch.setattr(module.Rare, "broken", False)
+    for run in runs:
+        assert main(["train", "--resume", str(run), "--env", "native_faults:Rare", "--quiet"]) == 0
+        header = checkpoint.read_header(checkpoint.latest(run / "checkpoints"))
+        assert header["training"]["skipped"] == 0
+
+
+@pytest.mark.parametrize("what", ["reward", "state"])
+def test_a_row_that_is_not_finite_ends_its_episode(module, what):
+    """As the row of a last observation does: no flag and no number of it is left, and a reset follows."""
+    made = compile_agent("ppo", module.Breaks(what, after=3), 2, n_steps=8, mini_batches=1)
+    train, world = made.begin(0)
+    block, world = made.collect(train, world)
+    count = [0, 1, 2, 3, 0, 1, 2, 3, 0]
+    expected = {
+        "valid": [1, 1, 0, 0, 1, 1, 0, 0], "reward": [1, 1, 0, 0, 1, 1, 0, 0],
+        "terminated": [0] * 8, "truncated": [0] * 8,
+    }  # fmt: skip
+    for name, values in expected.items():
+        np.testing.assert_array_equal(getattr(block, name), np.transpose([values, values]))
+    seen = np.stack([np.zeros(9), count], axis=1)
+    np.testing.assert_array_equal(block.observation["count"], np.stack([seen, seen], axis=1))
+    assert world.first.all() and not world.length.any()
+
+
+@pytest.mark.parametrize("what", ["reward", "state"])
+def test_episodes_that_broke_off_are_not_counted(module, what):
+    trainer = operant.PPO(module.Breaks(what, after=3), n_envs=2, quiet=True, **SMALL)
+    driver = trainer.session.driver
+    with pytest.raises(EnvironmentError, match=r"\(step 3 of its episode\)"):
+        driver.advance(2)
+    assert driver.step == int(driver.train.counters.timesteps) == 8
+    assert not driver.unreported and not driver.train.counters.episodes
 
 
 def test_a_runner_tells_it_too(module):

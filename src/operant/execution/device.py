@@ -41,7 +41,7 @@ class World(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """Episodes that ended, per row and actor; and what was not finite."""
+    """Episodes that ended, per row and actor; and what was not finite, which ends none: see `DeviceRun.collect`."""
 
     ended: Bool[Array, "R N"]
     valid: Int[Array, " R"]
@@ -103,6 +103,9 @@ class DeviceRun:
         keys = jax.vmap(lambda call: jax.random.key_data(self.learner.update_key(train.key, call)))(calls)
         impl = jax.random.key_impl(train.key)
         env_key = fold(train.key, ENV)
+        # What rows give that is not finite goes no further than their row; what a run begins with came from none.
+        actors, begun = world.actors, self._faults(world.actors.observation)
+        world = world._replace(actors=self._cut(actors, actors.ended | (begun > 0)))
 
         def one(i: Array, carry: tuple[Train, World, Array, Ends]) -> tuple[Train, World, Array, Ends]:
             train, world, meter, ends = carry
@@ -113,10 +116,16 @@ class DeviceRun:
             ends = jax.tree.map(lambda all_, x: all_.at[i].set(x), ends, ended)
             return train, world, meter, ends
 
-        return jax.lax.fori_loop(0, count, one, (train, world, meter, ends))
+        train, world, meter, ends = jax.lax.fori_loop(0, count, one, (train, world, meter, ends))
+        fault = ends.fault.at[0, 0].set(jnp.where(begun > 0, begun, ends.fault[0, 0]))
+        return train, world, meter, ends._replace(fault=fault)
 
     def collect(self, train: Train, world: World, noise: Tree, env_key: Key) -> tuple[Block, World, Ends]:
-        """Collect one block with the parameters as they are."""
+        """Collect one block with the parameters as they are.
+
+        A row that gives what is not finite becomes that of its episode's last observation: no action counts there, so what
+        came before bootstraps from what was seen before the fault. The next row begins another episode.
+        """
         learner = self.learner
         acting = learner.acting(train)
         carry = reset_carry(learner.algorithm, world.carry, world.first)
@@ -125,37 +134,49 @@ class DeviceRun:
             seen = world.actors
             action = learner.act(acting, seen.observation, world.carry, world.first, noise, explore=True)
             actors, after = native.step(self.env, seen, learner.emit(action.action), env_key)
-            valid = ~seen.ended
-            ended = actors.ended
+            fault = self._faults(after.observation, after.reward)
+            sound = fault == 0
+            valid = ~seen.ended & sound
+            actors = self._cut(actors, actors.ended | ~sound)
             reward = world.reward + after.reward
-            length = world.length + valid.astype(jnp.int32)
-            ends = ended, jnp.sum(valid, dtype=jnp.int32), reward, length
-            kept = (~ended).astype(jnp.int32)
-            world = World(actors, action.carry, seen.ended, reward * kept.astype(jnp.float32), length * kept)
+            length = world.length + (~seen.ended).astype(jnp.int32)
+            ends = Ends(actors.ended & sound, jnp.sum(valid, dtype=jnp.int32), reward, length, fault)
+            goes_on = ~actors.ended
+            world = World(
+                actors, action.carry, ~valid, jnp.where(goes_on, reward, 0.0), jnp.where(goes_on, length, 0)
+            )
             parts = (
-                seen.observation, action.action, after.reward, after.terminated, after.truncated, valid, action.extras,
+                seen.observation, action.action, jnp.where(sound, after.reward, 0.0),
+                after.terminated & sound, after.truncated & sound, valid, action.extras,
             )  # fmt: skip
             return world, (parts, ends)
 
-        world, (parts, (ended, steps, returns, length)) = jax.lax.scan(
-            row, world._replace(carry=carry), noise
-        )
+        world, (parts, ends) = jax.lax.scan(row, world._replace(carry=carry), noise)
         observation, action, reward, terminated, truncated, valid, extras = parts
         observation = jax.tree.map(
             lambda x, last: jnp.concatenate([x, last[None]]), observation, world.actors.observation
         )
         block = Block(observation, action, reward, terminated, truncated, valid, extras, carry)
-        return block, world, Ends(ended, steps, returns, length, self._faults(block))
+        return block, world, ends
 
-    def _faults(self, block: Block) -> UInt[Array, "R N"]:
-        """Find what was not finite in the rows of a block."""
-        fault = (~jnp.isfinite(block.reward)).astype(jnp.uint16)
+    def _faults(self, observation: Arrays, reward: Float[Array, " N"] | None = None) -> UInt[Array, " N"]:
+        """Find what is not finite, as in `Ends.fault`."""
+        fault = jnp.zeros(self.n, jnp.uint16)
+        if reward is not None:
+            fault = (~jnp.isfinite(reward)).astype(jnp.uint16)
         for code, name in enumerate(self.watched, start=2):
-            x = block.observation[name]
-            bad = ~jnp.all(jnp.isfinite(x), axis=tuple(range(2, x.ndim)))
-            # The row after which it came; and the first row, for what a run begins with.
-            fault = jnp.where((fault == 0) & (bad[:-1] | bad[1:]), jnp.uint16(code), fault)
+            x = observation[name]
+            bad = ~jnp.all(jnp.isfinite(x), axis=tuple(range(1, x.ndim)))
+            fault = jnp.where((fault == 0) & bad, jnp.uint16(code), fault)
         return fault
+
+    def _cut(self, actors: native.Actors, ended: Bool[Array, " N"]) -> native.Actors:
+        """Let these actors begin another episode with the next row; put 0 where an observation is not finite."""
+        observation = dict(actors.observation)
+        for name in self.watched:
+            x = observation[name]
+            observation[name] = jnp.where(jnp.isfinite(x), x, jnp.zeros((), x.dtype))
+        return actors._replace(observation=observation, ended=ended)
 
     def fault(self, ends: Ends, name: str) -> str | None:
         """Say what an environment of this name gave first that was not finite; leaves of `ends` are `[blocks, rows, ...]`."""
@@ -167,7 +188,7 @@ class DeviceRun:
         spaces = self.learner.algorithm.spaces
         what = "reward" if code == 1 else state_label(spaces, self.watched[code - 2])
         received = f"{reward[row, actor]}" if code == 1 else "nan or inf"
-        when = f" (step {step} of its episode)" if step else ""
+        when = f" (step {step} of its episode)" if step else " (at a reset)"
         return (
             f"Environment {actor} of {name!r}{when}: The {what} must be finite. Received: {received}. Look for a division by zero, a root or "
             "logarithm of what may be negative, and what grows without bound; operant.envs.check_env tries random actions."
@@ -232,7 +253,7 @@ class DeviceDriver:
         """Run that many blocks (at most `self.blocks`); return the episodes that ended, in order of time.
 
         Raises:
-            EnvironmentError: an environment gave what is not finite. The blocks are learnt from, and new episodes begin.
+            EnvironmentError: an environment gave what is not finite. All other rows are learnt from, and new episodes begin.
         """
         self.unreported = ()
         blocks = min(blocks, self.blocks)
@@ -243,7 +264,7 @@ class DeviceDriver:
         ends = Ends(*(x[:blocks] for x in jax.device_get(ends)))
         finished, self.step = finished_episodes(ends, self.step)
         if (fault := self.loop.fault(ends, self.name)) is not None:
-            self.unreported = finite(finished)
+            self.unreported = finished
             if self.agree is None:  # of several processes none saves after a failure
                 self._restart()
             raise EnvironmentError(fault)
@@ -251,7 +272,7 @@ class DeviceDriver:
 
     def _restart(self) -> None:
         """Begin new episodes everywhere, so that what is saved can go on."""
-        train, last = self.train, finite_observation(self.world.actors.observation)
+        train, last = self.train, self.world.actors.observation
         world = jax.jit(self.loop.restart)(train.key, train.counters.rows, last)
         self.world = self.devices.shared(world, self.loop.n)
 
@@ -296,16 +317,6 @@ class DeviceDriver:
         """Multiply the learning rate; compiles nothing."""
         self.train, old, new = self.learner.scaled_lr(self.train, factor)
         return old, new
-
-
-def finite(finished: Sequence[Finished]) -> list[Finished]:
-    """Leave out episodes whose return is not finite."""
-    return [episode for episode in finished if math.isfinite(episode.reward)]
-
-
-def finite_observation(observation: Arrays) -> Arrays:
-    """Put 0 where an observation is not finite: it ends an episode of which nothing more is learnt."""
-    return jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), x, jnp.zeros((), x.dtype)), observation)
 
 
 def finished_episodes(ends: Ends, step: int) -> tuple[list[Finished], int]:

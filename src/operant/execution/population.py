@@ -20,8 +20,6 @@ from operant.execution.device import (
     Ends,
     World,
     finished_episodes,
-    finite,
-    finite_observation,
 )
 from operant.execution.episodes import Finished
 from operant.types import Array, Key, Tree
@@ -89,7 +87,6 @@ class Population:
             episodes, self.steps[i] = finished_episodes(own, int(self.steps[i]))
             self.faults[i] = self.loop.fault(own, self.name)
             if self.faults[i] is not None:
-                episodes = finite(episodes)
                 self._restart(i)
             finished.append(episodes)
         return finished
@@ -97,8 +94,7 @@ class Population:
     def _restart(self, index: int) -> None:
         """Begin new episodes in one run, so that what is saved can go on."""
         train, world = _of(self.train, index), _of(self.world, index)
-        last = finite_observation(world.actors.observation)
-        world = jax.jit(self.loop.restart)(train.key, train.counters.rows, last)
+        world = jax.jit(self.loop.restart)(train.key, train.counters.rows, world.actors.observation)
         self.world = _with(self.world, index, world)
 
     def metrics(self, index: int) -> dict[str, float]:
