@@ -107,11 +107,11 @@ NORMALISED = ["ppo", "--normalize-observations", "--normalize-rewards", *WORDS]
     ("agent", "what", "seeds"),
     [
         (REPLAY, "reward", 1),
-        (STEPS, "state", 1),
-        (STEPS, "reset", 1),
-        (STEPS, "reward", 2),
+        pytest.param(STEPS, "state", 1, marks=pytest.mark.slow),
+        pytest.param(STEPS, "reset", 1, marks=pytest.mark.slow),
+        pytest.param(STEPS, "reward", 2, marks=pytest.mark.slow),
         (NORMALISED, "reward", 1),
-        (NORMALISED, "state", 2),
+        pytest.param(NORMALISED, "state", 2, marks=pytest.mark.slow),
     ],
 )
 def test_what_is_not_finite_is_not_learnt_from(tmp_path, capsys, module, monkeypatch, agent, what, seeds):
