@@ -64,7 +64,7 @@ class Rare:
     def step(self, state, action, key):
         walk, luck = jax.random.split(key)
         state = state + jax.random.normal(walk, (2,)) + self.fault("state", luck, 0.01)
-        reward = state[0] + self.fault("reward", luck, 0.01)
+        reward = jnp.where(action["action"] == 1, state[0], -state[0]) + self.fault("reward", luck, 0.01)
         return state, Step({"state": state}, reward, state[1] > jnp.float32(3.0))
 
     def fault(self, what, key, chance):
