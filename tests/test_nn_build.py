@@ -472,6 +472,10 @@ def foreign(package):
             for names in (("pi", "vf"), ("pi", "qf"))
         ),
         ([64, 0], "size must be a whole number of at least 1. Received: size=0"),
+        (
+            [64, "flatten"],
+            r"network\[0\]: A layer must be .* Received: 64\. .* write \{'type': 'dense', 'size': 64\}\.",
+        ),
         ([64, True], r"network\[0\]: A layer must be a name"),
         (lambda: 3, "must be a Keras model, or return one. Received: 3"),
         (

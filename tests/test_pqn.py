@@ -228,7 +228,7 @@ def test_settings_that_do_not_fit_are_refused():
         learner("pqn", Countdown(), 2, mini_batches=13)
     with pytest.raises(
         SpecError,
-        match=r"mini_batches must be at most 2 \(2 environments, whose sequences stay whole for a recurrent model\).* fewer mini_batches, or more",
+        match=r"mini_batches must be at most 2 \(environments: 2, whose sequences stay whole for a recurrent model\).* fewer mini_batches, or more",
     ):
         learner("pqn", Countdown(), 2, model=RECURRENT, mini_batches=3)
     with pytest.raises(SpaceError, match="pqn serves 'int' and 'bool' actions only"):

@@ -145,7 +145,7 @@ class PPO(ActorCritic):
         divisible(config, actors * config.n_steps, f"{actors} environments x n_steps {config.n_steps} rows")
         algorithm = cls.build(config, spaces, actors)
         if algorithm.model.recurrent:
-            whole = f"{actors} environments, whose sequences stay whole for a recurrent model"
+            whole = f"environments: {actors}, whose sequences stay whole for a recurrent model"
             divisible(config, actors, whole, "or more environments")
         return algorithm
 

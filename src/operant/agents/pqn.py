@@ -150,7 +150,7 @@ class PQN(QLearner):
         divisible(config, actors * config.n_steps, f"{actors} environments x n_steps {config.n_steps} rows")
         made = cls.build(config, spaces, actors, "pqn", network=normalised(config.model))
         if made.model.recurrent:
-            whole = f"{actors} environments, whose sequences stay whole for a recurrent model"
+            whole = f"environments: {actors}, whose sequences stay whole for a recurrent model"
             divisible(config, actors, whole, "or more environments")
         return made
 

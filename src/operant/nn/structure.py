@@ -286,6 +286,11 @@ def read(spec: Any, label: str) -> Layer:
             return spec
         if isinstance(spec, k.layers.Layer):
             return keras_layer(spec)
+        if isinstance(spec, int | float) and not isinstance(spec, bool):
+            raise SpecError(
+                f"A layer must be a name, a dict with 'type', a JSON file or a class. Received: {spec!r}. A width stands for a layer in a "
+                f"list of widths alone; beside other layers write {{'type': 'dense', 'size': {spec!r}}}."
+            )
         own = _registered(spec.get("type") if isinstance(spec, Mapping) else spec)
         if own is not None:
             spec = {**spec, "type": own} if isinstance(spec, Mapping) else own
