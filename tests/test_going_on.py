@@ -402,7 +402,7 @@ class Slow(gymnasium.Env):
     def step(self, action):
         Slow.steps += 1
         if Slow.steps == self.stop:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
         time.sleep(self.seconds)
         return np.zeros(3, np.float32), 1.0, Slow.steps % 5 == 0, False, {}
 
