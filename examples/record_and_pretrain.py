@@ -43,7 +43,7 @@ for episode in range(EPISODES):
 agent.close()
 
 # Pretrain agent on recorded traces
-agent = Agent.create(agent="ppo", environment=environment)
+agent = Agent.create(agent="ppo", environment=environment, seed=1)
 before = mean_return(agent)
 agent.pretrain(
     directory="data/traces",

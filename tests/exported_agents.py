@@ -117,8 +117,10 @@ def shake(agent):
 
 
 def interface(agent):
-    initial = agent.initial_internals()
-    return Interface(agent.spaces, initial or {})
+    """Return what an exported policy takes and gives: of the internals those on which actions depend."""
+    initial = agent.initial_internals() or {}
+    heeded = zip(initial.items(), agent.learner.heeded, strict=True)
+    return Interface(agent.spaces, dict(item for item, heeds in heeded if heeds))
 
 
 def asked(agent, rng, n):
@@ -146,8 +148,12 @@ def act(agent, states, inputs):
     internals = {
         name.removeprefix("internals/"): x for name, x in inputs.items() if name.startswith("internals/")
     }
-    actions, after = agent.act(states, internals=internals or (), independent=True)
-    flat = {f"next_internals/{name}": x for name, x in (after or {}).items()}
+    n = len(next(iter(inputs.values())))
+    others = {
+        name: np.broadcast_to(x, (n, *np.shape(x))) for name, x in (agent.initial_internals() or {}).items()
+    }
+    actions, after = agent.act(states, internals={**others, **internals} or (), independent=True)
+    flat = {f"next_internals/{name}": after[name] for name in internals}
     for port in interface(agent).outputs:
         if port.kind == "action":
             flat[port.name] = actions if not port.path else actions[port.path[0]]

@@ -106,7 +106,7 @@ def test_programs(example, tmp_path, monkeypatch):
     def short(self, target_reward=None, max_steps=None):
         seen.append(self)
         before = int(self.session.driver.train.counters.updates)
-        outcome = fit(self, target_reward, 1200)
+        outcome = fit(self, target_reward=target_reward, max_steps=1200)
         assert int(self.session.driver.train.counters.updates) > before
         return outcome
 

@@ -73,6 +73,7 @@ KNOBS: dict[str, dict[str, Knob]] = {
         "normalize_rewards": Knob(True, "shapes"),
     },
     "ModelConfig": {"model": Knob([{"type": "dense", "size": 8}], "shapes")},
+    "SharedModelConfig": {"separate": Knob(False, "shapes")},
     "ActorCriticConfig": {
         "actor_model": Knob([{"type": "dense", "size": 8}], "shapes"),
         "critic_model": Knob([{"type": "dense", "size": 8}], "shapes"),
@@ -165,7 +166,7 @@ KNOBS: dict[str, dict[str, Knob]] = {
         "temperature": Knob(0.1),
     },
     "modular": {},
-    "a2c": {"normalize_advantage": Knob(True), "separate": Knob(True, "shapes")},
+    "a2c": {"normalize_advantage": Knob(True)},
     "acer": {
         "delta": Knob(0.01),
         "ema_alpha": Knob(0.5),
@@ -210,7 +211,6 @@ KNOBS: dict[str, dict[str, Knob]] = {
         "ppo_epochs": Knob(3),
         "clip_value": Knob(False),
         "normalize_advantage": Knob(False),
-        "separate": Knob(True, "shapes"),
         "target_kl": Knob(1e-5, context={"target_kl": 10.0}),
     },
     "sac": {

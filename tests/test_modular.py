@@ -207,7 +207,7 @@ def test_one_step_per_block_with_a_shared_baseline_is_the_actor_critic_of_blocks
     env = Countdown()
     other = compile_agent(
         "a2c", env, n_steps=6, entropy_coef=0.02, value_loss_coef=0.5, grad_norm=None, lr=0.01, gamma=0.9,
-        model=model,
+        model=model, separate=False,
     )  # fmt: skip
     made = compile_agent(
         "modular", env, batch_size=18, horizon=None, baseline_model="shared", baseline_weight=0.5,
