@@ -6,6 +6,7 @@ import os
 import pathlib
 import shutil
 import signal
+import sys
 import tempfile
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -122,3 +123,12 @@ def pytest_collection_modifyitems(items):
         about = {value for value in given.params.values() if isinstance(value, str)} & set(AGENTS)
         if about and not about & set(EVERYDAY):
             item.add_marker(pytest.mark.slow if about & set(SLOW) else pytest.mark.exhaustive)
+
+
+@pytest.fixture(scope="module")
+def tests_folder():
+    """Let modules of this folder be imported by their bare names, as command lines and workers name them."""
+    folder = str(pathlib.Path(__file__).parent)
+    sys.path.insert(0, folder)
+    yield folder
+    sys.path.remove(folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import gymnasium
 import jax
@@ -28,13 +27,10 @@ IMAGE = Leaf("float", (20, 18, 3), None, 0, 255, "uint8")
 
 
 @pytest.fixture(scope="module")
-def module():
-    folder = str(Path(__file__).parent)
-    sys.path.insert(0, folder)
+def module(tests_folder):
     import channels_first
 
     yield channels_first
-    sys.path.remove(folder)
     del sys.modules["channels_first"]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,13 +30,10 @@ WORDS = [word for name, value in SMALL.items() for word in (f"--{name.replace('_
 
 
 @pytest.fixture(scope="module", autouse=True)
-def module():
-    folder = str(Path(__file__).parent)
-    sys.path.insert(0, folder)
+def module(tests_folder):
     import native_faults
 
     yield native_faults
-    sys.path.remove(folder)
     del sys.modules["native_faults"]
 
 

@@ -22,7 +22,7 @@ from operant.agents import AGENTS, DEFAULT, config_class
 from operant.agents.making import Definition, define, words
 from operant.engine import act_independently
 from operant.envs import vector
-from operant.envs.source import is_environment, is_native, lacking
+from operant.envs.source import is_environment, is_native
 from operant.envs.vector_env import VectorEnv
 from operant.errors import CheckpointError, SpaceError, SpecError, UsageError, suggest, value_error
 from operant.execution.callbacks import callbacks_of, none_refuses
@@ -33,10 +33,13 @@ from operant.execution.training import Outcome, Training
 from operant.folder import describe, held, new_directory
 from operant.inputs import (
     buffer_options,
+    encoded,
     evaluation_envs,
     is_id,
     made_again,
+    makes,
     optimizer_options,
+    refuse_no_environments,
     refuse_shared,
 )
 from operant.ops.optimise import Given
@@ -62,8 +65,6 @@ ELSEWHERE = {
     "evaluate": "play(episodes=...)",
 }
 """What methods of other libraries are here."""
-POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
-"""What other libraries take before the environment."""
 NOT_OPTIONS = frozenset(
     {"env", "n_envs", "max_steps", "target_reward", "monitor_session", "resume", "weights", *PROCESSES}
 )
@@ -110,7 +111,7 @@ class Trainer:
         trial: Any = None,
         **settings: Any,
     ) -> None:
-        _refuse_no_environments(envs)
+        refuse_no_environments(envs)
         self.trial = trial
         self._envs = envs
         given = self._named(parts, settings)
@@ -318,7 +319,7 @@ class Trainer:
         spaces, codec, driver = self.session.environments.spaces, self._codec, self.session.driver
         given, batched = observation, False
         if codec is not None:
-            given, batched = _encoded(codec, observation, spaces.unflatten, self.run.env)
+            given, batched = encoded(codec, observation, spaces.unflatten, self.run.env)
         chosen, after = act_independently(
             self.session.learner,
             self._act_now,
@@ -411,7 +412,7 @@ class Trainer:
             }
         )
         made = self._another(config, env)
-        leave = env is not None and not _makes(env)
+        leave = env is not None and not makes(env)
         played = run_episodes(
             self.session.learner, self.session.driver.train, made, config, self._plays, leave_open=leave
         )
@@ -503,24 +504,22 @@ class Trainer:
 
     def _given(self, config: PlayConfig, given: Any) -> VectorEnv:
         """Make what was given one environment with the spaces of those that train."""
-        if not (_makes(given) or is_environment(given)) or isinstance(given, gymnasium.vector.VectorEnv):
+        if not (makes(given) or is_environment(given)) or isinstance(given, gymnasium.vector.VectorEnv):
             raise value_error("env", "one environment: an id, an object, a class or a function", given)
         trains = self._envs if isinstance(self._envs, list | tuple) else [self._envs]
         known = given == self.run.env if isinstance(given, str) else any(given is each for each in trains)
         if not known:
             config = config.replace(env_kwargs=None, max_episode_timesteps=None)
-        if not isinstance(given, str):  # it is preprocessed where it is made
-            config = config.replace(preprocess=False, max_frame=False)
         if isinstance(given, str):
             made = environment(config.replace(env=given))
-        elif callable(given) or is_native(given):
-            made = environment(config, given)
+        elif callable(given) or is_native(given):  # preprocessed where it is made
+            made = environment(config.replace(preprocess=False, max_frame=False), given)
         else:
             refuse_shared("env", self._envs, given)
             made = vector.create(given, mode="in-process")
         own, other = self.session.environments.spaces, made.spaces
         if own != other:
-            if _makes(given):
+            if makes(given):
                 made.close()
             raise SpaceError(
                 f"env must have the states and actions of those that train. Their own: {own.to_spec()}. Those of {made.name}: {other.to_spec()}."
@@ -621,48 +620,6 @@ def __getattr__(name: str) -> Any:
     if name in CLASSES:
         return trainer(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _makes(env: Any) -> bool:
-    """Tell whether an environment was given as what makes it: such a one is closed here, an object by whoever made it."""
-    return isinstance(env, str) or callable(env)
-
-
-def _encoded(codec: Codec, observation: Any, unflatten: Callable[[Any], Any], name: str) -> tuple[Any, bool]:
-    """Return an observation of Gymnasium's in the structure of the specification, and whether it is several."""
-    try:
-        batched = codec.observation.is_batch(observation)
-        return unflatten(codec.encode(observation, batched)), batched
-    except SpaceError:
-        raise
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        what = (
-            f"no entry {error}"
-            if isinstance(error, KeyError)
-            else f"{type(observation).__name__} of another structure"
-        )
-        raise SpaceError(
-            f"observation must be what {name} returns, or several such in one. Received: {what}."
-        ) from None
-
-
-def _refuse_no_environments(envs: Any) -> None:
-    """Refuse what can be no environment, whatever it holds."""
-    if isinstance(envs, list | tuple) and not envs:
-        raise value_error("envs", "at least one environment", envs)
-    must, remedy = (
-        "an id, an environment, its class or a function that makes it, a list of these, or a vector",
-        "",
-    )
-    if isinstance(envs, str) and envs in POLICIES:
-        remedy = "Leave it out: networks follow from the observations, or are given as model."
-    elif (
-        isinstance(envs, str | Path | Mapping | list | tuple | VectorEnv)
-        or callable(envs)
-        or is_environment(envs)
-    ):
-        return
-    raise value_error("envs", must, envs, remedy or lacking(envs).strip())
 
 
 def _split(agent: str, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

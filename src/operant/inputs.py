@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 
 from operant.envs import table
-from operant.envs.source import is_native
+from operant.envs.source import is_environment, is_native, lacking
 from operant.envs.vector_env import VectorEnv
 from operant.errors import SpaceError, SpecError, UsageError, value_error, whole
 from operant.execution.config import GAMES, RunConfig
-from operant.spaces import Spaces
+from operant.spaces import Codec, Spaces
 from operant.spec import Config, options
 from operant.train import evaluation_count, host_vector
+
+POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
+"""What other libraries take before the environment."""
 
 
 def create_envs(
@@ -158,6 +162,50 @@ def is_id(envs: Any) -> bool:
     return told == own.kwargs and limits == (own.max_episode_steps, own.additional_wrappers)
 
 
+def refuse_no_environments(envs: Any) -> None:
+    """Refuse what can be no environment, whatever it holds.
+
+    Raises:
+        SpecError: so it is; says what can be given.
+    """
+    if isinstance(envs, list | tuple) and not envs:
+        raise value_error("envs", "at least one environment", envs)
+    remedy = lacking(envs).strip()
+    if isinstance(envs, str) and envs in POLICIES:
+        remedy = "Leave it out: networks follow from the observations, or are given as model."
+    elif (
+        isinstance(envs, str | Path | Mapping | list | tuple | VectorEnv)
+        or callable(envs)
+        or is_environment(envs)
+    ):
+        return
+    must = "an id, an environment, its class or a function that makes it, a list of these, or a vector"
+    raise value_error("envs", must, envs, remedy)
+
+
+def makes(env: Any) -> bool:
+    """Tell whether an environment was given as what makes it: such a one is closed here, an object by whoever made it."""
+    return isinstance(env, str) or callable(env)
+
+
+def encoded(codec: Codec, observation: Any, unflatten: Callable[[Any], Any], name: str) -> tuple[Any, bool]:
+    """Return an observation of Gymnasium's in the structure of the specification, and whether it is several.
+
+    Raises:
+        SpaceError: it is none of the environment of this name.
+    """
+    try:
+        batched = codec.observation.is_batch(observation)
+        return unflatten(codec.encode(observation, batched)), batched
+    except SpaceError:
+        raise
+    except KeyError as error:
+        what = f"no entry {error}"
+    except (IndexError, TypeError, ValueError):
+        what = f"{type(observation).__name__} of another structure"
+    raise SpaceError(f"observation must be what {name} returns, or several such in one. Received: {what}.")
+
+
 def made_again(env: Any, render_mode: str | None = None) -> Any:
     """Make an environment once more.
 
@@ -168,7 +216,7 @@ def made_again(env: Any, render_mode: str | None = None) -> Any:
 
     if isinstance(env, Preprocessed):
         return Preprocessed(made_again(env.env, render_mode), env.settings)
-    if isinstance(env, str) or callable(env):
+    if makes(env):
         return env  # what makes environments, and will once more
     if getattr(env, "spec", None) is None:
         raise SpecError(
@@ -222,7 +270,7 @@ def _others(envs: Any, count: int) -> Any:
     several = isinstance(envs, list | tuple)
     if isinstance(envs, gymnasium.Env) or several:
         return [made_again(envs[i % len(envs)] if several else envs) for i in range(count)]
-    if isinstance(envs, str) or callable(envs) or is_native(envs):
+    if makes(envs) or is_native(envs):
         return envs
     raise SpecError(
         f"To evaluate, environments like those that train are made, and no others can be made like {envs!r}. Give eval_envs."

@@ -328,10 +328,8 @@ def environment(config: PlayConfig, given: Any = None) -> VectorEnv:
     from operant.envs.games import whole_games
     from operant.envs.table import resolve
 
-    name, told = (
-        config.env if given is None else given,
-        {"preprocess": config.preprocess, "max_frame": config.max_frame},
-    )
+    name = config.env if given is None else given
+    told = {"preprocess": config.preprocess, "max_frame": config.max_frame}
     limit, lives = config.max_episode_timesteps, True
     file = Path(config.run_dir or "") / "run.json"
     if config.run_dir is not None and file.is_file():

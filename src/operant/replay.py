@@ -290,9 +290,8 @@ def _history_differences(then: dict[str, np.ndarray], now: dict[str, np.ndarray]
     counts = len(then["step"]), len(now["step"])
     if counts[0] != counts[1]:
         found.append(f"the history has {counts[0]} episodes, its repetition {counts[1]}")
-    for name in filter(
-        now.__contains__, then
-    ):  # where no episode was repeated, columns of `info` are missing
+    # Where no episode was repeated, columns of `info` are missing.
+    for name in filter(now.__contains__, then):
         one, other = (rows[name][: min(counts)] for rows in (then, now))
         rows = np.flatnonzero(~((one == other) | ((one != one) & (other != other))))
         if len(rows):

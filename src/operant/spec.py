@@ -134,24 +134,14 @@ class Schedule:
             raise SpecError(f"Unknown schedule type {self.type!r}.{suggest(self.type, kinds)}")
         if self.unit not in ("timesteps", "episodes", "updates"):
             raise value_error("unit", "'timesteps', 'episodes' or 'updates'", self.unit)
-        for name in (
-            "start",
-            "end",
-            "power",
-            "steps",
-            "warmup",
-            "boundaries",
-            "values",
-            "theta",
-            "sigma",
-            "seed",
-        ):
+        numbers, counts = ("start", "end", "power", "theta", "sigma"), ("steps", "warmup", "seed")
+        for name in (*numbers, *counts, "boundaries", "values"):
             object.__setattr__(self, name, _settled(getattr(self, name)))
-        for name in ("steps", "warmup", "seed"):
+        for name in counts:
             object.__setattr__(self, name, as_whole(getattr(self, name)))
         if isinstance(self.boundaries, tuple):
             object.__setattr__(self, "boundaries", tuple(map(as_whole, self.boundaries)))
-        for name in ("start", "end", "power", "theta", "sigma"):
+        for name in numbers:
             if not _finite(getattr(self, name)):
                 raise value_error(name, "a finite number", getattr(self, name))
         least = int(self.type in ("linear", "exponential", "polynomial", "cosine"))
@@ -209,11 +199,9 @@ class Schedule:
                 pass
             else:
                 return cls(typing.cast(Any, kind), start, end, whole)
-        must = (
-            "data, which a function is not: it could not be saved with the agent"
-            if callable(value)
-            else "of a form that exists"
-        )
+        must = "of a form that exists"
+        if callable(value):
+            must = "data, which a function is not: it could not be saved with the agent"
         raise value_error("schedule", must, value, SCHEDULE_FORMS)
 
     @staticmethod

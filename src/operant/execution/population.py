@@ -14,13 +14,7 @@ import numpy as np
 from operant.agents.learner import Learner, Train
 from operant.envs.native import NativeEnv
 from operant.errors import UsageError
-from operant.execution.device import (
-    CHECK_STEPS,
-    DeviceRun,
-    Ends,
-    World,
-    finished_episodes,
-)
+from operant.execution.device import CHECK_STEPS, DeviceRun, Ends, World, finished_episodes
 from operant.execution.episodes import Finished
 from operant.types import Array, Key, Tree
 

@@ -437,19 +437,9 @@ class Training:
         episodes, score = [], self.progress.score
         for ended in finished:
             mean = score.add(ended.reward, ended.length, ended.info)
-            step, best = ended.step + self.progress.origin.step, score.best
-            episodes.append(
-                Episode(
-                    step,
-                    self.progress.elapsed,
-                    ended.reward,
-                    ended.length,
-                    ended.actor,
-                    mean,
-                    best,
-                    ended.info,
-                )
-            )
+            step, seconds = ended.step + self.progress.origin.step, self.progress.elapsed
+            told = ended.reward, ended.length, ended.actor
+            episodes.append(Episode(step, seconds, *told, mean, score.best, ended.info))
         if episodes:
             self.sinks.episodes(episodes)
 

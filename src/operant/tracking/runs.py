@@ -76,10 +76,9 @@ def _read(path: Path, among: Sequence[Path], evaluations: bool) -> Run:
     try:
         agent, run = dict(saved["agent"]), dict(saved["run"])
         kind, env = agent.pop("type"), run["env"]
-        for name, value in (
-            (n, v) for part in saved.get("resumed", []) for n, v in part.get("options", {}).items()
-        ):
-            agent[name] = f"{_short(agent[name])}, then {_short(value)}"
+        for part in saved.get("resumed", []):
+            for name, value in part.get("options", {}).items():
+                agent[name] = f"{_short(agent[name])}, then {_short(value)}"
     except (KeyError, TypeError, ValueError):
         raise SpecError(f"{str(path / 'run.json')!r} does not describe a run.") from None
     settings = {**agent, **{name: value for name, value in run.items() if name not in _OWN}}
@@ -138,11 +137,10 @@ def _label(run: Run, runs: Sequence[Run]) -> str:
 
 
 def _short(value: Any) -> Any:
-    """Write a schedule as on the command line."""
-    parts = ("type", "start", "end", "steps")
-    return (
-        ":".join(str(value[part]) for part in parts) if isinstance(value, dict) and "type" in value else value
-    )
+    """Write a schedule as on the command line; anything else stays as it is."""
+    if not isinstance(value, dict):
+        return value
+    return ":".join(str(value.get(part)) for part in ("type", "start", "end", "steps"))
 
 
 def _text(value: Any) -> str:
