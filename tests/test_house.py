@@ -146,8 +146,12 @@ def test_no_two_parts_import_each_other():
             "agents and envs must not know each other",
         ),
         ("envs/probe.py", "from ..agents import AGENTS", "envs and agents must not know each other"),
-        ("spec.py", "LATER = {'x': 'operant.agent:Agent'}", "spec imports agent, which stands above it"),
-        ("spec.py", "from operant import Agent", "imports operant.Agent, which has no place"),
+        (
+            "spec/registry.py",
+            "LATER = {'x': 'operant.agent:Agent'}",
+            "spec imports agent, which stands above it",
+        ),
+        ("spec/registry.py", "from operant import Agent", "imports operant.Agent, which has no place"),
         ("attic.py", "", "'attic' has no place in the import order"),
     ],
 )

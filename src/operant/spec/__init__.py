@@ -1,0 +1,53 @@
+"""Hyperparameters and specifications: declared once, read everywhere.
+
+A `Config` is a frozen dataclass whose fields are made by `option`. Command-line flags and help tables,
+constructor arguments, search ranges, docs tables and checkpoint headers all derive from it. A `Registry`
+turns a specification (an object, a name, a dict with `type`, a JSON file, an importable class) into the
+thing it names.
+
+This package imports neither JAX nor Keras: help must come at once.
+"""
+
+from operant.spec.config import (
+    Config,
+    Option,
+    Scalar,
+    Search,
+    build,
+    canonical,
+    checked,
+    default,
+    effective,
+    option,
+    options,
+    traced,
+)
+from operant.spec.registry import Registry
+from operant.spec.schedule import SCHEDULE_FORMS, Schedule
+from operant.spec.sources import MODEL_FILES, data_only, import_object, read_json, refuse_code, refuse_places
+from operant.spec.values import plain
+
+__all__ = [
+    "MODEL_FILES",
+    "SCHEDULE_FORMS",
+    "Config",
+    "Option",
+    "Registry",
+    "Scalar",
+    "Schedule",
+    "Search",
+    "build",
+    "canonical",
+    "checked",
+    "data_only",
+    "default",
+    "effective",
+    "import_object",
+    "option",
+    "options",
+    "plain",
+    "read_json",
+    "refuse_code",
+    "refuse_places",
+    "traced",
+]

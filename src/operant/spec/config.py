@@ -1,0 +1,297 @@
+"""Hyperparameters, each declared once: a `Config` is a frozen dataclass whose fields are made by `option`."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import math
+import sys
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal, TypeVar, dataclass_transform
+
+from operant.errors import SpecError, as_whole, suggest, value_error
+from operant.spec.schedule import Schedule
+from operant.spec.values import called, plain, settled
+
+T = TypeVar("T")
+Search = Literal["log_uniform", "int", "categorical"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """What is known of one hyperparameter beside its name, type and default."""
+
+    help: str
+    """One or two sentences: what it is; what raising it does."""
+    unit: str | None = None
+    low: float | None = None
+    """Smallest legal value."""
+    high: float | None = None
+    """Largest legal value."""
+    low_open: bool = False
+    """Whether `low` itself is illegal."""
+    search: Search | None = None
+    """How tuning reads several values of it; None: it is not tuned."""
+    choices: tuple[Any, ...] | None = None
+    traced: bool = False
+    """A number that compiled code takes as an argument: it may change, be a schedule, or be mapped over by `vmap`,
+    without compiling again. Other options shape the program."""
+    aliases: tuple[str, ...] = ()
+    """Names accepted for it beside its own."""
+    needs: tuple[str, Any] | None = None
+    """Another option, and the value of it (or several, as a tuple) without which this one has no effect."""
+    settled: bool = False
+    """Whether it may not change in a run that goes on: only the beginning reads it, or it is the unit of what was learnt."""
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    unit: str | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    low_open: bool = False,
+    search: Search | None = None,
+    choices: tuple[Any, ...] | None = None,
+    traced: bool = False,
+    aliases: tuple[str, ...] = (),
+    needs: tuple[str, Any] | None = None,
+    settled: bool = False,
+) -> Any:
+    """Declare one field of a `Config`."""
+    meta = Option(help, unit, low, high, low_open, search, choices, traced, aliases, needs, settled)
+    return dataclasses.field(default=default, metadata={"option": meta})
+
+
+if typing.TYPE_CHECKING:
+    from jax import Array
+
+    Scalar: typing.TypeAlias = float | Array
+else:
+    Scalar = float | Schedule
+"""Type of a `traced` option: its user gives a number or a schedule, the algorithm reads a number or a traced array."""
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option,))
+class ConfigMeta(type):
+    """Makes every subclass of `Config` a frozen, keyword-only dataclass."""
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
+        """Make the class, then the dataclass."""
+        cls = super().__new__(mcs, name, bases, namespace)
+        return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+
+
+class Config(metaclass=ConfigMeta):
+    """A named set of options with checked values. Never written to; `replace` gives a changed copy."""
+
+    def __post_init__(self) -> None:
+        """Check types and bounds of every field, then `check`, and report all faults at once."""
+        faults: list[str] = []
+        for name, meta in options(type(self)).items():
+            value = getattr(self, name)
+            if _traced_value(value):
+                continue
+            try:
+                object.__setattr__(self, name, _checked(type(self), name, meta, value))
+            except SpecError as fault:
+                faults.append(str(fault))
+        if not faults:
+            faults.extend(self.check())
+        if faults:
+            raise SpecError("\n".join(faults))
+
+    def check(self) -> Iterator[str]:
+        """Yield a message for every constraint between fields that does not hold."""
+        return iter(())
+
+    @classmethod
+    def words(cls) -> Iterable[str]:
+        """Return the arguments that `translated` reads beside options and their aliases."""
+        return ()
+
+    @classmethod
+    def translated(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return arguments in the words of the options; a subclass may understand others, too."""
+        return dict(given)
+
+    def replace(self, **changes: Any) -> typing.Self:
+        """Return a copy with some options changed; unknown names are errors."""
+        return type(self)(**{**vars(self), **canonical(type(self), changes)})
+
+    def with_values(self, values: Mapping[str, Any]) -> typing.Self:
+        """Return a copy with values put in unchecked: compiled code's numbers in place of floats and schedules."""
+        copy = object.__new__(type(self))
+        copy.__dict__.update({**vars(self), **values})
+        return copy
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON data that `from_dict` turns back into an equal object."""
+        return {name: plain(getattr(self, name)) for name in options(type(self))}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> typing.Self:
+        """Build one of `to_dict`'s data; missing options take their defaults."""
+        return build(cls, dict(data), cls.__name__)
+
+
+@functools.cache
+def options(cls: type[Config]) -> dict[str, Option]:
+    """Return the options of a config by name, in order of declaration."""
+    fields = dataclasses.fields(cls)
+    return {field.name: field.metadata["option"] for field in fields if "option" in field.metadata}
+
+
+def default(cls: type[Config], name: str) -> Any:
+    """Return the default of one option."""
+    return next(f.default for f in dataclasses.fields(cls) if f.name == name)
+
+
+def effective(needs: tuple[str, Any], values: Mapping[str, Any]) -> bool:
+    """Tell whether options have what one of them needs (`Option.needs`) to have an effect."""
+    switch, wanted = needs
+    return values.get(switch) in (wanted if isinstance(wanted, tuple) else (wanted,))
+
+
+def traced(cls: type[Config]) -> tuple[str, ...]:
+    """Return the names of the options that compiled code takes as arguments."""
+    return tuple(name for name, meta in options(cls).items() if meta.traced)
+
+
+def canonical(cls: type[Config], given: Mapping[str, Any], label: str | None = None) -> dict[str, Any]:
+    """Replace aliases by names; refuse unknown names (with the close match) and doubles, under a label."""
+    known = options(cls)
+    label = _label(cls) if label is None else label
+    names = {alias: name for name, meta in known.items() for alias in meta.aliases}
+    result: dict[str, Any] = {}
+    for key, value in given.items():
+        name = names.get(key, key)
+        if name not in known:
+            close = difflib.get_close_matches(key, [*known, *names], n=1)
+            raise SpecError(f"{label} takes no argument {key!r}.{suggest(key, {*known, *close})}")
+        if name in result:
+            raise SpecError(f"{label} got {name!r} twice, once as {key!r}. Give one of them.")
+        result[name] = value
+    return result
+
+
+def checked(cls: type[Config], name: str, value: Any) -> Any:
+    """Return the form in which a config holds a value of one option.
+
+    Raises:
+        SpecError: the value has another type, or is out of bounds.
+    """
+    return _checked(cls, name, options(cls)[name], value)
+
+
+def build(cls: Callable[..., T], arguments: dict[str, Any], label: str) -> T:
+    """Call `cls` with the arguments, in the words of a config too; unknown and missing ones are named, with the close match."""
+    if isinstance(cls, type) and issubclass(cls, Config):
+        return typing.cast(T, cls(**canonical(cls, arguments)))
+    return typing.cast(T, called(cls, arguments, label))
+
+
+def _label(cls: type) -> str:
+    return getattr(cls, "label", cls.__name__)
+
+
+def _traced_value(value: Any) -> bool:
+    """Tell whether it is a number inside a JAX transformation, not known yet."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(value, jax.core.Tracer)
+
+
+@functools.cache
+def _adapter(cls: type[Config], name: str) -> Any:
+    import pydantic
+
+    hints = typing.get_type_hints(cls)
+    settings = pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True)
+    return pydantic.TypeAdapter(hints[name], config=settings)
+
+
+@functools.cache
+def _counts(cls: type[Config], name: str) -> bool:
+    """Tell whether an option is a whole number, which may be written as a float: `max_steps=1e6`."""
+    hint = typing.get_type_hints(cls)[name]
+    kinds = {hint, *typing.get_args(hint)}
+    return int in kinds and float not in kinds
+
+
+def _checked(cls: type[Config], name: str, meta: Option, value: Any) -> Any:
+    import pydantic
+
+    value = settled(value.tolist() if getattr(value, "ndim", 0) == 1 else value)
+    if meta.traced and (isinstance(value, Schedule | Mapping | str) or callable(value)):
+        try:
+            value = Schedule.read(value)
+        except SpecError as fault:
+            raise SpecError(f"{name}: {fault}") from None
+        for bound in value.range():
+            _bounded(name, meta, bound)
+        return value
+    if isinstance(value, float) and math.isnan(value):
+        raise value_error(name, "a number", value)
+    if _counts(cls, name):
+        value = as_whole(value)
+    try:
+        value = _adapter(cls, name).validate_python(value)
+    except pydantic.ValidationError as error:
+        wanted = _wanted(error)
+        raise value_error(name, wanted, value, _default_hint(cls, name)) from None
+    _bounded(name, meta, value)
+    if isinstance(value, float) and math.isinf(
+        value
+    ):  # it would only show as numbers that are not finite, later
+        raise value_error(name, "a finite number", value)
+    if meta.choices is not None and value is not None and value not in meta.choices:
+        raise SpecError(
+            f"{name} must be one of {', '.join(map(repr, meta.choices))}. Received: {name}={value!r}."
+            f"{suggest(str(value), map(str, meta.choices), listed=False) if isinstance(value, str) else ''}"
+        )
+    return value
+
+
+def _wanted(error: Any) -> str:
+    kinds = {
+        "int_type": "a whole number",
+        "float_type": "a number",
+        "bool_type": "True or False",
+        "string_type": "a string",
+        "none_required": "None",
+        "tuple_type": "a list",
+        "dataclass_exact_type": "a schedule",
+        "dict_type": "a dict",
+    }
+    found: dict[str, None] = {}
+    for e in error.errors(include_url=False):
+        wanted = kinds.get(e["type"]) or e["msg"].removeprefix("Input should be ")
+        inside = any(isinstance(part, int) for part in e["loc"])
+        found[f"a list whose every entry is {wanted}" if inside else wanted] = None
+    return " or ".join(found)
+
+
+def _default_hint(cls: type[Config], name: str) -> str:
+    return f"The default is {default(cls, name)!r}."
+
+
+def _bounded(name: str, meta: Option, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    low_ok = meta.low is None or (value > meta.low if meta.low_open else value >= meta.low)
+    if low_ok and (meta.high is None or value <= meta.high):
+        return
+    parts = []
+    if meta.low is not None:
+        parts.append(f"{'above' if meta.low_open else 'at least'} {_shown(meta.low)}")
+    if meta.high is not None:
+        parts.append(f"at most {_shown(meta.high)}")
+    raise value_error(name, " and ".join(parts), value)
+
+
+def _shown(bound: float) -> str:
+    """Return a bound in full: `:g` rounds whole numbers of seven digits and more."""
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"

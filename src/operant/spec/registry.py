@@ -1,0 +1,92 @@
+"""Names and what they stand for."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from operant.errors import SpecError, suggest
+from operant.spec.config import build
+from operant.spec.sources import import_object, imported, read_json
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Names and what they stand for; values are objects or import paths (``module:Name``) loaded when asked for."""
+
+    def __init__(self, what: str, entries: Mapping[str, Callable[..., T] | str]) -> None:
+        self.what = what
+        self._entries: dict[str, Callable[..., T] | str] = dict(entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def add(self, name: str, entry: Callable[..., T] | str) -> None:
+        """Register one more name; an existing name is an error."""
+        if name in self._entries:
+            raise SpecError(f"There already is a {self.what} named {name!r}.")
+        self._entries[name] = entry
+
+    def get(self, name: str) -> Callable[..., T]:
+        """Return what a name stands for; unknown names are errors with the close match."""
+        if name not in self._entries:
+            raise SpecError(f"Unknown {self.what} {name!r}.{suggest(name, self._entries)}")
+        entry = self._entries[name]
+        if isinstance(entry, str):
+            entry = typing.cast("Callable[..., T]", imported(entry, self.what))
+            self._entries[name] = entry
+        return entry
+
+    def parse(self, spec: Any, **extra: Any) -> tuple[Callable[..., T], dict[str, Any], str]:
+        """Split a specification into what to call, with which arguments, and the name to use in messages.
+
+        Args:
+            spec: a registered name, ``module.Class``, the path of a JSON file, a class, or a dict with one of
+                these as `type`.
+            extra: arguments beside those in the specification; giving one twice is an error.
+        """
+        arguments: dict[str, Any] = {}
+        seen: list[str] = []
+        while True:
+            if isinstance(spec, Mapping):
+                inner = dict(spec)
+                spec = inner.pop("type", None)
+                if spec is None:
+                    raise SpecError(
+                        f"A {self.what} given as a dict needs a 'type'. Received the keys: {', '.join(map(str, inner))}."
+                    )
+                for key, value in inner.items():
+                    arguments.setdefault(str(key), value)
+            elif isinstance(spec, str | Path) and str(spec).endswith(".json"):
+                if str(spec) in seen:
+                    raise SpecError(f"The {self.what} file {str(spec)!r} names itself as its type.")
+                seen.append(str(spec))
+                spec = read_json(spec, self.what)
+            else:
+                break
+        for key, value in extra.items():
+            if key in arguments and arguments[key] != value:
+                raise SpecError(
+                    f"{self.what} argument {key!r} is given twice, as {arguments[key]!r} and {value!r}."
+                )
+            arguments[key] = value
+        if isinstance(spec, str):
+            if spec in self or ("." not in spec and ":" not in spec):
+                return self.get(spec), arguments, spec
+            return import_object(spec, self.what), arguments, spec
+        if callable(spec):
+            return spec, arguments, getattr(spec, "__name__", str(spec))
+        raise SpecError(
+            f"A {self.what} must be a name, a dict with 'type', a JSON file or a class. Received: {spec!r}."
+        )
+
+    def create(self, spec: Any, **extra: Any) -> T:
+        """Build what a specification describes."""
+        target, arguments, label = self.parse(spec, **extra)
+        return build(target, arguments, label)

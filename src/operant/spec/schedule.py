@@ -1,0 +1,180 @@
+"""Hyperparameters that change with time, as plain data; `operant.ops.schedules` evaluates them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from operant.errors import SpecError, as_whole, suggest, value_error
+from operant.spec.values import called, finite, settled
+
+SCHEDULE_FORMS = (
+    "Give 'TYPE:START:END:STEPS' of type linear, exponential, polynomial, cosine or random, such as 'linear:3e-4:0:1e6'; or a dict "
+    "with 'type', one of these or constant, piecewise or ornstein_uhlenbeck, such as "
+    "{'type': 'cosine', 'start': 3e-4, 'steps': 1e6, 'warmup': 1e4}. docs/train.md describes them."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """A hyperparameter that changes with time: linear, exponential, polynomial, cosine, piecewise, random or Ornstein-Uhlenbeck.
+
+    Plain data; `operant.ops.schedules` evaluates it. Accepted wherever a `traced` option takes a number, as this
+    object, as a dict with `type`, or in short on the command line as ``linear:START:END:STEPS``.
+    """
+
+    type: Literal[
+        "constant",
+        "linear",
+        "exponential",
+        "polynomial",
+        "cosine",
+        "piecewise",
+        "random",
+        "ornstein_uhlenbeck",
+    ]
+    start: float
+    """Value at step 0, or after a warm-up; one bound of `random`, the mean of `ornstein_uhlenbeck`."""
+    end: float = 0.0
+    """Value from `steps` on; the other bound of `random` (the others ignore it)."""
+    steps: int = 0
+    """How long it takes from `start` to `end`, in `unit`; at least 1 of the types that take steps."""
+    unit: Literal["timesteps", "episodes", "updates"] = "timesteps"
+    power: float = 1.0
+    """Exponent of `polynomial`."""
+    warmup: int = 0
+    """`cosine`: how many of the `steps` come first, in which it rises from 0 to `start` in a line."""
+    boundaries: tuple[int, ...] = ()
+    """`piecewise`: the steps at which the value changes."""
+    values: tuple[float, ...] = ()
+    """`piecewise`: the value from each boundary on."""
+    theta: float = 0.15
+    """`ornstein_uhlenbeck`: share of the distance from the mean that a step takes back."""
+    sigma: float = 0.3
+    """`ornstein_uhlenbeck`: deviation of what a step adds."""
+    absolute: bool = False
+    """`ornstein_uhlenbeck`: without its sign."""
+    seed: int = 0
+    """`random` and `ornstein_uhlenbeck`: another sequence."""
+
+    def __post_init__(self) -> None:
+        """Check the parts against one another."""
+        kinds = typing.get_args(typing.get_type_hints(Schedule)["type"])
+        if self.type not in kinds:
+            raise SpecError(f"Unknown schedule type {self.type!r}.{suggest(self.type, kinds)}")
+        if self.unit not in ("timesteps", "episodes", "updates"):
+            raise value_error("unit", "'timesteps', 'episodes' or 'updates'", self.unit)
+        numbers, counts = ("start", "end", "power", "theta", "sigma"), ("steps", "warmup", "seed")
+        for name in (*numbers, *counts, "boundaries", "values"):
+            object.__setattr__(self, name, settled(getattr(self, name)))
+        for name in counts:
+            object.__setattr__(self, name, as_whole(getattr(self, name)))
+        if isinstance(self.boundaries, tuple):
+            object.__setattr__(self, "boundaries", tuple(map(as_whole, self.boundaries)))
+        for name in numbers:
+            if not finite(getattr(self, name)):
+                raise value_error(name, "a finite number", getattr(self, name))
+        least = int(self.type in ("linear", "exponential", "polynomial", "cosine"))
+        if type(self.steps) is not int or self.steps < least:
+            must = f"a whole number of at least {least}"
+            raise value_error("steps", must, self.steps, SCHEDULE_FORMS if self.steps == 0 else "")
+        self._check_warmup()
+        if self.type == "exponential" and (self.start <= 0 or self.end <= 0):
+            raise value_error("start and end", "above 0 in an exponential schedule", (self.start, self.end))
+        if self.type == "polynomial" and self.power <= 0:
+            raise value_error("power", "above 0", self.power)
+        if type(self.seed) is not int or not 0 <= self.seed < 2**32:
+            raise value_error("seed", "a whole number from 0 to 2^32 - 1", self.seed)
+        if self.type == "ornstein_uhlenbeck":
+            if not 0.01 <= self.theta <= 1:
+                raise value_error("theta", "from 0.01 to 1", self.theta)
+            if self.sigma < 0:
+                raise value_error("sigma", "at least 0", self.sigma)
+        if self.type == "piecewise":
+            self._check_pieces()
+
+    def _check_warmup(self) -> None:
+        """Check the part of the steps that comes before the cosine."""
+        warmup = self.warmup
+        if self.type != "cosine" and warmup != 0:
+            remedy = "Only 'cosine' has one."
+            raise value_error("warmup", f"left out of a schedule of type {self.type!r}", warmup, remedy)
+        if type(warmup) is not int or not 0 <= warmup <= max(self.steps - 1, 0):
+            raise value_error("warmup", f"a whole number of at least 0, below steps ({self.steps})", warmup)
+
+    def _check_pieces(self) -> None:
+        """Check the two lists of a piecewise schedule."""
+        steps, values = self.boundaries, self.values
+        if not isinstance(values, tuple) or not values or not all(map(finite, values)):
+            raise value_error("values", "a list of one or more finite numbers", values)
+        whole = isinstance(steps, tuple) and all(type(step) is int for step in steps)
+        rising = whole and sorted(set(steps)) == list(steps) and min(steps, default=0) >= 0
+        if not rising or len(steps) != len(values):
+            wanted = f"{len(values)} increasing whole numbers of at least 0, as many as values"
+            raise value_error("boundaries", wanted, steps)
+
+    @classmethod
+    def read(cls, value: Any) -> Schedule:
+        """Make one of a schedule, a dict, or ``kind:START:END:STEPS``."""
+        if isinstance(value, Schedule):
+            return value
+        if isinstance(value, Mapping):
+            return called(cls, cls._translated(value), "schedule")
+        if isinstance(value, str) and value.count(":") == 3:
+            kind, *parts = value.split(":")
+            try:
+                start, end, steps = map(float, parts)
+                whole = int(steps)
+            except (ValueError, OverflowError):
+                pass
+            else:
+                return cls(typing.cast(Any, kind), start, end, whole)
+        must = "of a form that exists"
+        if callable(value):
+            must = "data, which a function is not: it could not be saved with the agent"
+        raise value_error("schedule", must, value, SCHEDULE_FORMS)
+
+    @staticmethod
+    def _translated(given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that a dict stands for, which may use other words for some."""
+        other = {"initial_value": "start", "final_value": "end", "num_steps": "steps", "minval": "start"}
+        other |= {"maxval": "end", "mu": "start", "value": "start"}
+        other |= {"peak_value": "start", "end_value": "end", "decay_steps": "steps", "warmup_steps": "warmup"}
+        found: dict[str, Any] = {}
+        for key, value in given.items():
+            name = other.get(key, key)
+            if name in found:
+                raise SpecError(f"schedule got {name!r} twice, once as {key!r}. Give one of them.")
+            found[name] = value
+        if found.get("type") == "piecewise_constant":
+            values = list(found.get("values", ()))
+            found |= {"type": "piecewise", "start": values[0] if values else None, "values": values[1:]}
+        if "decay_rate" in found:
+            raise SpecError(
+                "schedule takes no argument 'decay_rate': an exponential one goes from 'start' to 'end' within 'steps'. "
+                "Give end = start * decay_rate."
+            )
+        if found.get("type") == "random" and found.get("distribution", "uniform") == "uniform":
+            found.pop("distribution", None)
+        if found.get("type") == "ornstein_uhlenbeck":
+            found.setdefault("start", 0.0)
+        return found
+
+    @property
+    def spread(self) -> float:
+        """Three standard deviations of an Ornstein-Uhlenbeck process in the long run; it is held within them."""
+        return 3.0 * self.sigma / math.sqrt(1.0 - (1.0 - self.theta) ** 2)
+
+    def range(self) -> tuple[float, float]:
+        """Return the smallest and the largest value it takes."""
+        if self.type == "ornstein_uhlenbeck":
+            low, high = self.start - self.spread, self.start + self.spread
+            return (0.0 if low < 0 else low, max(abs(low), abs(high))) if self.absolute else (low, high)
+        if self.type == "constant":
+            return self.start, self.start
+        values = (self.start, *self.values) if self.type == "piecewise" else (self.start, self.end)
+        values += (0.0,) if self.warmup else ()
+        return min(values), max(values)

@@ -1,0 +1,137 @@
+"""What specifications name beside registered things: files to read, objects to import, and when neither is allowed."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import importlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from operant.errors import SpecError, suggest
+
+
+class _Source(NamedTuple):
+    name: str
+    remedy: str
+
+
+_SOURCE: contextvars.ContextVar[_Source | None] = contextvars.ContextVar("_SOURCE", default=None)
+
+
+@contextlib.contextmanager
+def data_only(source: str, remedy: str) -> Iterator[None]:
+    """Within it specifications come from somebody else, perhaps: what they name is neither imported nor opened.
+
+    Registered names remain, and classes that this program has registered with Keras.
+
+    Args:
+        source: where they come from, for the message.
+        remedy: what the user can do, for the message.
+    """
+    token = _SOURCE.set(_Source(source, remedy))
+    try:
+        yield
+    finally:
+        _SOURCE.reset(token)
+
+
+def refuse_code(named: object, what: str) -> None:
+    """Refuse something to import or to open, where specifications are data only.
+
+    Raises:
+        SpecError: they are.
+    """
+    if (source := _SOURCE.get()) is not None:
+        raise SpecError(
+            f"{source.name} names the {what} {str(named)!r}, which is not operant's own: a file never says what to import or to open. "
+            f"{source.remedy}"
+        )
+
+
+def refuse_places(value: Any, what: str) -> None:
+    """Refuse strings, also within lists and dicts, that could name a file or a module, where specifications are data only.
+
+    Raises:
+        SpecError: they are, and one could.
+    """
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for part in value:
+            refuse_places(part, what)
+    elif isinstance(value, str) and any(mark in value for mark in "./\\:"):
+        refuse_code(value, what)
+
+
+MODEL_FILES = Path(__file__).parents[1] / "agents" / "models"
+"""Where the `.cfg` files are that come along; `models.json` says which are whose."""
+
+
+def read_json(path: str | Path, what: str) -> dict[str, Any]:
+    """Read a JSON file that holds one object."""
+    refuse_code(path, f"{what} file")
+    path = Path(path)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SpecError(f"The {what} file {str(path)!r} does not exist.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"The {what} file {str(path)!r} cannot be read: {error}.") from None
+    except json.JSONDecodeError as error:
+        raise SpecError(
+            f"The {what} file {str(path)!r} is not JSON: {error.msg} (line {error.lineno})."
+        ) from None
+    if not isinstance(data, dict):
+        raise SpecError(
+            f"The {what} file {str(path)!r} must hold one JSON object, not a {type(data).__name__}."
+        )
+    return data
+
+
+def import_object(path: str, what: str) -> Any:
+    """Import ``package.module.Name`` or ``package.module:Name``."""
+    refuse_code(path, what)
+    return imported(path, what)
+
+
+NAMED_HERE = ("agent", "environment")
+"""What the command line takes as `module:Name`, also from the current folder."""
+
+
+def imported(path: str, what: str) -> Any:
+    """Import what operant's own tables name; `import_object` is for what users name.
+
+    Raises:
+        SpecError: there is no such thing.
+    """
+    module, _, name = path.replace(":", ".").rpartition(".")
+    try:
+        found = importlib.import_module(module)
+    except (ImportError, AttributeError, ValueError) as error:
+        remedy = ""
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            remedy = " Install it, or put its folder on PYTHONPATH."
+            if what in NAMED_HERE and {"", os.getcwd()} & set(sys.path):
+                files = [file.stem for file in Path.cwd().glob("*.py")]
+                remedy = (
+                    f" It is not in the current folder either.{suggest(module, files, listed=False)}{remedy}"
+                )
+            elif what in NAMED_HERE:
+                remedy += (
+                    f" If it is in the current folder, name the {what} on operant's command line, also beside a run's folder: "
+                    "as module:Name it is looked for there."
+                )
+        raise SpecError(f"The {what} {path!r} cannot be imported: {error}.{remedy}") from None
+    try:
+        return getattr(found, name)
+    except AttributeError as error:
+        where = getattr(found, "__file__", None) or "built in"
+        known = [public for public in vars(found) if not public.startswith("_")]
+        raise SpecError(
+            f"The {what} {path!r} cannot be imported: {error} ({where}).{suggest(name, known, listed=False)}"
+        ) from None

@@ -1,0 +1,64 @@
+"""Plain values: the one form in which options hold them, their JSON data, calls by names of arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from operant.errors import SpecError, suggest
+
+T = TypeVar("T")
+
+
+def settled(value: Any) -> Any:
+    """Return the one form in which options hold a value: tuples for lists, Python's numbers for scalar arrays."""
+    if isinstance(value, list | tuple):
+        return tuple(settled(v) for v in value)
+    if isinstance(value, dict):
+        return {str(k): settled(v) for k, v in value.items()}
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        return value.item()
+    return value
+
+
+def finite(value: Any) -> bool:
+    """Tell whether it is a number (no truth value), and a finite one."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def plain(value: Any) -> Any:
+    """Return `value` as JSON data (dicts, lists, numbers, strings), or raise `SpecError`."""
+    if hasattr(value, "to_dict") and not isinstance(value, type):
+        return value.to_dict()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    raise SpecError(
+        f"{value!r} cannot be written as plain data. Give it by name or as a dict where it must be saved."
+    )
+
+
+def called(cls: Callable[..., T], arguments: dict[str, Any], label: str) -> T:
+    """Call `cls` with the arguments; unknown and missing ones are named, with the close match."""
+    import inspect
+
+    parameters = inspect.signature(cls).parameters
+    free = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for key in arguments:
+        if key not in parameters and not free:
+            raise SpecError(f"{label} takes no argument {key!r}.{suggest(key, parameters)}")
+    for name, p in parameters.items():
+        required = p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        if required and name not in arguments:
+            raise SpecError(f"{label} requires the argument {name!r}.")
+    return cls(**arguments)
