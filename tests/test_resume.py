@@ -19,6 +19,7 @@ from operant.agents.making import define
 from operant.cli import main
 from operant.errors import SpecError
 from operant.execution.config import RunConfig
+from operant.execution.training import Training
 from operant.replay import replay
 from operant.tracking import Tracker, read_history
 from operant.tracking.runs import read
@@ -267,6 +268,31 @@ def test_a_number_that_changed_stays_so_where_the_part_came_to_no_checkpoint(tmp
     assert header["specification"]["agent"]["lr"] == 0.25
     (hyper,) = (value for name, value in tree.items() if name.endswith("hyper"))
     assert 0.25 in np.asarray(hyper).tolist()
+
+
+@pytest.mark.slow
+def test_a_schedule_written_with_fewer_parts_has_not_changed(tmp_path, monkeypatch):
+    """As versions wrote them that had no `warmup`; a number that changes is the options', with no factor of a plateau."""
+    monkeypatch.chdir(tmp_path)
+    lr = ["--lr", "linear:0.01:0.001:10000"]
+    assert main(["train", "ppo", *SHORT, *NET, *lr, "--max-steps", "300", "--run-dir", "run"]) == 0
+    read_header = checkpoint.read_header
+
+    def older(path):
+        header = read_header(path)
+        del header["specification"]["agent"]["lr"]["warmup"]
+        return header
+
+    monkeypatch.setattr(checkpoint, "read_header", older)
+    taken = []
+    restore = Training.restore
+    monkeypatch.setattr(
+        Training,
+        "restore",
+        lambda self, path, changed: (taken.append(changed), restore(self, path, changed))[1],
+    )
+    assert main(["train", "--resume", "run", "--max-steps", "600"]) == 0
+    assert taken == [set()]
 
 
 @pytest.mark.parametrize(

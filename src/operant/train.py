@@ -23,7 +23,7 @@ from operant.execution.records import Origin
 from operant.execution.training import Training
 from operant.folder import BEST, LIMITS, claimed, describe, describe_resume, held, runs_within
 from operant.session import Environments, Session
-from operant.spec import effective, options, plain, read_json, traced
+from operant.spec import Schedule, effective, options, plain, read_json, traced
 from operant.tracking import Console, History, MetricsFile, TensorBoard, Tracker, WandB
 from operant.tracking.history import check_place, end_of
 from operant.tracking.runs import EVALUATIONS
@@ -407,7 +407,7 @@ def _restored(training: Training, directory: Path, changed: Collection[str] = ()
     newest = checkpoint.latest(directory / "checkpoints")
     if newest is not None:
         # Beside those, what an earlier part changed that came to no checkpoint of its own.
-        there = checkpoint.read_header(newest)["specification"]["agent"]
+        there = _in_full(checkpoint.read_header(newest)["specification"]["agent"])
         here = plain(training.specification["agent"])
         training.restore(newest, {*changed, *(n for n in here if there.get(n) != here[n])})
     elif training.run.history_checkpoint is not None:
@@ -415,6 +415,15 @@ def _restored(training: Training, directory: Path, changed: Collection[str] = ()
             f"There is no checkpoint to resume from in {str(directory / 'checkpoints')!r}. Train anew, in another folder."
         )
     return newest is not None
+
+
+def _in_full(agent: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was saved of an agent with every part of its schedules: older versions wrote those they had."""
+    numbers = traced(config_class(agent["type"]))
+    return {
+        name: plain(Schedule.read(x)) if name in numbers and isinstance(x, Mapping) else x
+        for name, x in agent.items()
+    }
 
 
 def _refuse_rows_of_others(training: Training) -> None:
