@@ -318,6 +318,22 @@ def test_a_run_too_short_for_its_options_says_so(capsys, tmp_path):
     assert "and the run has" in capsys.readouterr().out  # the steps of the history are not its own
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--env", "CartPole-v1"], "--preset cartpole or --preset cartpole-500k"),
+        (["--env", "CartPole-v1", "--gamma", "0.9"], None),
+        (["--env", "Acrobot-v1"], None),
+        (["--preset", "cartpole"], None),
+    ],
+)
+def test_who_trains_with_defaults_is_told_of_presets(words, told, capsys, tmp_path):
+    assert main(["train", "ppo", *words, "--max-steps", "8", "--run-dir", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().out
+    assert ("Settings measured on" in said) == (told is not None)
+    assert told is None or told in said
+
+
 def test_train_writes_a_run_that_an_agent_loads_and_that_resumes(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from operant import checkpoint, runtime
+from operant import checkpoint, presets, runtime
 from operant.agents import config_class
 from operant.agents.learner import Learner
 from operant.agents.making import Definition, define
@@ -195,7 +195,7 @@ def _train(
         training.sinks = sinks
         try:
             sinks.message(_greeting(definition.name, run, environments, directory))
-            for text in definition.remarks(training.own_steps):
+            for text in (*_presets(plan), *definition.remarks(training.own_steps)):
                 sinks.message(text)
             if training.memory_anew:
                 sinks.message(
@@ -488,6 +488,17 @@ def monitored(directory: Path, run: RunConfig, agent: dict[str, Any]) -> WandB:
 
 def _greeting(agent: str, run: RunConfig, environments: Environments, directory: Path) -> str:
     return f"Training {agent} on {run.env}: {run.n_envs} environment{'s' if run.n_envs > 1 else ''}, {environments.how}; seed {run.seed}; run {directory}"
+
+
+def _presets(plan: Plan) -> Iterator[str]:
+    """Say which tuned settings there are for a run that begins with the defaults of its algorithm."""
+    if plan.resume is None and not plan.options:
+        names = [
+            p.name for p in presets.every() if (p.agent, p.settings["env"]) == (plan.agent, plan.run.env)
+        ]
+        if names:
+            flags = " or ".join(f"--preset {name}" for name in names)
+            yield f"Trained with {plan.agent}'s defaults. Settings measured on {plan.run.env}: {flags}; see operant list presets"
 
 
 def resuming(directory: str | Path, agent: str, env: str) -> str:
