@@ -94,6 +94,18 @@ def test_the_environment_on_the_page_about_training_is_compiled(tmp_path, monkey
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("masked", "low", "high"), [(True, 6, 9), (False, -300, -100)])
+def test_taxi_on_the_page_about_training_is_learnt_with_its_masks_and_not_without(masked, low, high):
+    code = code_of("docs/train.md", "import gymnasium\n\nfrom operant import PPO")
+    assert code.count("n_envs=8") == code.count('ActionMasks(gymnasium.make("Taxi-v4"))') == 1
+    code = code.replace("n_envs=8", "n_envs=8, seed=1")
+    if not masked:
+        code = code.replace('ActionMasks(gymnasium.make("Taxi-v4"))', 'gymnasium.make("Taxi-v4")')
+    exec(compile(code, "docs/train.md", "exec"), names := {})
+    assert low < np.mean(names["agent"].play(episodes=50).rewards) < high
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "start", ["from operant import PPO, create_envs", "from operant import PPO\n", "from operant import DQN"]
 )
