@@ -328,8 +328,14 @@ def test_classes_evaluate_in_what_they_are_given():
         operant.PPO([Games(), Games()], NET, eval_frequency=100, **SMALL)
     with pytest.raises(UsageError, match="eval_envs without eval_frequency"):
         operant.PPO([Games()], NET, eval_envs=[Games()], **SMALL)
-    with pytest.raises(SpaceError, match="eval_envs must have the states and actions of envs"):
+    with pytest.raises(SpaceError, match=r"the states and actions of envs, .*\[3\].* Received: .*\[4\]"):
         operant.PPO([Games()], NET, eval_envs="CartPole-v1", eval_frequency=100, **SMALL)
+    closed = []
+    other = gymnasium.make("CartPole-v1")
+    other.unwrapped.close = lambda: closed.append(True)
+    with pytest.raises(SpaceError, match="the states and actions of envs"):
+        operant.PPO([Games()], NET, eval_envs=[other], eval_frequency=100, **SMALL)
+    assert not closed  # what was not made here
     games = [Games(), Games()]
     for shared in ([games[0]], games[1], [gymnasium.wrappers.TimeLimit(games[1], 3)]):
         with pytest.raises(SpecError, match="eval_envs must be other objects than those that train"):

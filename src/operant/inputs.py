@@ -260,8 +260,11 @@ def evaluation_envs(run: RunConfig, envs: Any, given: Any, spaces: Spaces) -> Ve
         number = len(given) if isinstance(given, list | tuple) else getattr(given, "num_envs", 1)
         env = host_vector(made, count if is_native(given) else number, given)
     if env.spaces != spaces:
-        env.close()
-        raise SpaceError("eval_envs must have the states and actions of envs.")
+        if all(map(makes, given if isinstance(given, list | tuple) else [given])):
+            env.close()
+        raise SpaceError(
+            f"eval_envs must have the states and actions of envs, {spaces.to_spec()}. Received: {env.spaces.to_spec()}."
+        )
     return env
 
 
