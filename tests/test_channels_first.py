@@ -17,6 +17,7 @@ from operant import Agent, Runner
 from operant.cli import main
 from operant.envs import Environment, check_env, native, vector
 from operant.envs.functional import from_functional
+from operant.envs.gymnasium import stacked_frames
 from operant.envs.pettingzoo import PettingZoo
 from operant.envs.remote import connect
 from operant.errors import SpaceError
@@ -198,11 +199,76 @@ def test_gymnasiums_own_stack_of_frames(module):
             return module.picture(self.shown)[0]
 
     envs = vector.create([gymnasium.wrappers.FrameStackObservation(Grey(), 4)])
-    assert envs.spaces.states.components["state"].shape == (20, 18, 4)
+    leaf = envs.spaces.states.components["state"]
+    assert (leaf.shape, leaf.frames) == ((20, 18, 4), 4)
     envs.reset(0)
     stack = envs.step({"action": np.int32([0])}).observation["state"][0]
     np.testing.assert_array_equal(stack[..., -1], module.picture(1)[0])
     np.testing.assert_array_equal(stack[..., -2], module.picture(0)[0])
+
+
+class Inverted(gymnasium.Wrapper):
+    """A wrapper of the user's, of which nothing is known."""
+
+
+class Halved(gymnasium.RewardWrapper):
+    def reward(self, reward):
+        return reward / 2
+
+
+def stack(module, shape=(20, 18), k=4, dtype=np.uint8):
+    class Grey(module.Slides):
+        observation_space = byte(*shape, dtype=dtype)
+
+    return gymnasium.wrappers.FrameStackObservation(Grey(), k)
+
+
+@pytest.mark.parametrize(
+    ("make", "frames"),
+    [
+        (stack, 4),
+        (lambda m: gymnasium.wrappers.TimeLimit(Halved(stack(m)), 100), 4),
+        (lambda m: stack(m, k=1), None),
+        (lambda m: stack(m, (20, 18, 3)), None),  # in colour
+        (lambda m: stack(m, (3,)), None),
+        (lambda m: stack(m, (8, 8)), None),  # rows or frames
+        (lambda m: stack(m, dtype=np.float32), None),
+        (lambda m: Inverted(stack(m)), None),
+        (lambda m: gymnasium.wrappers.DtypeObservation(stack(m), np.uint8), None),
+    ],
+)
+def test_which_stacks_hold_successive_frames(make, frames, module):
+    assert stacked_frames(make(module)) == frames
+    Inverted.stacked_frames = 4
+    try:
+        assert stacked_frames(Inverted(stack(module))) == 4  # said by its author
+    finally:
+        del Inverted.stacked_frames
+
+
+@pytest.mark.parametrize("padding", ["reset", "zero"])
+def test_the_same_is_learnt_from_single_frames_and_from_stacks(padding, module):
+    """The memory gives back whatever the wrapper shows, also what an episode begins with."""
+
+    class Grey(module.Slides):
+        observation_space = byte(20, 18)
+
+        def observe(self):
+            return self.np_random.integers(0, 256, (20, 18), np.uint8)
+
+    def trained(*wrappers):
+        env = gymnasium.wrappers.FrameStackObservation(Grey(), 4, padding_type=padding)
+        for wrapper in wrappers:
+            env = wrapper(env)
+        sizes = {"buffer_max_size": 600, "buffer_initial_size": 60, "buffer_batch_size": 16}
+        agent = operant.DQN(
+            [env], model=["flatten", {"type": "dense", "size": 8}], seed=3, quiet=True, lr=0.01, **sizes
+        )
+        agent.fit(max_steps=200)
+        assert agent.session.learner.algorithm.memory.frames == (() if wrappers else (("state", 4),))
+        return jax.tree.map(np.asarray, agent.session.driver.train.state.variables)
+
+    np.testing.assert_equal(trained(), trained(Inverted))
 
 
 def test_an_agent_sees_the_same_wherever_it_is_used(module, tmp_path, capsys):

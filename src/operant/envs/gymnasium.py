@@ -11,11 +11,14 @@ from importlib.util import find_spec as find_package
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.registration import EnvSpec, find_highest_version, load_env_creator, parse_env_id
+from gymnasium.spaces import Box
+from gymnasium.wrappers import FrameStackObservation
 
 from operant.envs.environment import Environment
 from operant.errors import EnvironmentError, OperantError, SpecError, suggest
-from operant.spaces import from_gymnasium
+from operant.spaces import Leaf, from_gymnasium
 from operant.spaces.space import Flat
 from operant.spec import refuse_code
 
@@ -304,12 +307,32 @@ def own_limit(env: gymnasium.Env) -> int | None:
 
 
 def stacked_frames(env: gymnasium.Env) -> int | None:
-    """Return how many frames an environment stacks in the last axis of its observations, or None.
+    """Return how many successive frames an observation of an environment holds, of which each step brings one; None if that is not known.
 
-    That is the attribute `stacked_frames` of the environment, or of one within wrappers that leave observations alone.
+    That is the attribute `stacked_frames` of the environment, which stacks them in the last axis, or the size of Gymnasium's
+    `FrameStackObservation` of grey images; also of one within wrappers that leave observations alone.
     """
     while not hasattr(env, "stacked_frames"):
-        if not isinstance(env, gymnasium.Wrapper) or env.observation_space != env.env.observation_space:
+        if isinstance(env, FrameStackObservation):
+            return env.stack_size if env.stack_size > 1 and _is_stack(env.observation_space) else None
+        if not isinstance(env, gymnasium.Wrapper) or not _leaves_observations(env):
             return None
         env = env.env
     return int(env.stacked_frames)
+
+
+def _is_stack(space: gymnasium.Space[Any]) -> bool:
+    """Tell whether a space is clearly of grey images behind one another, as bytes."""
+    if not isinstance(space, Box) or space.dtype != np.uint8:
+        return False
+    low, high = float(space.low.min()), float(space.high.max())
+    return Leaf("float", space.shape, None, low, high, "uint8").channels_first
+
+
+def _leaves_observations(env: gymnasium.Wrapper[Any, Any, Any, Any]) -> bool:
+    """Tell whether a wrapper leaves observations as they are. What one might do of which that is not known need not be alike for two stacks."""
+    if isinstance(env, gymnasium.RewardWrapper | gymnasium.ActionWrapper):
+        return True
+    own = type(env).__module__.split(".")[0] == "gymnasium"
+    same = env.observation_space == env.env.observation_space
+    return own and same and not isinstance(env, gymnasium.ObservationWrapper)
