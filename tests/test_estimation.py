@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from operant.agents.estimation import complete, estimate, newest, newest_episodes
+from operant.agents.estimation import estimate, known, newest, newest_episodes
 from operant.ops import returns
 from operant.types import Block
 
@@ -92,30 +92,48 @@ def test_truncated_lambda_returns_equal_their_siblings(n):
     np.testing.assert_allclose(whole, returns.lambda_returns(r, discount, v, trace), rtol=1e-5, atol=1e-6)
 
 
-def test_complete_rows_are_those_whose_rewards_are_known():
+def test_a_return_is_known_with_the_last_of_its_rewards_or_the_end_of_the_episode():
+    """Rows 0 to 2 are an episode, row 3 is its last observation, row 4 begins another."""
     ended, going, cut = block("terminated"), block("neither", valid=[True] * 5), block("neither")
-    rows = [True, True, True, False, False]
-    assert complete(ended, None)[:, 0].tolist() == rows
-    assert complete(going, None)[:, 0].tolist() == [False] * 5
-    assert (
-        complete(cut, None)[:, 0].tolist() == rows
-    )  # nobody flagged the end, but a last observation stands behind it
-    assert complete(ended, 1)[:, 0].tolist() == VALID
-    assert complete(ended, 2)[:, 0].tolist() == rows
-    assert complete(going, 2)[:, 0].tolist() == [True, True, True, True, False]
-    assert complete(going, 4)[:, 0].tolist() == [True, True, False, False, False]
+
+    def rows(block, horizon):
+        found = known(block, horizon)[:, 0].tolist()
+        return [row if valid else None for row, valid in zip(found, block.valid[:, 0].tolist(), strict=True)]
+
+    assert rows(ended, None) == [2, 2, 2, None, 5]
+    assert rows(going, None) == [5] * 5
+    # nobody flagged the end, but a last observation stands behind it, and tells when it comes
+    assert rows(cut, None) == [3, 3, 3, None, 5]
+    assert rows(ended, 1) == [0, 1, 2, None, 4]
+    assert rows(ended, 2) == [1, 2, 2, None, 5]
+    assert rows(cut, 3) == [2, 3, 3, None, 5]
+    assert rows(going, 4) == [3, 4, 5, 5, 5]
+
+
+def ages(*columns):
+    return jnp.array(columns, jnp.uint32).T
 
 
 def test_an_episode_that_an_interrupted_run_left_is_one_of_its_own():
-    rows = newest_episodes(block("neither"), 1)[:, 0].tolist()
-    assert rows == newest_episodes(block("truncated"), 1)[:, 0].tolist() == [True, True, True, False, False]
+    age = ages([4, 3, 2, 1, 0])
+    rows = newest_episodes(block("neither"), age, 1)[:, 0].tolist()
+    truncated = newest_episodes(block("truncated"), age, 1)[:, 0].tolist()
+    assert rows == truncated == [True, True, True, False, False]
 
 
-def test_newest_rows_count_back_through_time_and_actors():
-    usable = jnp.array([[True, False], [True, True], [False, True]])
-    assert newest(usable, 2).tolist() == [[False, False], [False, True], [False, True]]
-    assert newest(usable, 3).tolist() == [[False, False], [True, True], [False, True]]
-    assert newest(usable, 9).tolist() == usable.tolist()
+def test_the_newest_rows_are_those_that_became_known_last():
+    valid = jnp.array([[True, False], [True, True], [False, True]])
+    made = block("neither")._replace(valid=valid)
+    itself = jnp.array([[0, 0], [1, 1], [2, 2]])
+    step = ages([5, 3, 1], [4, 2, 0])  # actors in step
+    assert newest(made, itself, step, 2).tolist() == [[False, False], [False, False], [False, True]]
+    assert newest(made, itself, step, 4).tolist() == [[False, False], [True, True], [False, True]]
+    assert newest(made, itself, step, 9).tolist() == valid.tolist()
+    later = jnp.array([[2, 3], [2, 2], [2, 3]])  # row 3 is still to come
+    assert newest(made, later, step, 2).tolist() == [[True, False], [True, True], [False, False]]
+    assert newest(made, later, step, 1).tolist() == [[False, False], [False, True], [False, False]]
+    alone = ages([2, 1, 0], [5, 4, 3])  # the first brought three rows after the second's
+    assert newest(made, itself, alone, 3).tolist() == [[True, False], [True, False], [False, False]]
 
 
 def test_newest_episodes_are_the_last_to_end():
@@ -127,9 +145,13 @@ def test_newest_episodes_are_the_last_to_end():
     made = Block(
         {}, {}, jnp.zeros((7, 2)), jnp.asarray(ended), jnp.zeros((7, 2), bool), jnp.asarray(valid), (), ()
     )
-    rows = [np.flatnonzero(column).tolist() for column in np.asarray(newest_episodes(made, 1)).T]
-    assert rows == [[3, 4], []]
-    rows = [np.flatnonzero(column).tolist() for column in np.asarray(newest_episodes(made, 2)).T]
-    assert rows == [[3, 4], [0, 1, 2, 3]]
-    rows = [np.flatnonzero(column).tolist() for column in np.asarray(newest_episodes(made, 5)).T]
-    assert rows == [[0, 1, 3, 4], [0, 1, 2, 3]]
+
+    def rows(age, count):
+        return [np.flatnonzero(column).tolist() for column in np.asarray(newest_episodes(made, age, count)).T]
+
+    step = ages([12, 10, 8, 6, 4, 2, 0], [13, 11, 9, 7, 5, 3, 1])
+    assert rows(step, 1) == [[3, 4], []]
+    assert rows(step, 2) == [[3, 4], [0, 1, 2, 3]]
+    assert rows(step, 3) == rows(step, 5) == rows(step, 50) == [[0, 1, 3, 4], [0, 1, 2, 3]]
+    first = ages([13, 12, 11, 10, 9, 8, 7], [6, 5, 4, 3, 2, 1, 0])  # actor 0 brought its rows before
+    assert rows(first, 1) == [[], [0, 1, 2, 3]]

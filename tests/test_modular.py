@@ -95,10 +95,11 @@ def test_blocks_are_as_long_as_updates_are_apart(options, actors, rows):
     ("options", "actors", "rows"),
     [
         ({"batch_size": 64, "horizon": 20}, 1, 84),
-        ({"batch_size": 64, "horizon": 20, "baseline": "auto"}, 8, 8),
-        ({"batch_size": 64, "horizon": None, "episode_limit": 10}, 8, 19),
+        ({"batch_size": 64, "horizon": 20, "baseline": "auto"}, 8, 16),
+        ({"batch_size": 64, "horizon": None, "episode_limit": 10}, 8, 16 + 11),
         ({"batch_size": 10, "unit": "episodes", "episode_limit": 500}, 1, 11 * 501),
-        ({"batch_size": 10, "unit": "episodes", "episode_limit": 500}, 8, 3 * 501),
+        ({"batch_size": 10, "unit": "episodes", "episode_limit": 500}, 8, 4 * 501),
+        ({"batch_size": 4, "horizon": 3}, 8, 2 + 3),
         ({"batch_size": 64, "horizon": {"type": "linear", "start": 5, "end": 30, "steps": 9}}, 1, 94),
         ({"batch_size": 64, "horizon": 20, "capacity": 200}, 2, 100),
     ],
@@ -633,3 +634,25 @@ def test_a_deterministic_policy_learns_to_swing_up():
         baseline_optimizer="adam", exploration=0.3, target_update_weight=0.01,
     )  # fmt: skip
     assert found > -300
+
+
+@pytest.mark.parametrize(
+    ("options", "bounds", "refused"),
+    [
+        ({"exploration": 0.2, "distribution": "squash"}, (-1.0, 1.0), True),
+        ({"exploration": 0.2, "distribution": "beta"}, (-1.0, 1.0), True),
+        ({"exploration": 0.2, "distribution": "beta"}, (None, None), False),
+        ({"exploration": 0.0, "distribution": "beta"}, (-1.0, 1.0), False),
+        ({"exploration": 0.2, "distribution": "clip"}, (-1.0, 1.0), False),
+    ],
+)
+def test_noise_beyond_the_bounds_of_a_density_is_refused(options, bounds, refused):
+    actions = {"type": "float", "shape": (), "min_value": bounds[0], "max_value": bounds[1]}
+    define_it = functools.partial(Agent.create, "modular", states=STATES, actions=actions, model=MODEL)
+    if refused:
+        with pytest.raises(
+            SpecError, match=r"exploration adds noise.*no density\. Received: exploration=0\.2\. Use"
+        ):
+            define_it(**options)
+    else:
+        define_it(**options)

@@ -69,6 +69,29 @@ def test_actors_out_of_step_keep_their_own_rows():
     assert np.asarray(held.valid)[:, 1].tolist() == [False, False, True, True]
 
 
+def test_age_is_how_many_rows_came_since():
+    memory = Recent(6, 2)
+    state = memory.init(EXAMPLE)
+
+    def made(valid, actors):
+        block = jax.tree.map(lambda x: x[:, :actors], rows(0, len(valid), 2)._replace(carry=()))
+        return block._replace(valid=jnp.asarray(valid)[:, None] | jnp.zeros((1, actors), bool))
+
+    def age(actor, count):
+        return np.asarray(memory.age(state))[-count:, actor].tolist()
+
+    assert age(0, 1) == [0]
+    state = memory.add(state, made([True, True], 2))  # four rows, the last of them of actor 1
+    assert (age(0, 2), age(1, 2)) == ([3, 1], [2, 0])
+    state = memory.add(state, made([True, True, True], 1), jnp.array([0]))
+    assert (age(0, 5), age(1, 2)) == ([6, 4, 2, 1, 0], [5, 3])
+    # Two rows, of which one is a last observation, and rows that fill the block up: these do not count.
+    state = memory.add(state, made([True, False, False, False], 1), jnp.array([1]))
+    assert (age(1, 5), age(0, 1)) == ([5, 1, 0, 0, 0], [2])
+    state = memory.add(state, made([False, True], 1), jnp.array([1]))
+    assert (age(1, 2), age(0, 1)) == ([1, 0], [3])
+
+
 def test_a_block_that_is_too_long_is_refused():
     memory = Recent(2, 1)
     with pytest.raises(SpecError, match=r"block must be of at most 2 rows\. Received: block=3\. Raise"):

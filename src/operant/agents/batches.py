@@ -61,32 +61,42 @@ def replay_rows(config: ModularConfig, actors: int, sequence: int) -> int:
 def recent_rows(config: ModularConfig, actors: int, rows: int, warmup: int = 0) -> int:
     """Return how many rows of each actor the newest `batch_size` timesteps or episodes may take, after `warmup` others.
 
+    Of several actors one may bring twice its share of timesteps: last observations are rows, too, so that actors get out of step,
+    and a block may be of one of them twice. And an update may come late, since all of them bring rows or episodes at once.
+
     Raises:
         SpecError: episodes may be of any length, or `capacity` is too small.
     """
-    limit, count = config.episode_limit, math.ceil(config.batch_size / actors)
-    if config.unit == "episodes":
-        least = None if limit is None else (count + 1) * (limit + 1)
-    elif config.bootstraps:
-        least = count
-    elif config.horizon is None:
-        least = None if limit is None else count + limit + 1
-    else:
-        least = count + int(extent(config.horizon))
-    if least is not None:
-        least += warmup
+    share = math.ceil(config.batch_size / actors)
+    least, most = _room(config, share, warmup), share
+    if actors > 1:
+        late = math.ceil((config.batch_size + actors - 1) / actors)
+        most = late if config.unit == "episodes" else max(2 * share, late)
     if config.capacity is not None:
         held = config.capacity // actors
         if held < max(least or 1, rows):
             raise SpecError(
                 f"capacity must be at least {max(least or 1, rows) * actors}, for batch_size={config.batch_size} {config.unit} "
-                f"of {actors} actor(s). Received: capacity={config.capacity}. Leave it out to get just that."
+                f"of {actors} actor(s). Received: capacity={config.capacity}. Leave it out to get enough."
             )
         return held
-    if least is None:
+    room = _room(config, most, warmup)
+    if room is None:
         why = "unit='episodes'" if config.unit == "episodes" else "horizon=None without predicted values"
         raise SpecError(
             f"{why} needs to know how long episodes can be. Received: episode_limit=None. "
             "Give max_episode_timesteps with the agent or the environment, or episode_limit, or capacity."
         )
-    return max(least, rows)
+    return max(room, rows)
+
+
+def _room(config: ModularConfig, count: int, warmup: int) -> int | None:
+    """Return the rows that `count` timesteps or episodes of an actor take with those of their returns; None if episodes may be of any length."""
+    limit = config.episode_limit
+    if config.unit == "episodes":
+        return None if limit is None else (count + 1) * (limit + 1) + warmup
+    if config.bootstraps:
+        return count + warmup
+    if config.horizon is None:
+        return None if limit is None else count + limit + 1 + warmup
+    return count + int(extent(config.horizon)) + warmup

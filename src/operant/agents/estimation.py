@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Int
+import numpy as np
+from jaxtyping import Bool, Float, Int, UInt32
 
 from operant.ops import returns
 from operant.ops.optimise import Scalar
 from operant.types import Array, Block
+
+NEVER = np.uint32(2**32 - 1)
+"""Rows that have come since, for what is still to come."""
 
 
 def estimate(
@@ -52,28 +56,49 @@ def estimate(
     return returns.truncated_lambda_returns(reward, discount, values[1:], trace, n=horizon)
 
 
-def complete(block: Block, horizon: Scalar | None) -> Bool[Array, "L N"]:
-    """Return which rows have all rewards of their return in the block: `horizon` of them, or those to the episode's end."""
-    end = _next_end(block)
-    rows = len(block.reward)
-    known = end < rows
-    if horizon is not None:
-        known |= jnp.arange(rows)[:, None] + jnp.asarray(horizon).astype(jnp.int32) <= rows
-    return block.valid & known
+def known(block: Block, horizon: Scalar | None) -> Int[Array, "L N"]:
+    """Return the row with which the return of each row is known, L where that is still to come.
+
+    It brings the last of the return's `horizon` rewards, or ends the episode; of an episode that was interrupted without a flag
+    the row behind it tells.
+    """
+    rows, ended = len(block.reward), _ended(block)
+    row = jnp.arange(rows, dtype=jnp.int32)[:, None]
+    flagged = block.terminated | block.truncated
+    told = _next(ended, jnp.where(flagged, row, row + 1))
+    return told if horizon is None else jnp.minimum(told, row + jnp.asarray(horizon).astype(jnp.int32) - 1)
 
 
-def newest(usable: Bool[Array, "L N"], count: int) -> Bool[Array, "L N"]:
-    """Return the newest `count` of the usable rows, or all if there are fewer. In a row later actors count as newer."""
-    flat = usable.reshape(-1)
-    rank = jnp.cumsum(flat[::-1].astype(jnp.int32))[::-1]
-    return (flat & (rank <= count)).reshape(usable.shape)
+def newest(
+    block: Block, known: Int[Array, "L N"], age: UInt32[Array, "L N"], count: Int[Array, ""] | int
+) -> Bool[Array, "L N"]:
+    """Return the rows that became known with the newest `count` rows that came, whichever actor brought them.
+
+    Where `count` is what came since the last update, every row is chosen once: with the row that made it known.
+
+    Args:
+        block: the rows.
+        known: the row with which each becomes known, L where that is still to come.
+        age: how many rows came after each.
+        count: how many of the newest rows.
+    """
+    never = jnp.full_like(age[:1], NEVER)
+    behind = jnp.concatenate([age, never])
+    since = jnp.take_along_axis(behind, jnp.minimum(known, len(age)), axis=0)
+    return block.valid & (since < jnp.asarray(count).astype(jnp.uint32))
 
 
-def newest_episodes(block: Block, count: int) -> Bool[Array, "L N"]:
-    """Return the rows of the newest `count` episodes that ended, or of all if there are fewer."""
+def newest_episodes(
+    block: Block, age: UInt32[Array, "L N"], count: Int[Array, ""] | int
+) -> Bool[Array, "L N"]:
+    """Return the rows of the `count` episodes that ended last, or of all if there are fewer; `age` as in `newest`."""
     ended = _ended(block)
-    chosen = jnp.concatenate([newest(ended, count), jnp.zeros_like(ended[:1])])
-    return block.valid & jnp.take_along_axis(chosen, _next_end(block), axis=0)
+    since = jnp.where(ended, age, NEVER)
+    place = jnp.clip(jnp.asarray(count) - 1, 0, since.size - 1)
+    chosen = ended & (since <= jnp.sort(since, axis=None)[place])
+    chosen = jnp.concatenate([chosen, jnp.zeros_like(ended[:1])])
+    row = jnp.arange(len(ended), dtype=jnp.int32)[:, None]
+    return block.valid & jnp.take_along_axis(chosen, _next(ended, row), axis=0)
 
 
 def _ended(block: Block) -> Bool[Array, "L N"]:
@@ -82,9 +107,6 @@ def _ended(block: Block) -> Bool[Array, "L N"]:
     return block.valid & (block.terminated | block.truncated | last)
 
 
-def _next_end(block: Block) -> Int[Array, "L N"]:
-    """Return the row with which the episode of each row ends, L where that is not known yet."""
-    rows = len(block.reward)
-    ended = _ended(block)
-    row = jnp.broadcast_to(jnp.arange(rows, dtype=jnp.int32)[:, None], ended.shape)
-    return jax.lax.cummin(jnp.where(ended, row, rows), axis=0, reverse=True)
+def _next(ended: Bool[Array, "L N"], row: Int[Array, "L _"]) -> Int[Array, "L N"]:
+    """Return `row` of the end of the episode of each row, L where there is none yet."""
+    return jax.lax.cummin(jnp.where(ended, row, len(ended)), axis=0, reverse=True)

@@ -40,11 +40,13 @@ from operant.agents.objectives import SHARED, VALUE, Objective, Rows
 from operant.agents.preparation import Preparation, as_rows, as_view
 from operant.agents.protocol import Counters, fold
 from operant.agents.sequences import refuse_averages
+from operant.errors import SpecError
 from operant.memory.recent import Recent
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, build
 from operant.ops import optimise
 from operant.spaces import Spaces, masks_of, require
+from operant.spec import Schedule
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
 
 
@@ -102,6 +104,13 @@ def _served(config: Config, spaces: Spaces) -> None:
     if config.objective == DETERMINISTIC:
         require(spaces, name, {"float"}, serving(spaces))
         require_bounds(spaces, name, "use objective='policy_gradient'")
+    bounded = any(leaf.bounded for leaf in spaces.actions.components.values())
+    explores = isinstance(config.exploration, Schedule) or bool(config.exploration)
+    if config.objective == "policy_gradient" and explores and bounded and config.distribution != "clip":
+        raise SpecError(
+            f"exploration adds noise to float actions, also beyond the bounds, where distribution={config.distribution!r} has no density. "
+            f"Received: exploration={config.exploration!r}. Use distribution='clip', or entropy_regularization in place of exploration."
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -303,17 +312,21 @@ class Modular:
             counters.episodes if self.config.unit == "episodes" else counters.rows * jnp.uint32(self.actors)
         )
 
-    def due(self, state: State, memory: Tree, counters: Counters) -> tuple[Array, Array]:
-        """Return whether an update is due, and the timesteps or episodes so far."""
+    def due(self, state: State, memory: Tree, counters: Counters) -> tuple[Array, Array, Array]:
+        """Return whether an update is due, the timesteps or episodes so far, and by how many of them it comes late.
+
+        Rows of all actors come at once, so that is up to one less than actors.
+        """
         c, now = self.config, self._now(counters)
         frequency = c.batch_size if c.frequency is None else c.frequency
         every = jnp.asarray(interval(c, frequency), jnp.float32)
-        passed = (now - state.last).astype(jnp.float32) >= every
+        since = (now - state.last).astype(jnp.float32)
+        passed, late = since >= every, jnp.clip(since - every, 0.0, self.actors - 1.0).astype(jnp.int32)
         start = jnp.asarray(c.start, jnp.float32)
         begun = now.astype(jnp.float32) >= start
         if isinstance(self.memory, Replay) and c.unit == "timesteps":  # a memory may be younger than the run
             begun &= self.memory.begun(memory, start)
-        return (passed & begun & (jnp.asarray(frequency) > 0)) | state.hastened, now
+        return (passed & begun & (jnp.asarray(frequency) > 0)) | state.hastened, now, late
 
     def update(
         self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
@@ -328,14 +341,14 @@ class Modular:
             for name, variables in self.weights(state).items()
         }
         state = state._replace(variables=seen["model"], baseline=seen.get("baseline", ()), reward_scale=scale)
-        due, now = self.due(state, memory, counters)
+        due, now, late = self.due(state, memory, counters)
         # As plain numbers: JAX's check of key reuse takes any key that a loop reads for one used by every round.
         words, impl = jax.random.key_data(jax.random.split(key, 3)), jax.random.key_impl(key)
-        shapes = jax.eval_shape(lambda: self._improve(state, memory, words, impl)[1])
+        shapes = jax.eval_shape(lambda: self._improve(state, memory, late, words, impl)[1])
         nothing = {name: jnp.full((), jnp.nan) for name in shapes}
 
         def once(_: Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
-            return self._improve(carry[0], memory, words, impl)
+            return self._improve(carry[0], memory, late, words, impl)
 
         state, metrics = jax.lax.fori_loop(0, due.astype(jnp.int32), once, (state, nothing))
         metrics["update/skipped"] = jnp.where(due, metrics["update/skipped"], 0.0)
@@ -357,18 +370,20 @@ class Modular:
         rows = as_rows(block, target, target[..., 0], block.carry, bool(self.recurrent))
         return objective.imitation(params, frozen, rows, block.valid.reshape(-1))
 
-    def prepared(self, state: State) -> Preparation:
-        """Return what prepares the rows of an update from this state."""
+    def prepared(self, state: State, late: Array | int = 0) -> Preparation:
+        """Return what prepares the rows of an update from this state, which comes so many timesteps or episodes late."""
         return Preparation(
             self.config, self.objective, self.memory, self.n_step, self.warmup, bool(self.recurrent),
-            self.params(state), self.frozen(state), state.target, state.reward_scale,
+            self.params(state), self.frozen(state), state.target, state.reward_scale, late,
         )  # fmt: skip
 
-    def _improve(self, state: State, memory: Tree, words: Array, impl: Any) -> tuple[State, Metrics]:
+    def _improve(
+        self, state: State, memory: Tree, late: Array, words: Array, impl: Any
+    ) -> tuple[State, Metrics]:
         """Make one update."""
         c, objective = self.config, self.objective
         own_key = jax.random.wrap_key_data(words[0], impl=impl)
-        rows, counts, metrics = self.prepared(state).batch(memory, own_key)
+        rows, counts, metrics = self.prepared(state, late).batch(memory, own_key)
         together, own = self._learned(state)
         frozen = self.frozen(state)
         optimizers, whole = self._optimizers(), bool(self.recurrent)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from operant.agents import objectives, stability, steps
-from operant.agents.estimation import complete, estimate, newest, newest_episodes
+from operant.agents.estimation import estimate, known, newest, newest_episodes
 from operant.agents.modules import ModularConfig
 from operant.agents.objectives import Objective, Rows, View
 from operant.memory.recent import Recent
@@ -76,6 +76,8 @@ class Preparation:
     """Variables beside the parameters."""
     target: Tree
     reward_scale: Tree
+    surplus: Array | int = 0
+    """Timesteps or episodes by which this update comes late: those of all actors come at once. Newest ones beside the batch's."""
 
     def values(self, view: View) -> Float[Array, "R E"]:
         """Return what rows are worth."""
@@ -126,11 +128,11 @@ class Preparation:
         """Return the newest rows of a memory, flat, and which make the batch."""
         c = self.config
         assert isinstance(self.memory, Recent)
-        block = self.memory.block(memory)
+        block, age, count = self.memory.block(memory), self.memory.age(memory), c.batch_size + self.surplus
         if c.unit == "episodes":
-            counts = newest_episodes(block, c.batch_size)
+            counts = newest_episodes(block, age, count)
         else:
-            counts = newest(block.valid if c.bootstraps else complete(block, c.horizon), c.batch_size)
+            counts = newest(block, known(block, 1 if c.bootstraps else c.horizon), age, count)
         return self._judged(block, counts)
 
     def _judged(self, block: Block, counts: Array) -> tuple[Rows, Array]:
@@ -181,7 +183,10 @@ class Preparation:
         if c.advantage:
             advantage = advantage - self.values(View(batch.observation))[:, 0]
         rows = Rows(View(batch.observation), batch.action, jnp.zeros_like(reward), target, advantage)
-        return rows, batch.weight > 0
+        counts = batch.weight > 0
+        if not c.bootstraps:  # rewards that are still to come are in no prediction
+            counts &= self.memory.whole(memory, batch.index, self.n_step)
+        return rows, counts
 
     def _replayed_in_order(self, replay: Replay, memory: Tree, key: Key) -> tuple[Rows, Array]:
         """Return rows drawn from a replay memory with those before them, in order, and which of them count.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt32
 
 from operant.errors import value_error
 from operant.memory.ring import Row
@@ -31,6 +31,10 @@ class RecentState(NamedTuple):
     valid: Bool[Array, "L+1 N"]
     """False also where nothing was written yet."""
     extras: Tree
+    arrived: UInt32[Array, "L+1 N"]
+    """Number of each row in the order in which rows of all actors came, modulo 2^32; rows that only fill a block up have none of their own."""
+    total: UInt32[Array, ""]
+    """Number of the newest."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +69,8 @@ class Recent:
             truncated=no,
             valid=no,
             extras=jax.tree.map(ring, example.extras),
+            arrived=jnp.zeros(shape, jnp.uint32),
+            total=jnp.zeros((), jnp.uint32),
         )
 
     def add(self, state: RecentState, block: Block, columns: Int[Array, " n"] | None = None) -> RecentState:
@@ -78,7 +84,7 @@ class Recent:
         Raises:
             SpecError: the block is longer than the memory.
         """
-        T = block.reward.shape[0]
+        T, n = block.reward.shape
         if self.length < T:
             raise value_error("block", f"of at most {self.length} rows", T, "Raise the memory's capacity.")
         where = (
@@ -87,6 +93,11 @@ class Recent:
         start, slots = state.next[where][None], self.length + 1
         seen = (start + jnp.arange(T + 1, dtype=jnp.int32)[:, None]) % slots
         rows = seen[:-1]
+
+        # Behind an invalid row, which holds an episode's last observation, other invalid ones fill a block up.
+        before = state.valid[(start - 1) % slots, where[None]]
+        came = block.valid | jnp.concatenate([before, block.valid[:-1]])
+        arrived = state.total + jnp.cumsum(came.reshape(-1), dtype=jnp.uint32).reshape(T, n)
 
         def put(ring: Array, new: Array) -> Array:
             return ring.at[rows, where[None]].set(new)
@@ -104,13 +115,14 @@ class Recent:
             # The slot that now holds an observation alone held the oldest row, which is gone.
             valid=put(state.valid, block.valid).at[seen[-1], where].set(False),
             extras=jax.tree.map(put, state.extras, block.extras),
+            arrived=put(state.arrived, arrived),
+            total=arrived[-1, -1],
         )
 
     def block(self, state: RecentState) -> Block:
         """Return the rows as a block `[L, N]`, oldest first; `valid` is False where there are none yet."""
-        slots = self.length + 1
-        seen = (state.next[None] + 1 + jnp.arange(slots, dtype=jnp.int32)[:, None]) % slots
-        rows, column = seen[:-1], jnp.arange(self.columns, dtype=jnp.int32)[None]
+        seen, column = self._order(state), jnp.arange(self.columns, dtype=jnp.int32)[None]
+        rows = seen[:-1]
 
         def take(ring: Array) -> Array:
             return ring[rows, column]
@@ -125,3 +137,13 @@ class Recent:
             extras=jax.tree.map(take, state.extras),
             carry=(),
         )
+
+    def age(self, state: RecentState) -> UInt32[Array, "L N"]:
+        """Return how many rows, of all actors, have come after each row of `block`; the newest has 0."""
+        column = jnp.arange(self.columns, dtype=jnp.int32)[None]
+        return state.total - state.arrived[self._order(state)[:-1], column]
+
+    def _order(self, state: RecentState) -> Int[Array, "L+1 N"]:
+        """Return the slots of each actor from the oldest row to that of the observation after the newest."""
+        slots = self.length + 1
+        return (state.next[None] + 1 + jnp.arange(slots, dtype=jnp.int32)[:, None]) % slots

@@ -293,6 +293,22 @@ class Replay:
         )
         return spread(drawn, 0)
 
+    def whole(self, state: ReplayState, index: Int[Array, " B 2"], n_step: int) -> Bool[Array, " B"]:
+        """Return which steps have all their rewards: those of `n_step` rows, or of fewer to the end of the episode.
+
+        Args:
+            state: the memory.
+            index: row and column with which each step begins, as `sample` returns them.
+            n_step: most rows of one step.
+        """
+        row, column = index[:, 0], index[:, 1]
+        steps = jnp.arange(n_step, dtype=jnp.int32)[None]
+        marks = take(state.rows["mark"], column[:, None] * self.length + (row[:, None] + steps) % self.length)
+        ahead = ((state.cursor[0, column] - 1 - row) % self.length)[:, None]
+        flagged = (flag(marks, TERMINATED) | flag(marks, TRUNCATED)) & (steps < ahead)
+        behind = ~flag(marks, VALID) & (steps > 0) & (steps <= ahead)
+        return (ahead[:, 0] >= n_step) | jnp.any(flagged | behind, axis=1)
+
     def sample_sequences(self, state: ReplayState, key: Key, batch_size: int, length: int) -> Block:
         """Draw `B` runs of `length` rows of one column that are held and followed, uniformly over where they start.
 
