@@ -221,6 +221,24 @@ def test_gradient_of_the_loss_agrees_with_loops(options, mask):
         assert not np.any(grads["action/logits"][..., 1])
 
 
+def test_nothing_follows_a_last_observation_that_allows_nothing():
+    """What the network says of its actions does not matter; where they are allowed, it does."""
+    block, params, average = stream(3, mask=(True, True, True))
+    last = jnp.concatenate([~block.valid, jnp.zeros_like(block.valid[:1])])[..., None]
+    assert block.truncated.any() and last.any()
+    other = {**params, "action/q": params["action/q"] + jnp.where(last, 100.0, 0.0)}
+    for allowed in (True, False):
+        observation = {
+            **block.observation,
+            "action_mask": block.observation["action_mask"] & (allowed | ~last),
+        }
+        given = block._replace(observation=observation)
+        one, two = (gradient(table(masked=True), each, average, given)[0] for each in (params, other))
+        assert np.isfinite(two["action/logits"]).all()
+        same = [np.array_equal(one[name], two[name]) for name in one]
+        assert all(same) is not allowed
+
+
 def test_without_bias_correction_the_gradient_is_another_where_a_ratio_exceeds_the_bound():
     block, params, average = stream(3)
     for c, same in ((1.5, False), (1000.0, True)):

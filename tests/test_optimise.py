@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from operant.errors import SpecError
@@ -156,3 +157,23 @@ def test_what_follows_moves_by_its_share_and_rests_where_it_has_arrived():
     share = np.float32(0.005)
     assert (drawn[0] + (drawn[1] - drawn[0]) != drawn[1]).any()
     assert ((1 - share) * drawn[1] + share * drawn[1] != drawn[1]).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("adam", "adam"), ("adamw", "adam"), ("lamb", "adam"), ("sgdw", "sgd"), ("nadamw", "nadam"),
+     ({"type": "rmsprop", "weight_decay": 0.1, "momentum": 0.5}, "rmsprop")],
+)  # fmt: skip
+def test_steps_without_decay_do_not_depend_on_the_size_of_parameters(name, kind):
+    plain = optimise.without_decay(name)
+    assert plain["type"] == kind and plain.get("momentum", 0.0) == (0.0 if isinstance(name, str) else 0.5)
+    made = optimise.optimizer(plain, 0.1)
+    grads = {"x": jnp.float32([1.0])}
+
+    def step(x):
+        params = {"x": jnp.float32([x])}
+        return optimise.apply(made, params, made.init(params), grads)[0]["x"] - params["x"]
+
+    np.testing.assert_allclose(step(0.0), step(8.0), rtol=1e-4)
+    given = optimise.Given(optax.sgd(0.1))
+    assert optimise.without_decay(given) is given

@@ -177,9 +177,11 @@ class Continuous(abc.ABC):
         """The optimizer of all critics together."""
         return self.optimizer_at(self.config.critic_lr)
 
-    def optimizer_at(self, lr: float | Array | None) -> optimise.Optimizer:
-        """Return the optimizer with a learning rate of its own, if any."""
-        return stability.optimizer(self.config if lr is None else self.config.with_values({"lr": lr}))
+    def optimizer_at(self, lr: float | Array | None, name: Any = None) -> optimise.Optimizer:
+        """Return the optimizer with a learning rate of its own, if any, or another by name."""
+        own = {"lr": lr, "optimizer": name}
+        changed = {key: value for key, value in own.items() if value is not None}
+        return stability.optimizer(self.config.with_values(changed))
 
     def start(self, key: Key) -> dict[str, Any]:
         """Return the first values of the state's common fields; every model has a key of its own."""

@@ -118,8 +118,9 @@ class SAC(Continuous):
 
     @property
     def temperature_optimizer(self) -> optimise.Optimizer:
-        """The optimizer of log α."""
-        return self.optimizer_at(self.config.temperature_lr)
+        """The optimizer of log α, which only the entropy's error moves, not its own size."""
+        name = optimise.without_decay(self.config.optimizer)
+        return self.optimizer_at(self.config.temperature_lr, name)
 
     @property
     def target_entropy(self) -> float:

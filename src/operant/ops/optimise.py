@@ -265,6 +265,18 @@ def optimizer(
     return Optimizer(optax.chain(*steps, *recipe.descend(lr)), elementwise)
 
 
+def without_decay(name: str | Mapping[str, Any] | Given) -> str | Mapping[str, Any] | Given:
+    """Return the optimizer of a name whose steps do not depend on how large a parameter is: no weight decay, no layerwise scale."""
+    if isinstance(name, Given):
+        return name
+    own = {"type": name} if isinstance(name, str) else {k: v for k, v in name.items() if k != "weight_decay"}
+    kind = str(own["type"])
+    return {
+        **own,
+        "type": "adam" if kind in _LAYERWISE else kind.removesuffix("w") if kind in _DECAYING else kind,
+    }
+
+
 def apply(
     optimizer: Optimizer, params: Tree, opt_state: Tree, grads: Tree, *, there: Bool[Array, ""] | None = None
 ) -> tuple[Tree, Tree, Metrics]:
