@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+import time
 import types
 from pathlib import Path
 
@@ -379,13 +380,18 @@ def test_arguments_are_of_environments_that_a_class_makes(eval_envs, length):
 def test_what_was_learnt_is_told_where_an_evaluation_fails():
     class Failing(Games):
         def step(self, action):
+            time.sleep(0.5)
             raise RuntimeError("no")
 
     agent = operant.PPO(
         [Games(), Games()], NET, eval_envs=[Failing()], eval_frequency=100, run_dir="run", **SMALL
     )
+    began = time.perf_counter()
     with pytest.raises(EnvironmentError, match="no"):
         agent.fit(max_steps=300)
+    assert (
+        0 < agent.elapsed < time.perf_counter() - began - 0.5
+    )  # the clock of training stands still meanwhile
     assert 100 <= agent.steps < 130 and agent.games >= agent.steps // 7 - 2
     assert len(read_history("run/history.parquet")["step"]) == agent.games
     agent.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 import warnings
 from typing import Any
@@ -92,6 +93,34 @@ def test_a_run_that_fails_is_saved_and_can_go_on(tmp_path, capsys, seeds):
     resume = ["train", "--resume", str(run), "--env", "native_faults:Breaks", "--quiet"]
     assert main(resume) == 2
     assert "(step 6 of its episode): The reward must be finite" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_what_fails_in_the_first_call_tells_when(tmp_path, module, seeds):
+    place = tmp_path / "run"
+    words = [
+        "--n-envs",
+        "4",
+        "--max-steps",
+        "10000",
+        "--seed",
+        "3",
+        "--run-dir",
+        str(place),
+        "--n-steps",
+        "64",
+    ]
+    words += ["--n-seeds", str(seeds)] if seeds > 1 else []
+    env = ["--env", "native_faults:Rare", "--quiet"]
+    assert main(["train", "ppo", *env, *words]) == 2
+    run, parts = place if seeds == 1 else place / "seed-3", []
+    for part in range(1, 3):
+        parts.append(checkpoint.read_header(checkpoint.latest(run / "checkpoints"))["training"]["elapsed"])
+        told = [json.loads(line)["time"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+        assert told == list(dict.fromkeys(read_history(run / "history.parquet")["time"])) == parts
+        if part == 1:
+            assert main(["train", "--resume", str(run), *env]) == 2
+    assert 0 < parts[0] < parts[1]
 
 
 REPLAY = ["dqn", "--buffer-max-size", "20000", "--buffer-initial-size", "64", "--train-every", "4"]

@@ -269,6 +269,7 @@ class Training:
     def fail(self, unreported: Sequence[Finished]) -> None:
         """Save what there is when something has failed; episodes that were learnt from and not reported are given."""
         self.ended = "failed"
+        self.progress.elapsed = self._time() - self._begun  # the call that failed may have taken long
         # The first error is the one to tell; and a report that fails must not cost the checkpoint.
         with contextlib.suppress(Exception):
             self._account(unreported)
@@ -372,16 +373,25 @@ class Training:
             warnings.warn(f"No checkpoint at step {self.step}: {error}", RuntimeWarning, stacklevel=3)
 
     def _evaluate(self) -> dict[str, float]:
-        """Evaluate the policy if it is time, and keep one that is better than ever; return what is to be reported.
+        """Evaluate the policy if it is time; return what is to be reported.
 
         The clock of training stands still meanwhile.
         """
         evaluation, last = self.evaluation, self.progress.evaluated
         if evaluation is None or self.step // evaluation.frequency == last.step // evaluation.frequency:
             return {}
-        began, step = time.perf_counter(), self.step
+        began = time.perf_counter()
+        try:
+            found = self._scored(evaluation, last)
+        finally:  # the clock goes on where it fails
+            evaluation.evaluator.seconds += time.perf_counter() - began
+        self._ending = self._interrupted  # meanwhile; there is one process
+        return found
+
+    def _scored(self, evaluation: Evaluation, last: Evaluated) -> dict[str, float]:
+        """Evaluate the policy after the last evaluation, and keep one that is better than ever; return what is to be reported."""
+        step, found = self.step, dict[str, float]()
         finished = evaluation.run(self.driver.train, step, lambda: self._interrupted)
-        found: dict[str, float] = {}
         if finished is not None:
             rewards = [ended.reward for ended in finished]
             mean = sum(rewards) / len(rewards)
@@ -403,8 +413,6 @@ class Training:
                 )
             if now.best_step == step:
                 self._meanwhile(self._keep_best)
-        evaluation.evaluator.seconds += time.perf_counter() - began
-        self._ending = self._interrupted  # meanwhile; there is one process
         return found
 
     def _keep_best(self) -> None:
