@@ -12,7 +12,7 @@ import pytest
 from operant import checkpoint, replay
 from operant.checkpoint import compare
 from operant.cli import main
-from operant.tracking import read_history
+from operant.tracking import Episode, History, read_history
 
 COMMAND = [
     "train", "ppo", "--env", "jax:CartPole-v1", "--n-envs", "2", "--n-steps", "8", "--mini-batches", "2", "--ppo-epochs", "1",
@@ -97,6 +97,18 @@ def test_an_episode_that_is_missing_is_told(run, known, capsys):
     shutil.rmtree(run / "history.parquet")
     status, text = replayed(capsys)
     assert status == 0 and "no history: " in text
+
+
+def test_episodes_that_a_later_run_added_to_the_history_are_not_compared(run, known, capsys):
+    """It counts on from the last episode, thus from below the step at which the run ended."""
+    last = checkpoint.read_header(checkpoint.latest(run / "checkpoints"))["training"]["step"]
+    before = read_history(run / "history.parquet")
+    assert before["step"][-1] < last - 1
+    later = History(run / "history.parquet")
+    later.episodes([Episode(step, 1e3, 9.0, 9, 0, 9.0, 99.0) for step in (last - 1, last + 9)])
+    later.close()
+    status, text = replayed(capsys)
+    assert status == 0 and f"the {len(before['step'])} episodes of the history" in text, text
 
 
 def test_other_versions_are_told(run, known, capsys):

@@ -259,7 +259,9 @@ def _compared(record: Record, place: Path, step: int, whole: bool, changes: list
         assert repeated is not None
         found += compare.differences(record.checkpoint, repeated)
         parts.append(f"the {compare.leaf_count(record.checkpoint)} arrays of the checkpoint at step {last}")
-    rows, again = _rows(record, record.history, step), _rows(record, place / "history.parquet", step)
+    own = record.training["score"]["episodes"] - record.origin.episodes
+    rows = _rows(record, record.history, step, own)
+    again = _rows(record, place / "history.parquet", step)
     if rows is None:
         parts.append(f"no history: {str(record.history)!r} does not exist here")
     else:
@@ -271,14 +273,21 @@ def _compared(record: Record, place: Path, step: int, whole: bool, changes: list
     return Replayed(found, changes, step, " and ".join(parts))
 
 
-def _rows(record: Record, path: Path, step: int) -> dict[str, np.ndarray] | None:
-    """Return the rows of a history that the run wrote up to a step; None where there is no history."""
+def _rows(record: Record, path: Path, step: int, most: int | None = None) -> dict[str, np.ndarray] | None:
+    """Return the rows of a history that the run wrote up to a step, at most so many; None where there is no history.
+
+    What follows them is of a run that continued the history: from its last episode, which ended before the step of the checkpoint.
+    """
+    import numpy as np
+
     from operant.tracking import read_history
 
     if not path.exists():
         return None
     columns = read_history(path)
-    own = (columns["step"] > record.origin.step) & (columns["step"] <= step)
+    steps = columns["step"]
+    own = np.flatnonzero(steps > record.origin.step)[:most]
+    own = own[steps[own] <= step]
     return {name: column[own] for name, column in columns.items() if name not in CLOCKED}
 
 
