@@ -146,6 +146,23 @@ def test_a_run_given_twice_is_one_seed(tmp_path):
     assert len(read([run, tmp_path / "runs", f"{run}/../a"])) == 1
 
 
+def test_a_history_that_several_runs_wrote_counts_once(tmp_path, monkeypatch):
+    """Under any of its paths, and beside another seed, also where scores are aggregated."""
+    monkeypatch.chdir(tmp_path)
+    made(tmp_path / "other", 20, seed=3)
+    made(tmp_path / "first", 10, history_checkpoint="h.parquet")
+    made(tmp_path / "then", 10, history_checkpoint=str(tmp_path / "other" / ".." / "h.parquet"))
+    given = ["first", "then", "h.parquet", "other"]
+    assert [run.path.name for run in read(given)] == ["first", "other"]
+    text = plot(given, PlotConfig.from_dict({"out": "curve.svg"})).read_text()
+    assert "ppo (2 seeds)" in text
+    scores = tmp_path / "scores.json"
+    scores.write_text(json.dumps({"CartPole-v1": [0, 20]}))
+    told = PlotConfig.from_dict({"aggregate": True, "scores": str(scores)})
+    (estimate,) = [a.estimate for a in aggregates(grouped(read(given)), told) if a.statistic == "mean"]
+    assert estimate == 0.75  # of 10 / 20 and 20 / 20
+
+
 def test_history_interval_thins_the_histories(tmp_path):
     config = PlotConfig.from_dict({"history_interval": 25, "out": str(tmp_path / "x.svg")})
     assert plot([made(tmp_path / "a", 10)], config).exists()

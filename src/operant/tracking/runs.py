@@ -41,7 +41,7 @@ class Run(NamedTuple):
 
 
 def read(paths: Sequence[str | Path], evaluations: bool = False) -> list[Run]:
-    """Read runs, each once.
+    """Read runs, each once; of several that wrote to one history, the first that is given stands for all.
 
     Args:
         paths: folders of runs, folders that hold such, or histories (`.parquet`).
@@ -52,7 +52,11 @@ def read(paths: Sequence[str | Path], evaluations: bool = False) -> list[Run]:
     """
     found = {place.resolve(): place for path in paths for place in _places(Path(path))}
     places = list(found.values())
-    return [_read(place, places, evaluations) for place in places]
+    by_history: dict[Path, Run] = {}
+    for place in places:
+        history, run = _read(place, places, evaluations)
+        by_history.setdefault(history.resolve(), run)
+    return list(by_history.values())
 
 
 def _places(path: Path) -> list[Path]:
@@ -69,9 +73,10 @@ def _places(path: Path) -> list[Path]:
     return inside
 
 
-def _read(path: Path, among: Sequence[Path], evaluations: bool) -> Run:
+def _read(path: Path, among: Sequence[Path], evaluations: bool) -> tuple[Path, Run]:
+    """Return the place of a run's history, and the run."""
     if path.suffix == ".parquet":
-        return Run(path, "", _name(path, among), {}, read_history(path))
+        return path, Run(path, "", _name(path, among), {}, read_history(path))
     saved = read_json(path / "run.json", "run")
     try:
         agent, run = dict(saved["agent"]), dict(saved["run"])
@@ -90,7 +95,7 @@ def _read(path: Path, among: Sequence[Path], evaluations: bool) -> Run:
             raise SpecError(
                 f"The run {str(path)!r} has no evaluations. Train with --eval-frequency, or plot its episodes."
             )
-    return Run(path, env, kind, settings, read_history(history))
+    return history, Run(path, env, kind, settings, read_history(history))
 
 
 def _name(path: Path, among: Sequence[Path]) -> str:
