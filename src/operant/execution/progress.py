@@ -50,7 +50,7 @@ class Progress:
         """Calls so far that drew actions outside of training; each draws others."""
 
     def begin_at(self, origin: Origin) -> None:
-        """Count on from the end of an earlier history; before the run begins.
+        """Count on from the end of an earlier history, its last episode; before the run begins.
 
         Steps, time, episodes and the best reward go on. The rolling mean begins anew.
         """

@@ -182,6 +182,8 @@ def read_history(path: str | Path) -> dict[str, np.ndarray]:
 def end_of(path: str | Path) -> Origin:
     """Return where a history ends, for a run that continues it; where there is none, nothing.
 
+    It ends with its last episode. What the run that wrote it did after that, in episodes that had not ended, it cannot know.
+
     Raises:
         SpecError: it cannot be read, or a documented column is missing.
     """
