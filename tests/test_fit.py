@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import signal
 import sys
 import types
@@ -355,7 +356,13 @@ def test_actor_and_critic_may_be_compiled_with_learning_rates_of_their_own():
         (lambda: operant.PPO([gymnasium.make("CartPole-v1")], env_kwargs={"a": 1}), r"env_kwargs is for an id or a class.*Give it where they are made: gymnasium.make"),
         (lambda: operant.PPO("CartPole-v1", env_kwargs={"a": object()}), "env_kwargs must be plain data"),
         (lambda: operant.PPO("CartPole-v1", env_kwargs=[1]), r"env_kwargs must be a dict. Received: env_kwargs=\(1,\)"),
-        (lambda: operant.PPO(vectors.create("CartPole-v1", 2), n_envs=3), "num_envs must be 2, as many as the vector has. Received: num_envs=3"),
+        (lambda: operant.PPO(vectors.create("CartPole-v1", 2), n_envs=3), r"^n_envs must be 2, as many as the vector has. Received: n_envs=3"),
+        (lambda: operant.PPO(gymnasium.make("CartPole-v1"), n_envs=2), r"^n_envs must be 1, as many as the object has. Received: n_envs=2. Leave it out, or"),
+        (lambda: operant.PPO([gymnasium.make("CartPole-v1")], n_envs=2), r"^n_envs must be 1, as many as the list has. Received: n_envs=2"),
+        *(
+            (lambda envs=envs: operant.PPO(envs, n_envs=0), "^n_envs must be at least 1. Received: n_envs=0")
+            for envs in ("CartPole-v1", "jax:CartPole-v1", CartPole)
+        ),
         (lambda: operant.PPO(vectors.create("CartPole-v1", 2), max_episode_timesteps=9), "'CartPole-v1' is a vector already. Received: max_episode_timesteps=9"),
         (lambda: create_envs("CartPole-v1", 0, preprocess=False), "n must be a whole number of at least 1"),
         (lambda: create_envs("CartPole-v1", preprocess=False, max_frame=True), "max_frame must be False"),
@@ -364,6 +371,16 @@ def test_actor_and_critic_may_be_compiled_with_learning_rates_of_their_own():
 def test_mistakes_are_named(arguments, message):
     with pytest.raises((SpecError, UsageError), match=message):
         arguments()
+
+
+@pytest.mark.parametrize("load", [operant.PPO.load, operant.TD3.load])
+@pytest.mark.parametrize("arguments", [{}, {"env": "CartPole-v1"}])
+def test_load_of_a_class_says_what_to_do_instead(load, arguments, tmp_path):
+    with pytest.raises(
+        UsageError, match=r"(PPO|TD3)\(envs, \.\.\.\).*load\(directory\).*Agent\.load\(directory="
+    ):
+        load(str(tmp_path), **arguments)
+    assert list(inspect.signature(load).parameters) == ["self", "directory"] and "checkpoint" in load.__doc__
 
 
 def test_arguments_of_the_environment(tmp_path):

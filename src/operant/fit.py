@@ -40,6 +40,7 @@ from operant.inputs import (
     makes,
     optimizer_options,
     refuse_no_environments,
+    refuse_other_count,
     refuse_shared,
 )
 from operant.ops.optimise import Given
@@ -71,6 +72,29 @@ NOT_OPTIONS = frozenset(
 """Options of a run that are no keyword arguments here: others say the same, or they are for `operant train`."""
 Callback: TypeAlias = Callable[["Trainer", Record], bool | None]
 """What `fit` calls whenever training reports."""
+
+
+class _OfObjects:
+    """A method that other libraries call on the class: there it says what to do instead."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self.method = method
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is not None:
+            return self.method.__get__(instance, owner)
+
+        @functools.wraps(self.method)
+        def refuse(*given: Any, **named: Any) -> Any:
+            if given and isinstance(given[0], owner):
+                return self.method(*given, **named)
+            name = owner.__name__
+            raise UsageError(
+                f"{name}.load is called on an object: make it with its environments, agent = {name}(envs, ...), then agent.load(directory) "
+                "goes on with training. To act only, Agent.load(directory=...) needs no environments."
+            )
+
+        return refuse
 
 
 class Trainer:
@@ -112,6 +136,7 @@ class Trainer:
         **settings: Any,
     ) -> None:
         refuse_no_environments(envs)
+        refuse_other_count(envs, n_envs)
         self.trial = trial
         self._envs = envs
         given = self._named(parts, settings)
@@ -125,7 +150,7 @@ class Trainer:
             {
                 **run,
                 "env": envs if isinstance(envs, str) else type(envs).__name__,
-                "n_envs": n_envs or 1,
+                "n_envs": 1 if n_envs is None else n_envs,
                 "weights": tuple(weights),
                 "seed": secrets.randbelow(2**31) if seed is None else seed,
                 "max_steps": 1,  # `fit` says how many
@@ -210,7 +235,9 @@ class Trainer:
         """Return how many environments were given; None if only a vector knows."""
         if isinstance(self._envs, list | tuple):
             return len(self._envs)
-        return n_envs or 1 if isinstance(self._envs, str) else None
+        if not isinstance(self._envs, str):
+            return None
+        return 1 if n_envs is None else n_envs
 
     def fit(
         self,
@@ -458,6 +485,9 @@ class Trainer:
         training.restore(found)
         self._begun, self._loaded = True, str(place)
         self._put_back()
+
+    if not TYPE_CHECKING:  # to which it is a method like others
+        load = _OfObjects(load)
 
     def _expect_own(self, path: Path) -> None:
         """Refuse the checkpoint of another agent, or of another number of environments; warn of other options."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium
 
-from operant.envs import table
+from operant.envs import table, vector
 from operant.envs.source import is_environment, is_native, lacking
 from operant.envs.vector_env import VectorEnv
 from operant.errors import SpaceError, SpecError, UsageError, value_error, whole
@@ -181,6 +181,20 @@ def refuse_no_environments(envs: Any) -> None:
         return
     must = "an id, an environment, its class or a function that makes it, a list of these, or a vector"
     raise value_error("envs", must, envs, remedy)
+
+
+def refuse_other_count(envs: Any, n_envs: int | None) -> None:
+    """Refuse a number of environments that is not that of those which were given.
+
+    Raises:
+        SpecError: so it is.
+    """
+    if isinstance(envs, list | tuple):
+        vector.expect_count("n_envs", n_envs, len(envs), "the list")
+    elif isinstance(envs, VectorEnv | gymnasium.vector.VectorEnv):
+        vector.expect_count("n_envs", n_envs, envs.num_envs, "the vector")
+    elif is_environment(envs) and not is_native(envs):
+        vector.expect_count("n_envs", n_envs, 1, "the object")
 
 
 def makes(env: Any) -> bool:

@@ -111,12 +111,12 @@ def create(
         if not environment:
             raise value_error("environment", "a list of at least one environment", environment)
         sources = [resolve(one, **options) for one in environment]
-        _count(num_envs, len(sources), "the list")
+        expect_count("num_envs", num_envs, len(sources), "the list")
         refuse_same(sources)
         own: VectorEnv | str = "environments were given one by one"
     else:
         source = resolve(environment, **options)
-        num_envs = _count(num_envs, *_fixed_count(source))
+        num_envs = expect_count("num_envs", num_envs, *_fixed_count(source))
         sources, own = [source] * num_envs, _own_vector(source, num_envs, mode, reads)
     refuse_elsewhere(reads.info_keywords, (source.target for source in sources))
     workers = (num_workers, timeout_seconds, max_restarts)
@@ -135,7 +135,7 @@ def create(
 
 def _as_it_is(vector: VectorEnv, num_envs: int | None, asked: Mapping[str, Any]) -> VectorEnv:
     """Return a vector that was made here before, if nothing about it is to be other."""
-    _count(num_envs, vector.num_envs, "the vector")
+    expect_count("num_envs", num_envs, vector.num_envs, "the vector")
     for name, value in asked.items():
         if value and value != "auto":
             raise UsageError(
@@ -319,11 +319,22 @@ def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
         raise value_error(name, f"one of {', '.join(map(repr, known))}", value, hint.strip())
 
 
-def _count(asked: int | None, there: int | None, what: str) -> int:
-    asked = whole("num_envs", asked, optional=True)
+def expect_count(argument: str, asked: int | None, there: int | None, what: str) -> int:
+    """Return how many environments there are to be.
+
+    Args:
+        argument: name of what asks, for the message.
+        asked: so many; None: as many as there are, or one.
+        there: how many there are; None: as many as are asked for.
+        what: what fixes that, for the message.
+
+    Raises:
+        SpecError: another number is asked for.
+    """
+    asked = whole(argument, asked, optional=True)
     if asked is None:
         return 1 if there is None else there
     if there is not None and asked != there:
         remedy = "Leave it out, or give an id or a class." if what != "the list" else "Leave it out."
-        raise value_error("num_envs", f"{there}, as many as {what} has", asked, remedy)
+        raise value_error(argument, f"{there}, as many as {what} has", asked, remedy)
     return asked
