@@ -82,7 +82,7 @@ def parse(
 ) -> dict[str, Any]:
     """Return the options that were given, by name.
 
-    A flag may be abbreviated as long as it is clear. Values are read by the option's type; a number with a schedule is
+    A flag is written in full: what is short for one today may be short for two tomorrow. Values are read by the option's type; a number with a schedule is
     written `linear:START:END:STEPS`, structured values as JSON, dicts of arguments also as `NAME=VALUE ...`.
 
     Args:
@@ -97,42 +97,74 @@ def parse(
     Where an agent or environment is named as `module:Name`, the current folder is searched too.
 
     Raises:
-        UsageError: an unknown or ambiguous flag, or a value of the wrong type.
+        UsageError: an unknown or abbreviated flag, or a value that is missing or of the wrong type.
     """
-    parser = _Parser(prog=f"operant {command}", add_help=False, argument_default=argparse.SUPPRESS)
+    parser = _Parser(
+        prog=f"operant {command}", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS,
+        exit_on_error=False,
+    )  # fmt: skip
     known = add_flags(parser, configs, short=short, without=without, several=several)
-    if positional is not None:
-        parser.add_argument(positional, nargs="*", default=[])
-        given, unknown = parser.parse_known_intermixed_args(list(arguments))
-    else:
-        given, unknown = parser.parse_known_args(list(arguments))
+    try:
+        if positional is not None:
+            parser.add_argument(positional, nargs="*", default=[])
+            given, unknown = parser.parse_known_intermixed_args(list(arguments))
+        else:
+            given, unknown = parser.parse_known_args(list(arguments))
+    except argparse.ArgumentError as error:
+        raise _refused(error, configs) from None
     if unknown:
         bad = unknown[0]
         if not bad.startswith("-"):
-            raise _stray(bad, list(arguments), known, command)
-        remedy = suggest(bad.split("=")[0], known, listed=False) or f" `operant {command} --help` lists them."
-        raise UsageError(f"Unknown flag {bad!r} for {command}.{remedy}")
+            raise _stray(bad, list(arguments), known, command, tuned=several)
+        raise UsageError(f"Unknown flag {bad!r} for {command}.{_meant(bad, known, command)}")
     for name in NAMES:
         search_here(getattr(given, name, None))
     return vars(given)
 
 
-def _stray(bad: str, arguments: list[str], known: Mapping[str, argparse.Action], command: str) -> UsageError:
-    """Return what is wrong with an argument that belongs to no flag: often it is a second value of the flag before."""
+def _refused(error: argparse.ArgumentError, configs: Iterable[type[Config]]) -> UsageError:
+    """Return what argparse refuses, with the values that there are."""
+    names = [name for name in (error.argument_name or "").split("/") if name.startswith("--")]
+    metas = [meta for config in configs for name, meta in options(config).items() if flag(name) in names]
+    choices = [str(choice) for meta in metas for choice in meta.choices or ()]
+    listed = f" Give one of: {', '.join(choices)}." if choices else ""
+    return UsageError(f"{names[0]}: {error.message}.{listed}")
+
+
+def _meant(bad: str, known: Mapping[str, argparse.Action], command: str) -> str:
+    """Return which flags an unknown one may stand for: those that it begins, or one that is like it."""
+    name = bad.partition("=")[0]
+    flags = {each for action in known.values() for each in action.option_strings if each.startswith("--")}
+    begun = sorted(each for each in flags if each.startswith(name))
+    if len(begun) > 1:
+        return f" Did you mean one of {', '.join(begun)}?"
+    return suggest(name, begun or flags, listed=False) or f" `operant {command} --help` lists them."
+
+
+def _stray(
+    bad: str, arguments: list[str], known: Mapping[str, argparse.Action], command: str, tuned: bool
+) -> UsageError:
+    """Return what is wrong with an argument that belongs to no flag: often it is a second value of the flag before.
+
+    Args:
+        bad: the argument.
+        arguments: of the command line.
+        known: flags by name.
+        command: for the message.
+        tuned: whether flags of options with a search kind take several values.
+    """
     at = arguments.index(bad)
     begun = max((i for i in range(at) if arguments[i].startswith("-")), default=None)
     text = f"Unknown argument {bad!r} for {command}."
     if begun is not None:
         before = arguments[begun].partition("=")[0]
-        found = [
-            action for name, action in known.items() if before in action.option_strings or name == before
-        ]
-        found = found or [action for name, action in known.items() if name.startswith(before)]
+        found = [action for action in known.values() if before in action.option_strings]
         words: dict[Any, str] = {0: "no value", None: "one value"}
         takes = words.get(found[0].nargs) if found else None
         if takes is not None:
+            why = " is not tuned (it has no hp_type), so it" if tuned else ""
             received = " ".join(arguments[begun : at + 1])
-            return UsageError(f"{text} {found[0].option_strings[-1]} takes {takes}. Received: {received}.")
+            return UsageError(f"{text} {before}{why} takes {takes}. Received: {received}.")
     return UsageError(text + suggest(bad, known, listed=False))
 
 
