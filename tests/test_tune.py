@@ -697,6 +697,11 @@ def test_a_real_study_and_training_from_it(tmp_path, monkeypatch, capsys):
     assert saved["agent"]["type"] == "ppo" and saved["agent"]["mini_batches"] == 2
     assert saved["run"]["env"] == "jax:CartPole-v1" and saved["run"]["n_envs"] == 2
     assert saved["run"]["max_steps"] == 64 and saved["run"]["history_checkpoint"] is None
+    own = ["train", "--from-study", "s", "--lr", "0.5", "--max-steps", "64", "--run-dir", "own"]
+    assert main(own) == 0  # the study says whose option it is
+    assert json.loads((tmp_path / "own" / "run.json").read_text())["agent"]["lr"] == 0.5
+    assert main(["train", "--from-study", "s", "--lrr", "0.5"]) == 2
+    assert "Unknown flag '--lrr' for train. Did you mean '--lr'?" in capsys.readouterr().err
     assert main(["train", "dqn", "--from-study", "s"]) == 2
     assert "The study 's' tunes ppo, not dqn." in capsys.readouterr().err
 

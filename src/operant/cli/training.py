@@ -64,14 +64,23 @@ def run(arguments: list[str]) -> int:
 
 
 def _trained(flags: list[str]) -> str | None:
-    """Return the agent of the run that `--resume` names, whose options are known then."""
-    directory = parse.peek(flags, "--resume")
-    if directory is None:
+    """Return the agent of the run that `--resume` names, or of the study of `--from-study`, whose options are known then.
+
+    Raises:
+        OperantError: there is no such study, or none of its trials was finished.
+    """
+    directory, study = parse.peek(flags, "--resume"), parse.peek(flags, "--from-study")
+    if directory is not None:
+        try:
+            saved = str(read_json(Path(directory) / "run.json", "run")["agent"]["type"])
+        except (SpecError, KeyError, TypeError):
+            return None  # the run is missing
+    elif study is not None:
+        from operant.tune import from_study
+
+        saved = from_study(study, parse.peek(flags, "--storage")).agent
+    else:
         return None
-    try:
-        saved = str(read_json(Path(directory) / "run.json", "run")["agent"]["type"])
-    except (SpecError, KeyError, TypeError):
-        return None  # the run is missing
     return saved if saved in AGENTS else None  # others are imported where the command line names them
 
 
