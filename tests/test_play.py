@@ -46,6 +46,21 @@ def trained(tmp_path_factory):
     return folder
 
 
+@pytest.mark.parametrize("flags", [[], ["--env", "CartPole-v1"], ["--env", "CartPole-v1", "--quiet"]])
+def test_an_agent_whose_name_is_a_folder_of_a_run(flags, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ppo").mkdir()
+    assert main(["play", "ppo"]) == 0  # any folder: help
+    assert "Usage:" in capsys.readouterr().out
+    (tmp_path / "ppo" / "run.json").write_text("{}")
+    assert main(["play", "ppo", *flags]) == 2
+    out, error = capsys.readouterr()
+    assert out == "" and "For the run give its path: operant play ./ppo\n" in error
+    assert main(["play", "ppo", "--help"]) == 0
+    assert main(["play", "ppo", "--env", "CartPole-v1", "--weights", "w.tf"]) == 2
+    assert "The weights 'w.tf' do not exist." in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_run_plays(trained, capsys):
     assert main(["play", str(trained / "run"), "--episodes", "3"]) == 0

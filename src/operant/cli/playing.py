@@ -27,12 +27,16 @@ def run(arguments: list[str]) -> int:
         if place is not None:
             where, *flags = flags
     if parse.asks_for_help(flags) and (flags or place is None):
+        if agent is not None and not flags:
+            _refuse_folder(agent)
         print(help_text(agent))
         return 0
     own = [config_class(agent)] if agent is not None else []
     given = parse.parse([PlayConfig, *own], flags, f"play {agent}" if agent else "play")
     if place is not None:
         given.setdefault(place, where)
+    if agent is not None and not given.keys() & {"run_dir", "policy", "weights"}:
+        _refuse_folder(agent)
     known = options(PlayConfig)
     config = PlayConfig.from_dict({name: value for name, value in given.items() if name in known})
     hyper = {name: value for name, value in given.items() if name not in known}
@@ -49,6 +53,24 @@ def run(arguments: list[str]) -> int:
         if len(played.files) > 3:
             print(f"and {len(played.files) - 3} more files")
     return 0
+
+
+def _refuse_folder(agent: str) -> None:
+    """Refuse the name of an agent that is also that of a folder with something to play: the agent would play untrained.
+
+    Raises:
+        UsageError: so it is.
+    """
+    folder = Path(agent)
+    if not folder.is_dir():
+        return
+    from operant import checkpoint
+
+    if (folder / "run.json").exists() or checkpoint.latest(folder) is not None:
+        raise UsageError(
+            f"{agent!r} is an agent, which alone plays untrained, and here also the folder of a run. For the run give its path: "
+            f"operant play ./{agent}"
+        )
 
 
 def _leading_place(first: str) -> str | None:
