@@ -610,8 +610,9 @@ def test_loading_for_another_number_of_actors(tmp_path, spec):
         run(agent, 12, parallel)
     agent.save(tmp_path)
     if spec is REPLAY:
-        with pytest.warns(RuntimeWarning, match="replay memory starts empty"):
+        with pytest.warns(RuntimeWarning, match="replay memory starts empty") as told:
             loaded = Agent.load(tmp_path, parallel_interactions=3)
+        assert told[0].filename == __file__
     else:
         loaded = Agent.load(tmp_path, parallel_interactions=3)
     assert loaded.parallel_interactions == 3 and loaded.updates == agent.updates > 0

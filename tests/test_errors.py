@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 
-from operant.errors import SpecError, whole
+from operant import PPO, Agent, Environment, Runner
+from operant.errors import SpecError, UsageError, naming_misspelt, whole
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3), 3.0, np.float32(3)])
@@ -26,3 +29,42 @@ def test_none_and_remedies():
     assert whole("count", None, optional=True) is None
     with pytest.raises(SpecError, match=r"at least 2, or None\. Received: count=1\. Leave it out\."):
         whole("count", 1, 2, optional=True, remedy="Leave it out.")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Runner("random", "CartPole-v1", num_paralel=2), "^Runner takes no argument 'num_paralel'. Did you mean 'num_parallel'\\?$"),
+        (lambda: Runner.run(None, num_epsodes=3), "^run takes no argument 'num_epsodes'. Did you mean 'num_episodes'\\?$"),
+        (lambda: Runner.run(None, xyz=3), "^run takes no argument 'xyz'. Known: batch_agent_calls, callback,"),
+        (lambda: Agent.load(directry="x"), "^Agent.load takes no argument 'directry'. Did you mean 'directory'\\?$"),
+        (lambda: PPO.fit(None, total_timesteps=3), "^fit takes no argument 'total_timesteps'. Did you mean 'max_steps'\\?$"),
+        (lambda: PPO.fit(None, xyz=3), "Known: callback, max_steps, monitor_session, target_reward.$"),
+        (lambda: PPO.play(None, episods=3), "^play takes no argument 'episods'. Did you mean 'episodes'\\?$"),
+        (lambda: Environment.create(enviroment="CartPole-v1"), "None. Environment.create has no argument 'enviroment'. Did you mean 'environment'\\?$"),
+        (lambda: Environment.create("CartPole-v1", max_episode_timestep=3), "Did you mean 'max_episode_timesteps'\\?$"),
+        (lambda: Environment.create("CartPole-v1", render_mod="human"), "no argument 'render_mod'. Did you mean 'render_mode'\\?$"),
+        (lambda: Environment.create("CartPole-v1", xyz=1), "no argument 'xyz'. Known: render_mode, sutton_barto_reward.$"),
+        (lambda: Agent.create("ppo", enviroment=None), "Agent.create has no argument 'enviroment'. Did you mean 'environment'\\?$"),
+    ],
+)  # fmt: skip
+def test_misspelt_arguments_are_named(call, message):
+    with pytest.raises((SpecError, UsageError), match=message):
+        call()
+
+
+def test_signatures_are_those_that_were_written():
+    assert list(inspect.signature(Runner).parameters)[:3] == ["agent", "environment", "max_episode_timesteps"]
+    assert list(inspect.signature(Runner.run).parameters)[:3] == ["self", "num_episodes", "num_timesteps"]
+    assert "environment" in inspect.signature(Environment.create).parameters
+
+
+def test_an_error_keeps_its_kind_and_other_errors_pass():
+    @naming_misspelt
+    def make(error, size=1, **others):
+        raise error
+
+    with pytest.raises(UsageError, match=r"^No\. .*make has no argument 'sise'\. Did you mean 'size'\?$"):
+        make(UsageError("No."), sise=2)
+    with pytest.raises(TypeError, match=r"^No\.$"):
+        make(TypeError("No."), sise=2)

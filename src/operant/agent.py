@@ -16,7 +16,15 @@ from operant.agents import DEFAULT
 from operant.agents.learner import without_replay
 from operant.agents.making import define, define_saved, from_file
 from operant.agents.protocol import Counting
-from operant.errors import CheckpointError, SpaceError, SpecError, UsageError, value_error, whole
+from operant.errors import (
+    CheckpointError,
+    SpaceError,
+    SpecError,
+    UsageError,
+    naming_misspelt,
+    value_error,
+    whole,
+)
 from operant.export import Exported
 from operant.interactive import Interactive, Settings
 from operant.nn.drawing import mermaid
@@ -49,6 +57,7 @@ class Agent(Interactive):
     """
 
     @staticmethod
+    @naming_misspelt
     def create(
         agent: Any = None,
         environment: Any = None,
@@ -347,6 +356,7 @@ class Agent(Interactive):
         return str(checkpoint.save(directory, tree, header, keep=keep, name=name))
 
     @staticmethod
+    @naming_misspelt
     def load(
         directory: str | Path,
         filename: str | None = None,
@@ -474,7 +484,7 @@ class Agent(Interactive):
             warnings.warn(
                 f"The replay memory starts empty: that of {str(path)!r} belongs to another number of actors.",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         fields = [name for name in fresh._fields if name != "memory"]
         like = fresh
@@ -508,7 +518,7 @@ class Agent(Interactive):
             self._engine.put(saved._replace(memory=fresh.memory) if anew else saved)
             if anew:
                 text = f"The replay memory starts empty: {str(path)!r} leaves it out."
-                warnings.warn(text, RuntimeWarning, stacklevel=3)
+                warnings.warn(text, RuntimeWarning, stacklevel=4)
             self._start()
             self._reported, self._draws = self.updates, training.get("draws", 0)
             if (last := self._last_seen(path)) and self._engine.counter("rows"):

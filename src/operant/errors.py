@@ -7,10 +7,14 @@ kept for operant's own mistakes.
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import numbers
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class OperantError(Exception):
@@ -90,6 +94,35 @@ def suggest(name: str, known: Iterable[str], *, listed: bool = True) -> str:
     if close:
         return f" Did you mean {close[0]!r}?"
     return f" Known: {', '.join(names)}." if names and listed else ""
+
+
+def naming_misspelt(function: _Function) -> _Function:
+    """Decorate a function: the message about a misspelt argument names it, with the close match.
+
+    One without `**` arguments refuses it. One that passes such on adds the match to errors that say nothing like it. For functions that a
+    program calls once in a while: a call takes a microsecond more.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    passes_on = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    own = {each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+    bound = "self" in own and function.__name__ != "__init__"
+    label = function.__name__ if bound else function.__qualname__.removesuffix(".__init__")
+    own.discard("self")
+
+    @functools.wraps(function)
+    def checked(*given: Any, **named: Any) -> Any:
+        unknown = [name for name in named if name not in own]
+        if unknown and not passes_on:
+            raise UsageError(f"{label} takes no argument {unknown[0]!r}.{suggest(unknown[0], own)}")
+        try:
+            return function(*given, **named)
+        except (SpecError, UsageError) as error:
+            for name in () if "Did you mean" in str(error) else unknown:
+                if close := suggest(name, own, listed=False):
+                    raise type(error)(f"{error} {label} has no argument {name!r}.{close}") from None
+            raise
+
+    return cast(_Function, checked)
 
 
 def value_error(argument: str, must: str, received: object, remedy: str = "") -> SpecError:

@@ -24,7 +24,15 @@ from operant.engine import act_independently
 from operant.envs import vector
 from operant.envs.source import is_environment, is_native
 from operant.envs.vector_env import VectorEnv
-from operant.errors import CheckpointError, SpaceError, SpecError, UsageError, suggest, value_error
+from operant.errors import (
+    CheckpointError,
+    SpaceError,
+    SpecError,
+    UsageError,
+    naming_misspelt,
+    suggest,
+    value_error,
+)
 from operant.execution.callbacks import callbacks_of, none_refuses
 from operant.execution.config import PROCESSES, RunConfig
 from operant.execution.progress import Evaluated, Progress
@@ -239,6 +247,7 @@ class Trainer:
             return None
         return 1 if n_envs is None else n_envs
 
+    @naming_misspelt
     def fit(
         self,
         *unnamed: Any,
@@ -387,6 +396,7 @@ class Trainer:
             self._acted = train, make(train)
         return act(self._acted[1], *arguments, explore=explore)
 
+    @naming_misspelt
     def play(
         self,
         video_dir: str | None = None,

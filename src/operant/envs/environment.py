@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, overload
 
 import numpy as np
 
-from operant.errors import value_error
+from operant.errors import naming_misspelt, value_error
 
 if TYPE_CHECKING:
     from operant.envs.checked import Checked
@@ -131,6 +131,7 @@ class Environment(abc.ABC):
     ) -> Checked: ...
 
     @staticmethod
+    @naming_misspelt
     def create(
         environment: Any = None,
         max_episode_timesteps: int | None = None,

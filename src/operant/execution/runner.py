@@ -10,7 +10,7 @@ from typing import Any
 from operant.agent import Agent, specified
 from operant.envs.connection import Connection
 from operant.envs.vector_env import seed_of
-from operant.errors import SpaceError, SpecError, UsageError, value_error, whole
+from operant.errors import SpaceError, SpecError, UsageError, naming_misspelt, value_error, whole
 from operant.execution import connections
 from operant.execution.bar import Bar
 from operant.execution.interaction import Interaction, Plan
@@ -56,6 +56,7 @@ class Runner:
         SpaceError: the agent does not fit the environment.
     """
 
+    @naming_misspelt
     def __init__(
         self,
         agent: Any,
@@ -202,6 +203,7 @@ class Runner:
 
     # Running
 
+    @naming_misspelt
     def run(
         self,
         num_episodes: int | None = None,
