@@ -148,6 +148,11 @@ def test_runs_are_listed(capsys):
     assert f"mean reward {mean}, best evaluation {entry.best_evaluation:.2f}" in shown
     assert main(["list", "runs", "."]) == 0
     assert "There are no runs in" not in capsys.readouterr().out
+    assert main(["list", "runs", "runs/one"]) == 0
+    assert (
+        "'runs/one' is itself a run. For it and those beside it: operant list runs runs\n"
+        in capsys.readouterr().out
+    )
     assert main(["list", "runs", "dqn"]) == 0
     assert "No runs match 'dqn'" in capsys.readouterr().out
 

@@ -205,6 +205,10 @@ def test_agents_in_one_folder_continue_from_their_own_checkpoints(tmp_path):
     agent.save(tmp_path, "alice", append="timesteps")
     assert Agent.load(tmp_path, "alice").timesteps == 5  # that very name, and a saver's newest
     assert create(saver={"directory": str(tmp_path), "filename": "alice", "load": True}).timesteps == 6
+    with pytest.raises(CheckpointError, match=r"no checkpoint 'alise' in .*\. Did you mean 'alice'\?$"):
+        Agent.load(tmp_path, filename="alise")
+    with pytest.raises(CheckpointError, match=r"no checkpoint 'alice-7' in .*\. Did you mean 'alice-6'\?$"):
+        Agent.load(tmp_path, filename="alice-7")
     with pytest.raises(CheckpointError, match="There is no checkpoint 'ali'"):
         create(saver={"directory": str(tmp_path), "filename": "ali", "load": True})
 

@@ -413,7 +413,8 @@ def interrupted(storage):
 def test_interrupted_trials_come_first_when_the_study_goes_on(here, storage):
     out, status = interrupted(storage)
     assert status == 0, out
-    assert "Interrupted: 0 trials complete, 0 pruned, 0 failed; 4 in the study s" in out
+    counted = "Interrupted: 0 trials complete, 0 pruned, 0 failed, 2 interrupted; 4 in the study s, 2 of them waiting to be tried first\n"
+    assert counted in out
     assert "Go on with the same command and --study s" in out
     before = study.load("s", storage).trials
     assert [t.state.name for t in before] == ["FAIL", "FAIL", "WAITING", "WAITING"]

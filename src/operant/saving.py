@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant import checkpoint, export
-from operant.errors import CheckpointError, SpecError, as_folder, value_error
+from operant.errors import CheckpointError, SpecError, as_folder, suggest, value_error
 from operant.spec import Config, build, option, plain
 
 FORMATS = {"numpy": ".npz", "hdf5": ".hdf5", "safetensors": ".safetensors"}
@@ -239,6 +239,10 @@ def checkpoint_in(directory: Path, filename: str | None, *, numbered: bool = Fal
         named = "" if filename is None else f" {filename!r}"
         policies = [p.name for suffix in export.FORMATS.values() for p in directory.glob(f"*{suffix}")]
         remedy = f" {policies[0]!r} there is a policy: operant.load_policy reads it." if policies else ""
+        if filename is not None and directory.is_dir():
+            whole = [path.name for path in checkpoint.list_checkpoints(directory)]
+            known = {name for each in whole for name in (each, re.sub(r"-\d+$", "", each))}
+            remedy = suggest(filename, known, listed=False) + remedy
         why = "." if directory.is_dir() else ", which is no folder."
         raise CheckpointError(f"There is no checkpoint{named} in {str(directory)!r}{why}{remedy}")
     return found

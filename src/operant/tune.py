@@ -29,6 +29,8 @@ class Tuned(NamedTuple):
     """Trials of this call that were finished."""
     pruned: int
     failed: int
+    given_up: int
+    """Trials that the interruption ended: marked as failed, and their settings wait."""
     interrupted: bool
     best: Best | None
     """Best trial of the whole study."""
@@ -78,9 +80,12 @@ def _summary(tuned: Tuned, config: TuneConfig, trouble: str) -> str:
     """Say how the study stands, and what can be done with it."""
     name, best = tuned.study.study_name, tuned.best
     where = "" if config.storage is None else f" --storage {studies.shown(config.storage)}"
+    states = [trial.state.name for trial in tuned.study.get_trials(deepcopy=False)]
+    waiting = states.count("WAITING")
     lines = [
         f"{'Interrupted' if tuned.interrupted else 'Finished'}: {tuned.complete} trial{'' if tuned.complete == 1 else 's'} complete, {tuned.pruned} pruned, "
-        f"{tuned.failed} failed; {len(tuned.study.get_trials(deepcopy=False))} in the study {name}"
+        f"{tuned.failed} failed{f', {tuned.given_up} interrupted' if tuned.given_up else ''}; {len(states)} in the study {name}"
+        + (f", {waiting} of them waiting to be tried first" if waiting else "")
     ]
     if best is not None:
         lines.append(f"Best: trial {best.number}, mean reward {best.value:.2f}{shown(best.params)}")

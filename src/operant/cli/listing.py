@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from operant import presets
@@ -72,6 +73,9 @@ def _runs(folder: Path, text: str) -> str:
         )
         shown.append("\n".join(lines))
     matching = [each for each in shown if text.lower() in each.lower()]
+    if not matching and (folder / "run.json").is_file():
+        beside = folder.parent if folder.name not in ("", "..") else folder.resolve().parent
+        return f"{str(folder)!r} is itself a run. For it and those beside it: operant list runs {shlex.quote(str(beside))}"
     if not matching:
         return f"No runs match {text!r}." if shown else f"There are no runs in {str(folder)!r}."
     return "\n".join(matching)

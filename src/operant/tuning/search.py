@@ -51,7 +51,7 @@ class Search:
         self._running: dict[Any, _Running] = {}
         self._spare: TrialProcess | None = None
         self._left = plan.config.n_trials
-        self.counts = {"complete": 0, "pruned": 0, "failed": 0}
+        self.counts = {"complete": 0, "pruned": 0, "failed": 0, "given_up": 0}
         self._beaten = time.monotonic()
         self.say: Callable[[str], None] = _silent if plan.run.get("quiet") else _print
         """Tells the user a line."""
@@ -227,6 +227,7 @@ class Search:
         """End a trial that the user has no time for; its settings come first when the study goes on."""
         self._mark_failed(running, "Interrupted.")
         self.study.enqueue_trial(running.trial.params, {"again": running.trial.number})
+        self.counts["given_up"] += 1
 
     def _mark_failed(self, running: _Running, reason: str) -> None:
         from optuna.trial import TrialState
