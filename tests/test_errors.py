@@ -61,10 +61,14 @@ def test_signatures_are_those_that_were_written():
 
 def test_an_error_keeps_its_kind_and_other_errors_pass():
     @naming_misspelt
-    def make(error, size=1, **others):
+    def make(error, capacity=1, **others):
         raise error
 
-    with pytest.raises(UsageError, match=r"^No\. .*make has no argument 'sise'\. Did you mean 'size'\?$"):
-        make(UsageError("No."), sise=2)
+    with pytest.raises(
+        UsageError, match=r"^No\. .*make has no argument 'capacty'\. Did you mean 'capacity'\?$"
+    ):
+        make(UsageError("No."), capacty=2)
+    with pytest.raises(UsageError, match=r"^No\.$"):  # it may well be an argument of what it is passed to
+        make(UsageError("No."), capital=2)
     with pytest.raises(TypeError, match=r"^No\.$"):
-        make(TypeError("No."), sise=2)
+        make(TypeError("No."), capacty=2)

@@ -177,7 +177,7 @@ def test_history_interval_thins_the_histories(tmp_path):
         (["run", "--out", "scores.json/x.png"], "out must be in a folder: 'scores.json' is a file. Received: out='scores.json/x.png'."),
         (["run", "--agents", "a", "b"], "agents must name each of the 1 histories. Received 2 names: a, b."),
         (["run", "--plot", "mean_rewards"], "Did you mean 'mean_reward'?"),
-        (["run", "--bench", "hours"], "benchmark must be"),
+        (["run", "--benchmark", "hours"], "benchmark must be"),
         (["run", "--level", "95"], "level must be at least 0.01 and at most 0.999"),
         (["run", "--scores", "x.json"], "scores is for --aggregate"),
         (["run", "--aggregate", "--scores", "scores.json"], "scores does not know the environment 'CartPole-v1'"),

@@ -79,8 +79,10 @@ def _plain(name: str) -> str:
     return name.lstrip("-").replace("-", "_")
 
 
-def suggest(name: str, known: Iterable[str], *, listed: bool = True) -> str:
+def suggest(name: str, known: Iterable[str], *, listed: bool = True, alike: float = 0.6) -> str:
     """Return `` Did you mean 'x'?`` for the closest of the known names, else the list of them, or with `listed` off nothing.
+
+    Names are close from a likeness of `alike` on (1: the same).
 
     >>> suggest("ppoo", ["ppo", "dqn"])
     " Did you mean 'ppo'?"
@@ -88,7 +90,7 @@ def suggest(name: str, known: Iterable[str], *, listed: bool = True) -> str:
     names = sorted(str(k) for k in known)
     meant = SYNONYMS.get(_plain(str(name)))
     if meant is None:
-        close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+        close = difflib.get_close_matches(str(name), names, n=1, cutoff=alike)
     else:  # what else looks like it would mislead
         close = [known for word in meant for known in names if _plain(known) == word]
     if close:
@@ -118,7 +120,8 @@ def naming_misspelt(function: _Function) -> _Function:
             return function(*given, **named)
         except (SpecError, UsageError) as error:
             for name in () if "Did you mean" in str(error) else unknown:
-                if close := suggest(name, own, listed=False):
+                # What is passed on may be right: no name of an option is so much like an argument.
+                if close := suggest(name, own, listed=False, alike=0.8):
                     raise type(error)(f"{error} {label} has no argument {name!r}.{close}") from None
             raise
 
