@@ -14,7 +14,7 @@ from operant import DQN, Agent, __version__, presets
 from operant.agents import AGENTS, config_class
 from operant.agents.making import define
 from operant.cli import main, parse, tables
-from operant.errors import SpecError
+from operant.errors import SpecError, UsageError
 from operant.execution.config import RunConfig
 from operant.spec import default, options
 from operant.tracking import read_history
@@ -331,6 +331,12 @@ def test_a_run_too_short_for_its_options_says_so(capsys, tmp_path):
     words[words.index("--run-dir") + 1] = str(tmp_path / "other")
     assert main(["train", "dqn", "--env", "jax:CartPole-v1", "--max-steps", "60", *words]) == 0
     assert "and the run has" in capsys.readouterr().out  # the steps of the history are not its own
+
+
+def test_a_flag_of_the_library_before_is_understood():
+    assert parse.parse([RunConfig], ["--n-env", "16"], "train") == {"n_envs": 16}
+    with pytest.raises(UsageError, match="Unknown flag '--n-en' for train.*--n-env"):
+        parse.parse([RunConfig], ["--n-en", "16"], "train")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from operant.tracking import read_history
 
 EXAMPLES = sorted((Path(__file__).parent / "data" / "examples").glob("*.py"))
 COMMANDS = [
-    "train a2c --env PongNoFrameskip-v4 --n-envs 16 --target-reward 19 --preprocess",
+    "train a2c --env PongNoFrameskip-v4 --n-env 16 --target-reward 19 --preprocess",
     "train a2c --env PongNoFrameskip-v4 --target-reward 19 --n-envs 16 --preprocess --checkpoints a2c-pong.tf",
     "train a2c --env BipedalWalker-v3 --target-reward 100 --n-envs 16 --checkpoints a2c-bipedal-walker.tf",
     "train acer --env PongNoFrameskip-v4 --target-reward 19 --n-envs 16 --preprocess --checkpoints acer-pong.tf "
@@ -53,9 +53,7 @@ BUDGETS = {
 
 def once(command):
     """Leave to the exhaustive run what another command line or a program shows as well."""
-    double = "--n-envs 16 " in command or (
-        "Pong" in command and "dqn" not in command and "acer" not in command
-    )
+    double = "--n-env " in command or ("Pong" in command and "dqn" not in command and "acer" not in command)
     return pytest.param(command, marks=pytest.mark.exhaustive if double else pytest.mark.slow)
 
 

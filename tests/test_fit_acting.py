@@ -210,6 +210,7 @@ def test_observations_are_gymnasiums_wherever_the_environments_run(how):
         (lambda o: o["x"], "Received: ndarray of another structure"),
         (lambda o: {**o, "x": np.zeros(4)}, r"The value of 'x' must have shape \(3\)"),
         (lambda o: {**o, "x": np.full(3, np.nan)}, "'x' must be finite"),
+        (lambda o: {**o, "pair": (1.5, o["pair"][1])}, r"'pair/0' must be numbers of type int64\. Received: dtype float64"),
         (lambda o: {**o, "action_mask": np.int8([0, 0, 0, 1, 0])}, "mask '0_mask' must allow at least one value"),
     ],
 )  # fmt: skip

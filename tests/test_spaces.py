@@ -1038,3 +1038,33 @@ def test_jax_is_never_imported(code, loaded):
         [sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True, check=True
     )
     assert set(result.stdout.split()) == loaded
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "message"),
+    [
+        (gym.Box(0, 255, (2,), np.uint8), np.array([0.5, 1.0]), r"numbers of type uint8\. Received: dtype float64, from 0\.5 to 1\.0"),
+        (gym.Box(0, 255, (2,), np.uint8), np.array([1, 300]), r"numbers of type uint8\. Received: dtype int64, from 1 to 300"),
+        (gym.Box(0, 255, (2,), np.uint8), np.array([1, -1]), "numbers of type uint8"),
+        (gym.Box(0, 255, (2,), np.uint8), np.array([1.0, np.nan]), "numbers of type uint8"),
+        (gym.Box(0, 255, (2,), np.uint8), np.array([1.0, 254.0]), None),
+        (gym.Box(0, 255, (2,), np.uint8), [1, 254], None),
+        (gym.Discrete(10), 1.5, "'state' must be numbers of type int64. Received: dtype float64"),
+        (gym.Discrete(10), "2", r"Received: dtype <U1\."),
+        (gym.Discrete(10), np.int8(2), None),
+        (gym.MultiBinary(2), np.array([0.4, 1.0]), "must be 0 or 1"),
+        (gym.MultiBinary(2), np.array([2, 1]), r"must be 0 or 1\. Received: dtype int64, from 1 to 2"),
+        (gym.MultiBinary(2), np.array([True, False]), None),
+        (gym.Box(-1, 1, (2,)), np.array(["0.5", "1"]), "numbers of type float32"),
+        (gym.Box(-1, 1, (2,)), np.array([0.5, 1.0]), None),
+        (gym.Box(-1, 1, (2,)), [0, 1], None),
+        (gym.Dict(a=gym.Tuple([gym.Discrete(3), gym.Discrete(3)])), {"a": (1, 0.5)}, "'a/1' must be numbers"),
+    ],
+)  # fmt: skip
+def test_numbers_that_would_be_changed_are_refused(space, value, message):
+    codec = from_gymnasium(space, gym.Discrete(2))[1].observation
+    if message is None:
+        codec.refuse_changed(value)
+    else:
+        with pytest.raises(SpaceError, match=message):
+            codec.refuse_changed(value)

@@ -62,6 +62,10 @@ def asks_for_help(flags: Sequence[str]) -> bool:
     return not flags or "--help" in flags or "-h" in flags
 
 
+FORMER = {"n_envs": ("--n-env",)}
+"""Other spellings of flags, in command lines of the library that operant succeeds."""
+
+
 def peek(arguments: Sequence[str], name: str) -> str | None:
     """Return the value of one flag, whatever the others are; None where it is not given."""
     parser = _Parser(add_help=False, allow_abbrev=False)
@@ -202,7 +206,8 @@ def _add(
         return parser.add_argument(*short, flag(name), dest=name, nargs="+")
     if any(typing.get_origin(kind) is dict for kind in typing.get_args(hint)):
         return parser.add_argument(*short, flag(name), dest=name, nargs="+", action=_Arguments)
-    return parser.add_argument(*short, flag(name), dest=name, type=_reader(name, hint))
+    also = FORMER.get(name, ())
+    return parser.add_argument(*short, flag(name), *also, dest=name, type=_reader(name, hint))
 
 
 def _is_switch(hint: Any) -> bool:

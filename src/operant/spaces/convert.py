@@ -164,6 +164,35 @@ class SpaceCodec:
             part.encode(entry, batched, flat)
         return flat
 
+    def refuse_changed(self, value: Any) -> None:
+        """Refuse numbers that `encode` would change to fit the type of their space, such as an image divided by 255.
+
+        Raises:
+            SpaceError: naming the component, its type, and what was received.
+        """
+        for path, part in self._parts:
+            entry = value
+            for key in path:
+                entry = entry[key]
+            array = np.asarray(entry)
+            kept = array.dtype.kind in "biuf"
+            if kept and part.storage.kind == "b":
+                kept = bool(np.isin(array, (0, 1)).all())
+            elif kept and array.dtype != part.dtype and part.dtype.kind in "iu":
+                with np.errstate(invalid="ignore"):  # numbers that are not finite are none of those
+                    kept = bool(np.array_equal(array.astype(part.dtype), array))
+            if not kept:
+                numbers = "0 or 1" if part.storage.kind == "b" else f"numbers of type {part.dtype}"
+                found = (
+                    f", from {array.min()} to {array.max()}"
+                    if array.dtype.kind in "iuf" and array.size
+                    else ""
+                )
+                name = part.names[0]
+                raise SpaceError(
+                    f"The state {name!r} must be {numbers}. Received: dtype {array.dtype}{found}."
+                )
+
     def decode(self, flat: Mapping[str, Any], batched: bool) -> Any:
         """Return flat components `[N?, ...]` as Gymnasium's value: the inverse of `encode`, clipped to the bounds."""
         return _build(self.node, flat, batched)
