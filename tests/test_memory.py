@@ -558,3 +558,23 @@ def test_bad_requests(key):
         replay.sample_sequences(state, key, 4, 6)
     with pytest.raises(UsageError, match="prioritised=True"):
         replay.update_priorities(state, jnp.zeros((1, 2), jnp.int32), jnp.ones(1))
+
+
+def test_a_memory_has_begun_with_so_many_rows_or_where_a_column_is_full():
+    replay = Replay(40, 4)  # ten rows a column
+    row, state = example(), replay.init(example())
+
+    def block(T, n):
+        like = jax.tree.map(lambda x: jnp.zeros((T, n, *x.shape), x.dtype), row)
+        after = {name: jnp.zeros((T + 1, n, *x.shape), x.dtype) for name, x in row.observation.items()}
+        no = jnp.zeros((T, n), bool)
+        return Block(after, like.action, jnp.zeros((T, n)), no, no, ~no, like.extras, ())
+
+    for _ in range(3):
+        assert not replay.begun(state, 12)
+        state = replay.add(state, block(1, 4))
+    assert replay.begun(state, 12) and not replay.begun(state, 30)
+    for _ in range(6):  # one actor alone, until it has nine
+        assert not replay.begun(state, 30)
+        state = replay.add(state, block(1, 1), jnp.array([2]))
+    assert replay.begun(state, 30)

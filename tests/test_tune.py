@@ -255,7 +255,10 @@ def test_a_study_goes_on_and_draws_nothing_twice(here):
         ({"config": {"study": "s", "trial_episodes": 5}}, "has trial_episodes None, not 5"),
         ({"config": {"study": "s", "trial_seeds": 2}}, "has trial_seeds 1, not 2"),
         ({"reward_buffer_size": 7}, "has reward_buffer_size 100, not 7"),
-        ({"n_steps": [16, 64]}, "n_steps was tuned as CategoricalDistribution(choices=(16, 32))"),
+        (
+            {"n_steps": [16, 64]},
+            "n_steps was tuned over 16 or 32 in the study 's', which cannot change to 16 or 64. Give the same values",
+        ),
     ],
 )
 def test_a_study_that_goes_on_must_compare(here, change, message):

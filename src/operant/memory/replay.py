@@ -134,12 +134,14 @@ class Replay:
         return Cursor(*state.cursor).held.sum()
 
     def begun(self, state: ReplayState, count: int | Array) -> Bool[Array, ""]:
-        """Tell whether `count` rows are held, or as many as one full column is sure to: a memory may be younger than the run.
+        """Tell whether `count` rows are held, or a column is full: a memory may be younger than the run.
 
-        Where episodes are short, the frames of their first rows leave room for fewer rows than `length`.
+        A column may be the only one that is written. Where episodes are short, the frames of their first rows leave room for fewer rows than `length`.
         """
-        wanted = jnp.asarray(count).astype(jnp.int32)
-        return self.rows(state) >= jnp.minimum(wanted, self.stacks.longest_block - 1)
+        held = Cursor(*state.cursor).held
+        return (held.sum() >= jnp.asarray(count).astype(jnp.int32)) | (
+            held.max() >= self.stacks.longest_block - 1
+        )
 
     @staticmethod
     def has_sequence(state: ReplayState, length: int) -> Bool[Array, ""]:

@@ -239,7 +239,7 @@ def check_ranges(study: optuna.Study, wanted: Mapping[str, Any]) -> None:
                 check_distribution_compatibility(seen[name], distribution)
         except ValueError:
             raise SpecError(
-                f"{name} was tuned as {seen[name]} in the study {study.study_name!r}, which cannot change to {distribution}. "
+                f"{name} was tuned over {_range(seen[name])} in the study {study.study_name!r}, which cannot change to {_range(distribution)}. "
                 "Give the same values, or another --study."
             ) from None
 
@@ -288,3 +288,10 @@ def from_study(name: str, storage: str | None = None) -> Best:
     if found is None:
         raise UsageError(f"No trial of the study {name!r} was finished yet. Run more: operant tune ...")
     return found
+
+
+def _range(distribution: Any) -> str:
+    """Return what a distribution of Optuna's draws from, in the words of the command line."""
+    if hasattr(distribution, "choices"):
+        return " or ".join(map(str, distribution.choices))
+    return f"{distribution.low} to {distribution.high}{', logarithmically' if distribution.log else ''}"
