@@ -86,8 +86,8 @@ def parse(
 ) -> dict[str, Any]:
     """Return the options that were given, by name.
 
-    A flag is written in full: what is short for one today may be short for two tomorrow. Values are read by the option's type; a number with a schedule is
-    written `linear:START:END:STEPS`, structured values as JSON, dicts of arguments also as `NAME=VALUE ...`.
+    A flag is written in full: what is short for one today may be short for two tomorrow. Values are read by the option's type; a
+    number with a schedule is written `linear:START:END:STEPS`, structured values as JSON, dicts of arguments also as `NAME=VALUE ...`.
 
     Args:
         configs: where the options stand.
