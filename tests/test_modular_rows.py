@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.small_agents import MODEL
 
-from operant import Agent
+from operant import Agent, Runner
 from operant.agents.preparation import Preparation
 
 GRU = [{"type": "gru", "size": 4, "horizon": 16}]
@@ -135,3 +135,15 @@ def test_returns_from_a_replay_memory_wait_for_their_rewards(monkeypatch):
     assert returns({}) and found[0] == set() and set().union(*found) == {5.0}
     assert set().union(*returns({2: 1})) == {1.0, 2.0, 3.0, 5.0}
     assert set().union(*returns({2: 2})) == {1.0, 2.0, 3.0, 5.0}
+
+
+@pytest.mark.slow
+def test_several_actors_learn_with_nothing_but_defaults():
+    """Batches of rows near the ends of episodes led to episodes of 10 steps, with every seed."""
+    runner = Runner({"agent": "modular", "seed": 1}, "CartPole-v1", num_parallel=8, max_episode_timesteps=500)
+    agent = runner.agent
+    runner.run(num_timesteps=10_000, batch_agent_calls=True, use_tqdm=False)
+    steps, episodes = agent.timesteps, agent.episodes
+    runner.run(num_timesteps=4_000, batch_agent_calls=True, use_tqdm=False)
+    assert (agent.timesteps - steps) / (agent.episodes - episodes) > 100
+    runner.close()
