@@ -644,10 +644,13 @@ def test_a_deterministic_policy_learns_to_swing_up():
         ({"exploration": 0.2, "distribution": "beta"}, (None, None), False),
         ({"exploration": 0.0, "distribution": "beta"}, (-1.0, 1.0), False),
         ({"exploration": 0.2, "distribution": "clip"}, (-1.0, 1.0), False),
+        ({"exploration": 0.2, "distribution": "beta"}, None, False),  # choices
     ],
 )
 def test_noise_beyond_the_bounds_of_a_density_is_refused(options, bounds, refused):
-    actions = {"type": "float", "shape": (), "min_value": bounds[0], "max_value": bounds[1]}
+    actions = ACTIONS
+    if bounds is not None:
+        actions = {"type": "float", "shape": (), "min_value": bounds[0], "max_value": bounds[1]}
     define_it = functools.partial(Agent.create, "modular", states=STATES, actions=actions, model=MODEL)
     if refused:
         with pytest.raises(

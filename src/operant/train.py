@@ -498,7 +498,7 @@ def _presets(plan: Plan) -> Iterator[str]:
         ]
         if names:
             flags = " or ".join(f"--preset {name}" for name in names)
-            yield f"Trained with {plan.agent}'s defaults. Settings measured on {plan.run.env}: {flags}; see operant list presets"
+            yield f"These are {plan.agent}'s defaults. Settings measured on {plan.run.env}: {flags}; see operant list presets"
 
 
 def resuming(directory: str | Path, agent: str, env: str) -> str:

@@ -370,9 +370,8 @@ class ACER:
         q_taken = losses.pick(q[:-1], action)
         ratio = jnp.exp(losses.pick(log_probs[:-1] - behaviour, action))
         v = jnp.sum(probs * q, axis=-1)
-        if (
-            mask := masks_of(block.observation).get(name)
-        ) is not None:  # nothing can follow where nothing is allowed
+        mask = masks_of(block.observation).get(name)
+        if mask is not None:  # nothing can follow where nothing is allowed
             v = jnp.where(jnp.any(elements(mask), axis=-1), v, 0.0)
 
         discount = returns.discounts(block.terminated, gamma=c.gamma)

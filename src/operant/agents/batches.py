@@ -71,7 +71,7 @@ def recent_rows(config: ModularConfig, actors: int, rows: int, warmup: int = 0) 
     least, most = _room(config, share, warmup), share
     if actors > 1:
         late = math.ceil((config.batch_size + actors - 1) / actors)
-        most = late if config.unit == "episodes" else max(2 * share, late)
+        most = late if config.unit == "episodes" else 2 * share
     if config.capacity is not None:
         held = config.capacity // actors
         if held < max(least or 1, rows):

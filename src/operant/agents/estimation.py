@@ -70,7 +70,7 @@ def known(block: Block, horizon: Scalar | None) -> Int[Array, "L N"]:
 
 
 def newest(
-    block: Block, known: Int[Array, "L N"], age: UInt32[Array, "L N"], count: Int[Array, ""] | int
+    block: Block, told: Int[Array, "L N"], age: UInt32[Array, "L N"], count: Int[Array, ""] | int
 ) -> Bool[Array, "L N"]:
     """Return the rows that became known with the newest `count` rows that came, whichever actor brought them.
 
@@ -78,13 +78,12 @@ def newest(
 
     Args:
         block: the rows.
-        known: the row with which each becomes known, L where that is still to come.
+        told: the row with which each becomes known, of `known`.
         age: how many rows came after each.
         count: how many of the newest rows.
     """
-    never = jnp.full_like(age[:1], NEVER)
-    behind = jnp.concatenate([age, never])
-    since = jnp.take_along_axis(behind, jnp.minimum(known, len(age)), axis=0)
+    behind = jnp.concatenate([age, jnp.full_like(age[:1], NEVER)])
+    since = jnp.take_along_axis(behind, told, axis=0)
     return block.valid & (since < jnp.asarray(count).astype(jnp.uint32))
 
 

@@ -97,14 +97,14 @@ def _network(config: Config, network: Any, spaces: Spaces) -> Any:
 
 
 def _served(config: Config, spaces: Spaces) -> None:
-    """Refuse actions that the objective cannot serve."""
+    """Refuse actions that the objective, or its exploration, cannot serve."""
     name = f"modular with objective={config.objective!r}"
     if config.objective == "action_value":
         require(spaces, name, {"int", "bool"}, serving(spaces))
     if config.objective == DETERMINISTIC:
         require(spaces, name, {"float"}, serving(spaces))
         require_bounds(spaces, name, "use objective='policy_gradient'")
-    bounded = any(leaf.bounded for leaf in spaces.actions.components.values())
+    bounded = any(leaf.type == "float" and leaf.bounded for leaf in spaces.actions.components.values())
     explores = isinstance(config.exploration, Schedule) or bool(config.exploration)
     if config.objective == "policy_gradient" and explores and bounded and config.distribution != "clip":
         raise SpecError(

@@ -76,8 +76,8 @@ class Preparation:
     """Variables beside the parameters."""
     target: Tree
     reward_scale: Tree
-    surplus: Array | int = 0
-    """Timesteps or episodes by which this update comes late: those of all actors come at once. Newest ones beside the batch's."""
+    late: Array | int = 0
+    """Timesteps or episodes by which this update comes late, since all actors bring theirs at once: it takes so many more."""
 
     def values(self, view: View) -> Float[Array, "R E"]:
         """Return what rows are worth."""
@@ -128,7 +128,7 @@ class Preparation:
         """Return the newest rows of a memory, flat, and which make the batch."""
         c = self.config
         assert isinstance(self.memory, Recent)
-        block, age, count = self.memory.block(memory), self.memory.age(memory), c.batch_size + self.surplus
+        block, age, count = self.memory.block(memory), self.memory.age(memory), c.batch_size + self.late
         if c.unit == "episodes":
             counts = newest_episodes(block, age, count)
         else:

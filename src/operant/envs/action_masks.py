@@ -12,7 +12,6 @@ from gymnasium.spaces import Dict, Discrete, MultiBinary, MultiDiscrete
 from operant.errors import SpaceError
 
 MASK = "action_mask"
-_REMEDY = "ActionMasks takes it from the environment's method action_masks() or from info['action_mask']"
 
 
 class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -61,7 +60,9 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _with_mask(self, observation: Any, info: Mapping[str, Any]) -> dict[str, Any]:
         mask = self.env.get_wrapper_attr("action_masks")() if self._told else info.get(MASK)
         if mask is None:
-            raise SpaceError(f"{self.env} tells no mask. {_REMEDY}.")
+            raise SpaceError(
+                f"{self.env} tells no mask. It is taken from the environment's method action_masks() or from info['{MASK}']."
+            )
         entry = np.asarray(mask).reshape(-1)
         if entry.shape != (self._size,):
             raise SpaceError(

@@ -136,12 +136,12 @@ class Replay:
     def begun(self, state: ReplayState, count: int | Array) -> Bool[Array, ""]:
         """Tell whether `count` rows are held, or a column is full: a memory may be younger than the run.
 
-        A column may be the only one that is written. Where episodes are short, the frames of their first rows leave room for fewer rows than `length`.
+        A column may be the only one that is written. Where episodes are short, the frames of their first rows leave room for
+        fewer rows than `length`.
         """
         held = Cursor(*state.cursor).held
-        return (held.sum() >= jnp.asarray(count).astype(jnp.int32)) | (
-            held.max() >= self.stacks.longest_block - 1
-        )
+        full = held.max() >= self.stacks.longest_block - 1
+        return full | (held.sum() >= jnp.asarray(count).astype(jnp.int32))
 
     @staticmethod
     def has_sequence(state: ReplayState, length: int) -> Bool[Array, ""]:

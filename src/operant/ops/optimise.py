@@ -271,10 +271,11 @@ def without_decay(name: str | Mapping[str, Any] | Given) -> str | Mapping[str, A
         return name
     own = {"type": name} if isinstance(name, str) else {k: v for k, v in name.items() if k != "weight_decay"}
     kind = str(own["type"])
-    return {
-        **own,
-        "type": "adam" if kind in _LAYERWISE else kind.removesuffix("w") if kind in _DECAYING else kind,
-    }
+    if kind in _LAYERWISE:
+        kind = "adam"
+    elif kind in _DECAYING:
+        kind = kind.removesuffix("w")
+    return {**own, "type": kind}
 
 
 def apply(

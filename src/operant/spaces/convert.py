@@ -183,15 +183,10 @@ class SpaceCodec:
                     kept = bool(np.array_equal(array.astype(part.dtype), array))
             if not kept:
                 numbers = "0 or 1" if part.storage.kind == "b" else f"numbers of type {part.dtype}"
-                found = (
-                    f", from {array.min()} to {array.max()}"
-                    if array.dtype.kind in "iuf" and array.size
-                    else ""
-                )
-                name = part.names[0]
-                raise SpaceError(
-                    f"The state {name!r} must be {numbers}. Received: dtype {array.dtype}{found}."
-                )
+                found = f"dtype {array.dtype}"
+                if array.dtype.kind in "iuf" and array.size:
+                    found += f", from {array.min()} to {array.max()}"
+                raise SpaceError(f"The state {part.names[0]!r} must be {numbers}. Received: {found}.")
 
     def decode(self, flat: Mapping[str, Any], batched: bool) -> Any:
         """Return flat components `[N?, ...]` as Gymnasium's value: the inverse of `encode`, clipped to the bounds."""
