@@ -419,6 +419,21 @@ def test_slow_environments_get_processes(module, monkeypatch):
         )
 
 
+def test_one_slow_step_is_no_slow_environment(module, monkeypatch):
+    """The machine may do something else in the midst of a step."""
+    monkeypatch.setattr(vector, "processors", lambda: 2)
+    slow = iter([0.0, 0.05])  # the first step does not count
+
+    class Stalls(module.Idle):
+        def step(self, action):
+            self.sleep = next(slow, 0.0)
+            return super().step(action)
+
+    with create(Stalls, 2) as quick:
+        assert "and processes pay above 300 µs" in quick.why
+    assert next(slow, None) is None
+
+
 def test_measuring_seeds_nothing(module, monkeypatch):
     monkeypatch.setattr(vector, "processors", lambda: 2)
     marks = [create(module.Idle, 2).reset()["state"][0, 0] for _ in range(2)]

@@ -300,12 +300,13 @@ def _obstacle(sources: Sequence[Source]) -> str:
 
 
 def step_seconds(vector: VectorEnv) -> float:
-    """Return the median seconds of one `step` under random actions, measured for about 20 ms (at least two steps)."""
+    """Return the median seconds of one `step` under random actions, measured for about 20 ms (at least three steps, so that one
+    on which the machine did something else does not decide)."""
     generator = np.random.default_rng(0)
     observation = vector.reset()  # a seed would stay: what was measured is used
     times: list[float] = []
     # The first step warms up, and is looked at in full: it does not count.
-    while len(times) < 3 or (len(times) < _MEASURE_STEPS and sum(times[1:]) < _MEASURE_SECONDS):
+    while len(times) < 4 or (len(times) < _MEASURE_STEPS and sum(times[1:]) < _MEASURE_SECONDS):
         actions = random_actions(vector.spaces, observation, generator)
         begun = time.perf_counter()
         observation = vector.step(actions).observation
