@@ -15,9 +15,9 @@ from operant.envs.preprocessing import Preprocessed, Preprocessing
 from operant.envs.vector_env import Step, VectorEnv
 from operant.errors import SpecError
 from operant.execution.config import RunConfig
+from operant.execution.environments import host_vector, make_environments
 from operant.execution.episodes import Accounts
 from operant.spaces import Spaces
-from operant.train import host_vector, make_environments
 
 needs_ale = pytest.mark.skipif(
     adapter.find_package("ale_py") is None, reason="ALE is not installed (extra 'atari')"

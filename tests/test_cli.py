@@ -527,7 +527,7 @@ def test_an_agent_and_an_environment_of_the_users(own, capsys):
 )
 def test_environments_of_the_users_own(name, native, own):
     from operant.execution.config import RunConfig
-    from operant.train import host_vector, make_environments
+    from operant.execution.environments import host_vector, make_environments
 
     run = RunConfig.from_dict({"env": f"my_env:{name}", "max_steps": 1})
     with pytest.raises(SpecError, match="No module named 'my_env'.*current folder"):

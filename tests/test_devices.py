@@ -42,7 +42,7 @@ def compared(kind, env, options, blocks):
         from operant.execution.device import DeviceDriver
         from operant.execution.devices import Devices
         from operant.session import build
-        from operant.train import make_environments
+        from operant.execution.environments import make_environments
 
         kind, env, options, blocks = json.loads(sys.argv[1])
         run = RunConfig(env=env, n_envs=4, seed=1, max_steps=1)

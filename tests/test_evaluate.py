@@ -11,8 +11,9 @@ from operant.agents.making import define
 from operant.envs import vector
 from operant.errors import SpecError
 from operant.execution.config import RunConfig
+from operant.execution.environments import host_vector
 from operant.execution.evaluate import evaluate
-from operant.train import Plan, host_vector, opened, train
+from operant.train import Plan, opened, train
 
 NET = [{"type": "dense", "size": 8}]
 

@@ -20,6 +20,7 @@ from operant.cli import main
 from operant.envs.classic import CartPole
 from operant.errors import CheckpointError, EnvironmentError, SpaceError, SpecError, UsageError
 from operant.execution.config import RunConfig
+from operant.execution.environments import host_vector, make_environments
 from operant.execution.evaluate import Evaluation, Evaluator
 from operant.execution.progress import Evaluated
 from operant.folder import runs_in
@@ -30,7 +31,7 @@ from operant.replication import replicate
 from operant.session import Session
 from operant.tracking import Console, Record, read_history
 from operant.tracking.figures import PlotConfig, plot
-from operant.train import Plan, host_vector, make_environments, opened, resumed, train
+from operant.train import Plan, opened, resumed, train
 
 NET = [{"type": "dense", "size": 8}]
 OPTIONS = {"model": NET, "lr": 0.01}

@@ -17,15 +17,17 @@ import pytest
 import operant
 from operant import ModelReader, checkpoint
 from operant.agents import AGENTS, config_class
+from operant.arguments import ReplayBuffer1, ReplayBuffer2
 from operant.envs import vector as vectors
 from operant.envs.classic import CartPole
 from operant.errors import CheckpointError, EnvironmentError, MismatchError, SpecError, UsageError
+from operant.execution.environments import host_vector
 from operant.fit import CLASSES, trainer
-from operant.inputs import ReplayBuffer1, ReplayBuffer2, create_envs
+from operant.inputs import create_envs
 from operant.replay import ReplayConfig, replay
 from operant.spec import options
 from operant.tracking import read_history
-from operant.train import host_vector, opened
+from operant.train import opened
 
 CFG = operant.agents["a2c"]["model"]["ann"][0]
 NET = [{"type": "dense", "size": 16}]
@@ -387,7 +389,13 @@ def test_arguments_of_the_environment(tmp_path):
     """They hold wherever the run's environment is made again."""
     given = {"is_slippery": False, "desc": ["SF", "FG"]}
     agent = operant.PPO(
-        "FrozenLake-v1", NET, env_kwargs=given, run_dir=str(tmp_path / "run"), quiet=True, n_steps=8
+        "FrozenLake-v1",
+        NET,
+        env_kwargs=given,
+        run_dir=str(tmp_path / "run"),
+        quiet=True,
+        n_steps=8,
+        vector="in-process",  # a busy machine may choose worker processes
     )
     agent.fit(max_steps=8)
     assert agent.session.environments.vector.spaces.states.components["state"].num_values == 4

@@ -35,10 +35,11 @@ from pyarrow import parquet
 
 from operant import presets
 from operant.execution.config import RunConfig
+from operant.execution.environments import host_vector
 from operant.execution.evaluate import evaluate
 from operant.spec import options
 from operant.tracking import History, interval, learning_curve, read_history
-from operant.train import Plan, host_vector, opened, resumed, train
+from operant.train import Plan, opened, resumed, train
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -14,45 +14,38 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-import gymnasium
 import jax
 
 from operant import checkpoint, interruption
 from operant.agents import AGENTS, DEFAULT, config_class
 from operant.agents.making import Definition, define, words
+from operant.arguments import MODELS, buffer_options, named, optimizer_options, split
 from operant.engine import act_independently
-from operant.envs import vector
-from operant.envs.source import is_environment, is_native
-from operant.envs.vector_env import VectorEnv
 from operant.errors import (
     CheckpointError,
-    SpaceError,
     SpecError,
     UsageError,
     naming_misspelt,
     suggest,
-    value_error,
 )
 from operant.execution.callbacks import callbacks_of, none_refuses
-from operant.execution.config import PROCESSES, RunConfig
+from operant.execution.config import RunConfig
+from operant.execution.environments import make_environments
 from operant.execution.progress import Evaluated, Progress
 from operant.execution.records import Record
 from operant.execution.training import Outcome, Training
 from operant.folder import describe, held, new_directory
 from operant.inputs import (
-    buffer_options,
     encoded,
     evaluation_envs,
     is_id,
-    made_again,
     makes,
-    optimizer_options,
+    play_env,
     refuse_no_environments,
     refuse_other_count,
-    refuse_shared,
 )
 from operant.ops.optimise import Given
-from operant.play import PlayConfig, Played, environment
+from operant.play import PlayConfig, Played
 from operant.play import run as run_episodes
 from operant.saving import checkpoint_in
 from operant.session import Session
@@ -60,11 +53,10 @@ from operant.spaces import Codec
 from operant.spec import options, plain
 from operant.tracking import Tracker
 from operant.tracking.history import check_place
-from operant.train import evaluating, history_origin, make_environments, writers
+from operant.tracking.sinks import tracker
+from operant.train import evaluating, history_origin
 from operant.tuning.trial import report_steps
 
-MODELS = {"model": "model", "actor_model": "actor", "critic_model": "critic"}
-"""Options that take a network, and what the algorithm calls it."""
 CLASSES = {entry.cls: agent for agent, entry in reversed(AGENTS.items())}
 """Classes by name, and the agent of the table that each stands for."""
 ELSEWHERE = {
@@ -74,10 +66,6 @@ ELSEWHERE = {
     "evaluate": "play(episodes=...)",
 }
 """What methods of other libraries are here."""
-NOT_OPTIONS = frozenset(
-    {"env", "n_envs", "max_steps", "target_reward", "monitor_session", "resume", "weights", *PROCESSES}
-)
-"""Options of a run that are no keyword arguments here: others say the same, or they are for `operant train`."""
 Callback: TypeAlias = Callable[["Trainer", Record], bool | None]
 """What `fit` calls whenever training reports."""
 
@@ -147,8 +135,8 @@ class Trainer:
         refuse_other_count(envs, n_envs)
         self.trial = trial
         self._envs = envs
-        given = self._named(parts, settings)
-        run, own = _split(self.agent, given)
+        given = named(self.agent, parts, settings)
+        run, own = split(self.agent, given)
         self.models = {name: own[name] for name in MODELS if name in own}
         config = config_class(self.agent)
         own |= buffer_options(config, own.pop("buffers", None), self._count(n_envs), own)
@@ -211,33 +199,6 @@ class Trainer:
             UserWarning,
             stacklevel=3,
         )
-
-    def _named(self, parts: Sequence[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Give positional arguments their names."""
-        known = options(config_class(self.agent))
-        slots = [name for name in MODELS if name in known]
-        if "buffer_max_size" in known:
-            slots.append("buffers")
-        if len(parts) > len(slots):
-            raise UsageError(
-                f"{type(self).__name__} takes envs, {', '.join(slots)}. Received: {len(parts) + 1} positional arguments. "
-                "Give options by name."
-            )
-        named = dict(zip(slots, parts, strict=False))
-        for name in named:
-            if name in settings:
-                raise UsageError(f"{type(self).__name__} got {name!r} twice, by place and by name.")
-        aliases = {alias: name for name, meta in known.items() for alias in meta.aliases}
-        told: dict[str, Any] = {}
-        for given, value in {**named, **settings}.items():
-            name = aliases.get(given, given)
-            if name in told:
-                raise UsageError(
-                    f"{type(self).__name__} got {name!r} twice, once as {given!r}. Give one of them."
-                )
-            if value is not None or name in known.keys() - set(slots):
-                told[name] = value
-        return told
 
     def _count(self, n_envs: int | None) -> int | None:
         """Return how many environments were given; None if only a vector knows."""
@@ -322,7 +283,7 @@ class Trainer:
 
     def _train(self, training: Training, directory: Path | None) -> Outcome:
         """Train, and write what the run's options say."""
-        training.sinks = writers(directory, training.run, training)
+        training.sinks = tracker(directory, training.run, training)
         try:
             for text in self.session.definition.remarks(training.own_steps):
                 training.sinks.message(text)
@@ -448,7 +409,7 @@ class Trainer:
                 "max_episode_timesteps": self.run.max_episode_timesteps,
             }
         )
-        made = self._another(config, env)
+        made = play_env(config, self._envs, env, self.session.environments.spaces)
         leave = env is not None and not makes(env)
         played = run_episodes(
             self.session.learner, self.session.driver.train, made, config, self._plays, leave_open=leave
@@ -525,46 +486,6 @@ class Trainer:
                 RuntimeWarning,
                 stacklevel=3,
             )
-
-    def _another(self, config: PlayConfig, given: Any) -> VectorEnv:
-        """Make the environment to play in: of what was given, or one more like those that train."""
-        if given is not None:
-            return self._given(config, given)
-        first = self._envs[0] if isinstance(self._envs, list | tuple) else self._envs
-        if isinstance(first, str):
-            return environment(config)
-        if callable(first) or is_native(first):
-            return environment(config, first)
-        if not isinstance(first, gymnasium.Env):
-            raise SpecError(
-                f"play makes an environment like the first one, and cannot make another {first!r}. Give one: play(env=...)."
-            )
-        limit = config.max_episode_timesteps
-        return vector.create(made_again(first, "rgb_array"), mode="in-process", max_episode_timesteps=limit)
-
-    def _given(self, config: PlayConfig, given: Any) -> VectorEnv:
-        """Make what was given one environment with the spaces of those that train."""
-        if not (makes(given) or is_environment(given)) or isinstance(given, gymnasium.vector.VectorEnv):
-            raise value_error("env", "one environment: an id, an object, a class or a function", given)
-        trains = self._envs if isinstance(self._envs, list | tuple) else [self._envs]
-        known = given == self.run.env if isinstance(given, str) else any(given is each for each in trains)
-        if not known:
-            config = config.replace(env_kwargs=None, max_episode_timesteps=None)
-        if isinstance(given, str):
-            made = environment(config.replace(env=given))
-        elif callable(given) or is_native(given):  # preprocessed where it is made
-            made = environment(config.replace(preprocess=False, max_frame=False), given)
-        else:
-            refuse_shared("env", self._envs, given)
-            made = vector.create(given, mode="in-process")
-        own, other = self.session.environments.spaces, made.spaces
-        if own != other:
-            if makes(given):
-                made.close()
-            raise SpaceError(
-                f"env must have the states and actions of those that train. Their own: {own.to_spec()}. Those of {made.name}: {other.to_spec()}."
-            )
-        return made
 
     def _reported(self, training: Training) -> Outcome:
         """Train from report to report: at steps that are the same in every trial, so that a pruner compares like with like."""
@@ -660,21 +581,3 @@ def __getattr__(name: str) -> Any:
     if name in CLASSES:
         return trainer(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _split(agent: str, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Tell options of the run from the algorithm's own."""
-    known = set(options(RunConfig)) - NOT_OPTIONS
-    for name in given.keys() & NOT_OPTIONS:
-        raise UsageError(
-            f"{name} is no argument of the class. Give max_steps and target_reward to fit(); the rest is for `operant train`."
-        )
-    own = known | words(config_class(agent))
-    for name in given.keys() - own - words(config_class(DEFAULT)) - {"buffers"}:
-        remedy = suggest(name, own | options(RunConfig).keys(), listed=False)
-        remedy = remedy or f" help(operant.{AGENTS[agent].cls}) lists them."
-        raise SpecError(f"{agent} takes no argument {name!r}.{remedy}")
-    return (
-        {name: value for name, value in given.items() if name in known},
-        {name: value for name, value in given.items() if name not in known},
-    )

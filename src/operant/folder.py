@@ -14,8 +14,8 @@ from operant import checkpoint, provenance
 from operant.checkpoint import durable
 from operant.errors import CheckpointError, SpecError, UsageError, as_folder
 from operant.execution.config import RunConfig
+from operant.execution.environments import Environments
 from operant.execution.training import Training
-from operant.session import Environments
 from operant.spec import plain, read_json
 
 LIMITS = ("max_steps", "target_reward", "n_devices", "eval_frequency", "eval_episodes")

@@ -1,4 +1,4 @@
-"""What a program gives to the classes of `operant.fit` beside options: environments, replay buffers, compiled models."""
+"""Environments that a program gives to the classes of `operant.fit`, to train, evaluate and play in."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from operant.envs.source import is_environment, is_native, lacking
 from operant.envs.vector_env import VectorEnv
 from operant.errors import SpaceError, SpecError, UsageError, value_error, whole
 from operant.execution.config import GAMES, RunConfig
+from operant.execution.environments import evaluation_count, host_vector
+from operant.play import PlayConfig, environment
 from operant.spaces import Codec, Spaces
-from operant.spec import Config, options
-from operant.train import evaluation_count, host_vector
 
 POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
 """What other libraries take before the environment."""
@@ -49,102 +49,6 @@ def create_envs(
         return [preprocessed(env_name, max_frame=max_frame, **kwargs) for _ in range(n)]
     source = table.resolve(env_name, arguments=kwargs)
     return [source.make() for _ in range(n)]
-
-
-class ReplayBuffer1:
-    """Size of one environment's share of the replay memory, for the class of an algorithm that has one.
-
-    The memory itself lives on the device that trains, one for all environments; shares are summed up.
-
-    Args:
-        size: most rows.
-        initial_size: environment steps before learning starts (default: `size`).
-        batch_size: transitions of this share in a batch.
-
-    Raises:
-        SpecError: sizes that do not fit one another.
-    """
-
-    def __init__(self, size: int, *, initial_size: int | None = None, batch_size: int = 32) -> None:
-        self.size = whole("size", size)
-        self.initial_size = whole("initial_size", size if initial_size is None else initial_size)
-        self.batch_size = whole("batch_size", batch_size)
-        for name in ("initial_size", "batch_size"):
-            if getattr(self, name) > size:
-                raise value_error(name, f"at most size ({size})", getattr(self, name))
-
-
-class ReplayBuffer2(ReplayBuffer1):
-    """As `ReplayBuffer1`; `slots` (arrays of a transition) is accepted and means nothing here.
-
-    Args:
-        size: most rows.
-        slots: ignored.
-        initial_size: environment steps before learning starts (default: `size`).
-        batch_size: transitions of this share in a batch.
-    """
-
-    def __init__(
-        self, size: int, slots: int = 5, *, initial_size: int | None = None, batch_size: int = 32
-    ) -> None:
-        super().__init__(size, initial_size=initial_size, batch_size=batch_size)
-        self.slots = slots
-
-
-def buffer_options(
-    config: type[Config], buffers: Any, environments: int | None, own: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the options of an algorithm that a list of replay buffers, one for each environment, stands for.
-
-    Shares are summed up, except for an option that counts something per environment anyway.
-
-    Args:
-        config: the algorithm's.
-        buffers: the list; or one buffer that is for all; None: none are given.
-        environments: how many there are; None: not known.
-        own: options that are given beside them, which may not say the same.
-    """
-    if buffers is None:
-        return {}
-    parts = list(buffers) if isinstance(buffers, list | tuple) else [buffers]
-    if isinstance(buffers, list | tuple) and environments not in (None, len(parts)):
-        raise SpecError(
-            f"buffers must be one for each environment. Received: {len(parts)} for {environments} environments. "
-            "Give as many, or a single one (no list) for all together."
-        )
-    for part in parts:
-        if not isinstance(part, ReplayBuffer1):
-            raise value_error("buffers", "a list of ReplayBuffer1 or ReplayBuffer2", part)
-    found = {}
-    for name in ("size", "initial_size", "batch_size"):
-        option = "buffer_max_size" if name == "size" else f"buffer_{name}"
-        each = (options(config)[option].unit or "").endswith("per environment")
-        if own.get(option) is not None:
-            raise SpecError(f"{option} is given twice, by itself and by buffers. Give one of them.")
-        values = [getattr(part, name) for part in parts]
-        found[option] = max(values) if each else sum(values)
-    return found
-
-
-def optimizer_options(
-    config: type[Config], models: Mapping[str, Any], own: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the options that the optimizers of compiled Keras models stand for, but for those that are given (`own`)."""
-    given = [m.optimizer for m in models.values() if getattr(m, "optimizer", None) is not None]
-    if "optimizer" in own or not given:
-        return {}
-    from operant.nn.keras_optimizers import options_of
-
-    found, apart = [options_of(optimizer) for optimizer in given], {}
-    if len(found) == 2 and "critic_lr" in options(config) and found[0].get("lr") != found[1].get("lr"):
-        apart = {"critic_lr": found[1]["lr"]}  # actor before critic
-        found[1] = {**found[1], "lr": found[0]["lr"]}
-    if any(other != found[0] for other in found):
-        raise SpecError(
-            "The models are compiled with different optimizers. Compile them with the same (the learning rates of actor and "
-            "critic may differ for agents with a critic_lr), or give optimizer= and lr=."
-        )
-    return {name: value for name, value in (found[0] | apart).items() if name not in own}
 
 
 def is_id(envs: Any) -> bool:
@@ -307,3 +211,56 @@ def refuse_shared(argument: str, envs: Any, others: Any) -> None:
     for env in other:
         if isinstance(env, stateful) and id(getattr(env, "unwrapped", env)) in inner:
             raise value_error(argument, "other objects than those that train", env, "Make others.")
+
+
+def play_env(config: PlayConfig, envs: Any, given: Any, spaces: Spaces) -> VectorEnv:
+    """Make the environment to play in: of what was given, or one more like those that train.
+
+    Args:
+        config: options of playing; its environment is the run's.
+        envs: what it trains in.
+        given: one environment, or what makes one; None: nothing.
+        spaces: of what it trains in.
+
+    Raises:
+        SpecError: no other can be made, or `given` is no single environment or trains, too.
+        SpaceError: `given` has other states or actions.
+    """
+    if given is not None:
+        return _given(config, envs, given, spaces)
+    first = envs[0] if isinstance(envs, list | tuple) else envs
+    if isinstance(first, str):
+        return environment(config)
+    if callable(first) or is_native(first):
+        return environment(config, first)
+    if not isinstance(first, gymnasium.Env):
+        raise SpecError(
+            f"play makes an environment like the first one, and cannot make another {first!r}. Give one: play(env=...)."
+        )
+    limit = config.max_episode_timesteps
+    return vector.create(made_again(first, "rgb_array"), mode="in-process", max_episode_timesteps=limit)
+
+
+def _given(config: PlayConfig, envs: Any, given: Any, spaces: Spaces) -> VectorEnv:
+    """Make what was given one environment with the spaces of those that train."""
+    if not (makes(given) or is_environment(given)) or isinstance(given, gymnasium.vector.VectorEnv):
+        raise value_error("env", "one environment: an id, an object, a class or a function", given)
+    trains = envs if isinstance(envs, list | tuple) else [envs]
+    known = given == config.env if isinstance(given, str) else any(given is each for each in trains)
+    if not known:
+        config = config.replace(env_kwargs=None, max_episode_timesteps=None)
+    if isinstance(given, str):
+        made = environment(config.replace(env=given))
+    elif callable(given) or is_native(given):  # preprocessed where it is made
+        made = environment(config.replace(preprocess=False, max_frame=False), given)
+    else:
+        refuse_shared("env", envs, given)
+        made = vector.create(given, mode="in-process")
+    if made.spaces != spaces:
+        if makes(given):
+            made.close()
+        raise SpaceError(
+            f"env must have the states and actions of those that train. Their own: {spaces.to_spec()}. "
+            f"Those of {made.name}: {made.spaces.to_spec()}."
+        )
+    return made

@@ -14,8 +14,8 @@ from typing import Any
 PATHS: dict[str, dict[str, str]] = {
     "utils": {},
     "utils.buffers": {
-        "ReplayBuffer1": "operant.inputs:ReplayBuffer1",
-        "ReplayBuffer2": "operant.inputs:ReplayBuffer2",
+        "ReplayBuffer1": "operant.arguments:ReplayBuffer1",
+        "ReplayBuffer2": "operant.arguments:ReplayBuffer2",
     },
     "utils.common": {
         "ModelReader": "operant.nn.cfg:ModelReader",

@@ -194,9 +194,10 @@ def _repeat(record: Record, place: Path, config: ReplayConfig) -> int:
     """Train as the run did, with checkpoint and history in a folder; return the step that was reached."""
     from operant.agents.making import define
     from operant.execution.config import PROCESSES
+    from operant.execution.environments import make_environments
     from operant.session import Session
     from operant.tracking import History, Tracker
-    from operant.train import console, make_environments
+    from operant.tracking.sinks import console
 
     run = record.run.replace(
         **dict.fromkeys(PROCESSES),

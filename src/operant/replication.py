@@ -14,6 +14,7 @@ from operant.agents.making import define
 from operant.envs import table
 from operant.errors import EnvironmentError, UsageError
 from operant.execution.config import TOGETHER, RunConfig
+from operant.execution.environments import make_environments
 from operant.execution.episodes import Finished
 from operant.execution.records import Record
 from operant.execution.training import LOG_SECONDS, Outcome, Training
@@ -21,7 +22,8 @@ from operant.folder import claimed, describe
 from operant.session import Session, build
 from operant.spec import plain
 from operant.tracking import Console, Tracker, interval
-from operant.train import Plan, Result, evaluating, make_environments, resuming, train, writers
+from operant.tracking.sinks import tracker
+from operant.train import Plan, Result, evaluating, resuming, train
 
 if TYPE_CHECKING:
     from operant.execution.population import Population
@@ -120,7 +122,7 @@ def _together(plan: Plan, runs: Sequence[RunConfig], command: str | None) -> lis
             if run.weights:
                 session.weights.load(session.driver)
             describe(directory, definition.to_dict(), run, environments, command, together=len(runs))
-            training.sinks = writers(directory, run.replace(quiet=True), training)
+            training.sinks = tracker(directory, run.replace(quiet=True), training)
             sinks.append(training.sinks)
             trainings.append(training)
         display = _display(runs[0], len(runs))

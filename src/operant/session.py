@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from operant import runtime
 from operant.agents.learner import Learner, Train
@@ -12,39 +12,10 @@ from operant.agents.making import Definition
 from operant.agents.protocol import Algorithm
 from operant.errors import MismatchError, SpecError, as_folder, value_error
 from operant.execution.config import RunConfig
+from operant.execution.environments import Environments
 from operant.execution.progress import Progress
 from operant.execution.records import Sink
 from operant.execution.training import Driver, Training
-
-
-class Environments(NamedTuple):
-    """Either a JAX-native environment or a vector on the host."""
-
-    native: Any
-    vector: Any
-
-    @property
-    def spaces(self) -> Any:
-        """Spaces of one environment."""
-        return (self.vector if self.native is None else self.native).spaces
-
-    @property
-    def limit(self) -> int | None:
-        """Steps after which an episode is cut, as far as that is known."""
-        limit: int | None = (self.vector if self.native is None else self.native).max_episode_timesteps
-        return limit
-
-    @property
-    def how(self) -> str:
-        """How they run, for the user."""
-        if self.native is not None:
-            return "compiled with the agent"
-        return f"{self.vector.mode}" + (f" ({self.vector.why})" if self.vector.why else "")
-
-    def close(self) -> None:
-        """Close what must be closed."""
-        if self.vector is not None:
-            self.vector.close()
 
 
 class Session:

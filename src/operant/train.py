@@ -12,21 +12,20 @@ from operant import checkpoint, presets, runtime
 from operant.agents import config_class
 from operant.agents.learner import Learner
 from operant.agents.making import Definition, define
-from operant.envs.checked import smaller_limit
-from operant.envs.games import whole_games
-from operant.envs.source import is_native
 from operant.envs.vector_env import VectorEnv
 from operant.errors import CheckpointError, SpecError, UsageError, value_error
-from operant.execution.config import GAMES, PROCESSES, TOGETHER, RunConfig, with_effect
+from operant.execution.config import PROCESSES, TOGETHER, RunConfig, with_effect
+from operant.execution.environments import Environments, evaluation_count, host_vector, make_environments
 from operant.execution.evaluate import Evaluation, Evaluator
 from operant.execution.records import Origin
 from operant.execution.training import Training
 from operant.folder import BEST, LIMITS, claimed, describe, describe_resume, held, runs_within
-from operant.session import Environments, Session
+from operant.session import Session
 from operant.spec import Schedule, effective, options, plain, read_json, traced
-from operant.tracking import Console, History, MetricsFile, TensorBoard, Tracker, WandB
+from operant.tracking import History, Tracker
 from operant.tracking.history import check_place, end_of
 from operant.tracking.runs import EVALUATIONS
+from operant.tracking.sinks import tracker
 
 RESUMABLE = frozenset(
     {
@@ -191,7 +190,7 @@ def _train(
             describe_resume(directory, training, run, command, changed)
         else:
             describe(directory, definition.to_dict(), run, environments, command)
-        sinks = writers(directory, run, training, plan.resume is not None)
+        sinks = tracker(directory, run, training, plan.resume is not None)
         training.sinks = sinks
         try:
             sinks.message(_greeting(definition.name, run, environments, directory))
@@ -239,28 +238,6 @@ def opened(directory: str | Path) -> tuple[Session, RunConfig]:
     return session, plan.run
 
 
-def host_vector(run: RunConfig, num_envs: int, given: Any = None) -> VectorEnv:
-    """Make the environments of a run anew, as a vector on the host also where they are JAX-native.
-
-    Of Atari games they give whole ones, with the rewards as they come: what is to be judged, not what is learnt from.
-
-    Args:
-        run: its options.
-        num_envs: how many.
-        given: environments of the user's program instead, as `make_environments` takes them.
-    """
-    whole = dict.fromkeys(GAMES, False) if _games(run, given) else {}
-    counted = not isinstance(given, list | tuple)
-    made = make_environments(run.replace(n_envs=num_envs, **whole), given, num_envs if counted else None)
-    if made.native is None:
-        vector: VectorEnv = made.vector
-        # As in training, FIRE goes on after a lost life where lives were episodes.
-        return whole_games(vector) if whole and run.episodic_life else vector
-    from operant.envs.batched import from_native
-
-    return from_native(made.native, num_envs, run.env)
-
-
 @contextlib.contextmanager
 def evaluating(
     trainings: Sequence[Training], learner: Learner, env: VectorEnv | None = None
@@ -300,81 +277,6 @@ def evaluating(
                 None if folder is None else folder / BEST,
             )
         yield
-
-
-def evaluation_count(run: RunConfig) -> int:
-    """Return how many environments evaluate, if nobody says so: as many as train, and no more than there are episodes."""
-    return min(run.eval_episodes, run.n_envs)
-
-
-def make_environments(run: RunConfig, given: Any = None, count: int | None = None) -> Environments:
-    """Make the environments of a run.
-
-    Args:
-        run: its options.
-        given: environments of the user's program instead of the run's id: one, a list, a vector, a JAX-native one.
-        count: how many of what was given, if that does not say it.
-
-    Raises:
-        OperantError: they cannot be made, or not so.
-    """
-    from operant.envs import infos, preprocessing, table, vector
-
-    games = _games(run, given)
-    for name in () if games else GAMES:
-        if not getattr(run, name):
-            raise SpecError(
-                f"{name} is for preprocessed games. Received: {name}=False, preprocess=False. "
-                f"Add --preprocess (preprocess=True), or leave --no-{name.replace('_', '-')} out."
-            )
-    arguments = plain(run.env_kwargs or {})
-    if arguments and given is not None and not isinstance(given, type):
-        raise SpecError(
-            f"env_kwargs is for an id or a class. Received: env_kwargs={arguments!r} with environments that are made already. "
-            "Give it where they are made: gymnasium.make(id, **env_kwargs)."
-        )
-    native = given if is_native(given) else table.native(run.env, **arguments) if given is None else None
-    if native is not None:
-        if run.preprocess:
-            raise preprocessing.refusal(
-                run.env, [leaf.shape for leaf in native.spaces.states.components.values()]
-            )
-        if run.info_keywords:
-            raise infos.refusal(run.info_keywords, run.env)
-        from operant.envs.native import TimeLimit
-        from operant.envs.shapes import accepted
-
-        native = accepted(native, run.env)
-        if run.max_episode_timesteps is not None:
-            limit = smaller_limit(run.max_episode_timesteps, native.max_episode_timesteps, run.env)
-            native = TimeLimit(native, limit)
-        return Environments(native, None)
-    frames: dict[str, Any] = {"preprocess": True, "max_frame": run.max_frame} if run.preprocess else {}
-    if given is not None and run.preprocess:
-        raise SpecError(
-            "preprocess is for an id. Preprocess objects where they are made: create_envs(name, n)."
-        )
-    made = vector.create(
-        run.env if given is None else given,
-        run.n_envs if given is None else count,
-        mode=run.vector,
-        max_episode_timesteps=run.max_episode_timesteps,
-        clip_rewards=games and run.clip_rewards,
-        episodic_life=games and run.episodic_life,
-        env_kwargs=arguments,
-        info_keywords=run.info_keywords,
-        **frames,
-    )
-    return Environments(None, made)
-
-
-def _games(run: RunConfig, given: Any) -> bool:
-    """Tell whether the environments are preprocessed games."""
-    from operant.envs.preprocessing import Preprocessed
-
-    return run.preprocess or (
-        isinstance(given, list | tuple) and all(isinstance(env, Preprocessed) for env in given)
-    )
 
 
 def history_origin(run: RunConfig) -> Origin:
@@ -441,49 +343,6 @@ def _refuse_rows_of_others(training: Training) -> None:
             f"This run ended at step {training.step}, and the history {history!r} goes up to step {reached}: another run has "
             "continued it. Start a new run that continues the history, from this one's weights (--weights), or resume the other run."
         )
-
-
-def writers(directory: Path | None, run: RunConfig, training: Training, again: bool = False) -> Tracker:
-    """Return what a run writes: history, metrics, event files, console; without a folder only what its options name.
-
-    Where a run goes on (`again`), what it wrote beyond the step where it stands is dropped.
-    """
-    resume = training.step if again or training.driver.step else None
-    history = run.history_checkpoint or (None if directory is None else directory / "history.parquet")
-    sinks: list[Any] = [] if history is None else [History(history, resume_at_step=resume)]
-    if directory is not None:
-        sinks.append(MetricsFile(directory / "metrics.jsonl", resume_at_step=resume))
-        sinks.append(TensorBoard(directory / "events", resume_at_step=resume))
-    sinks.append(console(run, training))
-    if run.monitor_session is not None:
-        sinks.append(monitored(directory or Path("."), run, training.specification["agent"]))
-    return Tracker(sinks)
-
-
-def console(run: RunConfig, training: Training) -> Console:
-    """Return the console of a run, which goes on counting where the run stands."""
-    return Console(
-        max_steps=run.max_steps,
-        target_reward=run.target_reward,
-        display_precision=run.display_precision,
-        log_frequency=run.log_frequency,
-        quiet=run.quiet,
-        start_step=training.step,
-        start_time=training.progress.elapsed,
-        start_games=training.progress.score.episodes,
-        start_best=training.progress.score.best,
-    )
-
-
-def monitored(directory: Path, run: RunConfig, agent: dict[str, Any]) -> WandB:
-    """Return the Weights & Biases sink of a run; a resumed run goes on with its own."""
-    file = directory / "wandb" / "id"
-    known = file.read_text(encoding="utf-8").strip() if file.is_file() else None
-    assert run.monitor_session is not None
-    sink = WandB(run.monitor_session, directory, {"agent": agent, "run": run.to_dict()}, known)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(sink.id + "\n", encoding="utf-8")
-    return sink
 
 
 def _greeting(agent: str, run: RunConfig, environments: Environments, directory: Path) -> str:

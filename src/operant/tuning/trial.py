@@ -171,10 +171,10 @@ def _train(order: Mapping[str, Any], connection: Connection | None) -> dict[str,
 
 def _seed(definition: Definition, run: RunConfig, episodes: int | None, stack: contextlib.ExitStack) -> _Seed:
     """Build what trains under one seed; the stack closes it."""
+    from operant.execution.environments import host_vector, make_environments
     from operant.execution.evaluate import Evaluation, Evaluator
     from operant.session import Session
     from operant.tracking import Tracker
-    from operant.train import host_vector, make_environments
 
     environments = make_environments(run)
     stack.callback(environments.close)
@@ -192,7 +192,7 @@ def _seed(definition: Definition, run: RunConfig, episodes: int | None, stack: c
 
 def _sinks(run: RunConfig, training: Training) -> Any:
     from operant.tracking import History, Tracker
-    from operant.train import console
+    from operant.tracking.sinks import console
 
     history: list[Any] = [History(run.history_checkpoint)] if run.history_checkpoint else []
     return Tracker([*history, console(run, training)])

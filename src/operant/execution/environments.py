@@ -1,0 +1,140 @@
+"""The environments of a training run, made as its options say."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from operant.envs.checked import smaller_limit
+from operant.envs.games import whole_games
+from operant.envs.source import is_native
+from operant.envs.vector_env import VectorEnv
+from operant.errors import SpecError
+from operant.execution.config import GAMES, RunConfig
+from operant.spec import plain
+
+
+class Environments(NamedTuple):
+    """Either a JAX-native environment or a vector on the host."""
+
+    native: Any
+    vector: Any
+
+    @property
+    def spaces(self) -> Any:
+        """Spaces of one environment."""
+        return (self.vector if self.native is None else self.native).spaces
+
+    @property
+    def limit(self) -> int | None:
+        """Steps after which an episode is cut, as far as that is known."""
+        limit: int | None = (self.vector if self.native is None else self.native).max_episode_timesteps
+        return limit
+
+    @property
+    def how(self) -> str:
+        """How they run, for the user."""
+        if self.native is not None:
+            return "compiled with the agent"
+        return f"{self.vector.mode}" + (f" ({self.vector.why})" if self.vector.why else "")
+
+    def close(self) -> None:
+        """Close what must be closed."""
+        if self.vector is not None:
+            self.vector.close()
+
+
+def make_environments(run: RunConfig, given: Any = None, count: int | None = None) -> Environments:
+    """Make the environments of a run.
+
+    Args:
+        run: its options.
+        given: environments of the user's program instead of the run's id: one, a list, a vector, a JAX-native one.
+        count: how many of what was given, if that does not say it.
+
+    Raises:
+        OperantError: they cannot be made, or not so.
+    """
+    from operant.envs import infos, preprocessing, table, vector
+
+    games = _games(run, given)
+    for name in () if games else GAMES:
+        if not getattr(run, name):
+            raise SpecError(
+                f"{name} is for preprocessed games. Received: {name}=False, preprocess=False. "
+                f"Add --preprocess (preprocess=True), or leave --no-{name.replace('_', '-')} out."
+            )
+    arguments = plain(run.env_kwargs or {})
+    if arguments and given is not None and not isinstance(given, type):
+        raise SpecError(
+            f"env_kwargs is for an id or a class. Received: env_kwargs={arguments!r} with environments that are made already. "
+            "Give it where they are made: gymnasium.make(id, **env_kwargs)."
+        )
+    native = given if is_native(given) else table.native(run.env, **arguments) if given is None else None
+    if native is not None:
+        if run.preprocess:
+            raise preprocessing.refusal(
+                run.env, [leaf.shape for leaf in native.spaces.states.components.values()]
+            )
+        if run.info_keywords:
+            raise infos.refusal(run.info_keywords, run.env)
+        from operant.envs.native import TimeLimit
+        from operant.envs.shapes import accepted
+
+        native = accepted(native, run.env)
+        if run.max_episode_timesteps is not None:
+            limit = smaller_limit(run.max_episode_timesteps, native.max_episode_timesteps, run.env)
+            native = TimeLimit(native, limit)
+        return Environments(native, None)
+    frames: dict[str, Any] = {"preprocess": True, "max_frame": run.max_frame} if run.preprocess else {}
+    if given is not None and run.preprocess:
+        raise SpecError(
+            "preprocess is for an id. Preprocess objects where they are made: create_envs(name, n)."
+        )
+    made = vector.create(
+        run.env if given is None else given,
+        run.n_envs if given is None else count,
+        mode=run.vector,
+        max_episode_timesteps=run.max_episode_timesteps,
+        clip_rewards=games and run.clip_rewards,
+        episodic_life=games and run.episodic_life,
+        env_kwargs=arguments,
+        info_keywords=run.info_keywords,
+        **frames,
+    )
+    return Environments(None, made)
+
+
+def host_vector(run: RunConfig, num_envs: int, given: Any = None) -> VectorEnv:
+    """Make the environments of a run anew, as a vector on the host also where they are JAX-native.
+
+    Of Atari games they give whole ones, with the rewards as they come: what is to be judged, not what is learnt from.
+
+    Args:
+        run: its options.
+        num_envs: how many.
+        given: environments of the user's program instead, as `make_environments` takes them.
+    """
+    whole = dict.fromkeys(GAMES, False) if _games(run, given) else {}
+    counted = not isinstance(given, list | tuple)
+    made = make_environments(run.replace(n_envs=num_envs, **whole), given, num_envs if counted else None)
+    if made.native is None:
+        vector: VectorEnv = made.vector
+        # As in training, FIRE goes on after a lost life where lives were episodes.
+        return whole_games(vector) if whole and run.episodic_life else vector
+    from operant.envs.batched import from_native
+
+    return from_native(made.native, num_envs, run.env)
+
+
+def evaluation_count(run: RunConfig) -> int:
+    """Return how many environments evaluate, if nobody says so: as many as train, and no more than there are episodes."""
+    return min(run.eval_episodes, run.n_envs)
+
+
+def _games(run: RunConfig, given: Any) -> bool:
+    """Tell whether the environments are preprocessed games."""
+    from operant.envs.preprocessing import Preprocessed
+
+    return run.preprocess or (
+        isinstance(given, list | tuple) and all(isinstance(env, Preprocessed) for env in given)
+    )

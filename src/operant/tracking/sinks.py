@@ -1,0 +1,58 @@
+"""The sinks of a training run, as its options say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from operant.execution.config import RunConfig
+from operant.execution.training import Training
+from operant.tracking.console import Console
+from operant.tracking.history import History
+from operant.tracking.metrics import MetricsFile
+from operant.tracking.records import Tracker
+from operant.tracking.tensorboard import TensorBoard
+from operant.tracking.wandb import WandB
+
+
+def tracker(directory: Path | None, run: RunConfig, training: Training, again: bool = False) -> Tracker:
+    """Return what a run writes: history, metrics, event files, console; without a folder only what its options name.
+
+    Where a run goes on (`again`), what it wrote beyond the step where it stands is dropped.
+    """
+    resume = training.step if again or training.driver.step else None
+    history = run.history_checkpoint or (None if directory is None else directory / "history.parquet")
+    sinks: list[Any] = [] if history is None else [History(history, resume_at_step=resume)]
+    if directory is not None:
+        sinks.append(MetricsFile(directory / "metrics.jsonl", resume_at_step=resume))
+        sinks.append(TensorBoard(directory / "events", resume_at_step=resume))
+    sinks.append(console(run, training))
+    if run.monitor_session is not None:
+        sinks.append(monitored(directory or Path("."), run, training.specification["agent"]))
+    return Tracker(sinks)
+
+
+def console(run: RunConfig, training: Training) -> Console:
+    """Return the console of a run, which goes on counting where the run stands."""
+    return Console(
+        max_steps=run.max_steps,
+        target_reward=run.target_reward,
+        display_precision=run.display_precision,
+        log_frequency=run.log_frequency,
+        quiet=run.quiet,
+        start_step=training.step,
+        start_time=training.progress.elapsed,
+        start_games=training.progress.score.episodes,
+        start_best=training.progress.score.best,
+    )
+
+
+def monitored(directory: Path, run: RunConfig, agent: dict[str, Any]) -> WandB:
+    """Return the Weights & Biases sink of a run; a resumed run goes on with its own."""
+    file = directory / "wandb" / "id"
+    known = file.read_text(encoding="utf-8").strip() if file.is_file() else None
+    assert run.monitor_session is not None
+    sink = WandB(run.monitor_session, directory, {"agent": agent, "run": run.to_dict()}, known)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(sink.id + "\n", encoding="utf-8")
+    return sink
