@@ -39,6 +39,8 @@ def test_none_and_remedies():
         (lambda: Runner.run(None, xyz=3), "^run takes no argument 'xyz'. Known: batch_agent_calls, callback,"),
         (lambda: Agent.load(directry="x"), "^Agent.load takes no argument 'directry'. Did you mean 'directory'\\?$"),
         (lambda: PPO.fit(None, total_timesteps=3), "^fit takes no argument 'total_timesteps'. Did you mean 'max_steps'\\?$"),
+        (lambda: PPO(env="CartPole-v1"), "^PPO needs the argument 'envs'. Received: env.$"),
+        (lambda: PPO(), "^PPO needs the argument 'envs'.$"),
         (lambda: PPO.fit(None, xyz=3), "Known: callback, max_steps, monitor_session, target_reward.$"),
         (lambda: PPO.play(None, episods=3), "^play takes no argument 'episods'. Did you mean 'episodes'\\?$"),
         (lambda: Environment.create(enviroment="CartPole-v1"), "None. Environment.create has no argument 'enviroment'. Did you mean 'environment'\\?$"),

@@ -99,23 +99,29 @@ def suggest(name: str, known: Iterable[str], *, listed: bool = True, alike: floa
 
 
 def naming_misspelt(function: _Function) -> _Function:
-    """Decorate a function: the message about a misspelt argument names it, with the close match.
+    """Decorate a function: the message about a misspelt or missing argument names it, a misspelt one with the close match.
 
-    One without `**` arguments refuses it. One that passes such on adds the match to errors that say nothing like it. For functions that a
+    One without `**` arguments refuses what it does not know. One that passes such on adds the match to errors that say nothing like it. For functions that a
     program calls once in a while: a call takes a microsecond more.
     """
     parameters = inspect.signature(function).parameters.values()
     passes_on = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    own = {each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
-    bound = "self" in own and function.__name__ != "__init__"
-    label = function.__name__ if bound else function.__qualname__.removesuffix(".__init__")
-    own.discard("self")
+    places = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    own = {each.name for each in places} - {"self"}
+    needed = {each.name: place for place, each in enumerate(places) if each.default is each.empty}
+    makes = function.__name__ == "__init__"
+    name_of_function = function.__name__ if "self" in needed else function.__qualname__
 
     @functools.wraps(function)
     def checked(*given: Any, **named: Any) -> Any:
         unknown = [name for name in named if name not in own]
+        label = type(given[0]).__name__ if makes else name_of_function
         if unknown and not passes_on:
             raise UsageError(f"{label} takes no argument {unknown[0]!r}.{suggest(unknown[0], own)}")
+        missing = [name for name, place in needed.items() if place >= len(given) and name not in named]
+        if missing:
+            received = f" Received: {', '.join(unknown)}." if unknown else ""
+            raise UsageError(f"{label} needs the argument {missing[0]!r}.{received}")
         try:
             return function(*given, **named)
         except (SpecError, UsageError) as error:

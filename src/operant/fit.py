@@ -121,6 +121,7 @@ class Trainer:
     agent: ClassVar[str]
     """Name of the algorithm in the table."""
 
+    @naming_misspelt
     def __init__(
         self,
         envs: Any,

@@ -300,8 +300,10 @@ def _obstacle(sources: Sequence[Source]) -> str:
 
 
 def step_seconds(vector: VectorEnv) -> float:
-    """Return the median seconds of one `step` under random actions, measured for about 20 ms (at least three steps, so that one
-    on which the machine did something else does not decide)."""
+    """Return the median seconds of one `step` under random actions, measured for about 20 ms.
+
+    Of three steps at least: one on which the machine did something else does not decide.
+    """
     generator = np.random.default_rng(0)
     observation = vector.reset()  # a seed would stay: what was measured is used
     times: list[float] = []
