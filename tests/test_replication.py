@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import re
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.small_agents import MODEL
 
 from operant import Agent
+from operant.agents.making import define
 from operant.cli import main
 from operant.errors import UsageError
 from operant.execution.config import RunConfig
+from operant.execution.environments import make_environments
+from operant.execution.population import begun
 from operant.execution.training import Outcome
 from operant.replication import replicate
+from operant.session import build
 from operant.tracking import read_history
 from operant.train import Plan, Result, resumed, train
 
@@ -38,6 +46,17 @@ def plan(directory, env="jax:CartPole-v1", **changes):
 def episodes(directory):
     history = read_history(directory / "history.parquet")
     return {name: history[name] for name in ("step", "episode_reward", "episode_length", "actor")}
+
+
+def test_no_batch_of_matrices_is_factorised():
+    """On CPU two such kernels at once may wait for each other's threads for ever."""
+    run = RunConfig.from_dict({"env": "jax:CartPole-v1", "n_envs": 2, "max_steps": 1, "seed": 1})
+    learner = build(define("ppo", n_steps=4, mini_batches=1), make_environments(run), run)
+    keys, hyper = jax.random.split(jax.random.key(0), 2), jnp.stack([learner.hyper()] * 2)
+    for how, batched in ((functools.partial(begun, learner), False), (jax.vmap(learner.init), True)):
+        compiled = jax.jit(how).lower(keys, hyper).compile().as_text()
+        shapes = re.findall(r"= \(?f32\[([\d,]+)\].* custom_call_target=\"lapack_", compiled)
+        assert shapes and any(shape.count(",") == 2 for shape in shapes) == batched
 
 
 @pytest.mark.slow

@@ -49,8 +49,8 @@ class Population:
         self.block_steps = learner.rows * n
         self.blocks = blocks or max(1, CHECK_STEPS // self.block_steps)
         hyper = learner.hyper() if hyper is None else hyper
-        per_run = 0 if hyper.ndim == 2 else None
-        self.train: Train = jax.jit(jax.vmap(learner.init, in_axes=(0, per_run)))(keys, hyper)
+        hyper = jnp.broadcast_to(hyper, (self.size, hyper.shape[-1]))
+        self.train: Train = jax.jit(functools.partial(begun, learner))(keys, hyper)
         self.world: World = jax.jit(jax.vmap(self.loop.begin))(keys)
         self.steps = np.zeros(self.size, np.int64)
         self.faults: list[str | None] = [None] * self.size
@@ -172,6 +172,15 @@ class Member:
         train, old, new = self.population.learner.scaled_lr(self.train, factor)
         self.population.put(self.index, train)
         return old, new
+
+
+def begun(learner: Learner, keys: Key, hyper: Array) -> Train:
+    """Begin what learning changes in each of `S` runs, with keys `[S]` and traced options `[S, H]`.
+
+    One after the other: JAX's kernels for a batch of matrices, such as factorise orthogonal kernels, wait for threads of the pool that
+    they run in. Where it has two threads, two such kernels wait for ever (JAX 0.10.2 on CPU).
+    """
+    return jax.lax.map(lambda run: learner.init(*run), (keys, hyper))
 
 
 def _of(tree: Tree, index: int) -> Tree:
