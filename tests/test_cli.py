@@ -453,10 +453,6 @@ class Native(CartPole):
     max_episode_timesteps: int | None = 7
 
 
-class Mutable(Native):
-    __hash__ = None
-
-
 NATIVE = Native()
 NUMBER = 3
 
@@ -581,11 +577,6 @@ def test_only_a_command_line_that_names_a_module_searches_the_folder(own):
         ("ppo", "my_env:Nativ", "Did you mean 'Native'?"),
         ("ppo", "my_env:NUMBER", "'my_env:NUMBER' must be an Environment, a gymnasium.Env or a NativeEnv,"),
         ("ppo", "my_agent:Mine", "Received: the class Mine."),
-        (
-            "ppo",
-            "my_env:Mutable",
-            "must be hashable, since programs are compiled for it. Make Mutable a frozen",
-        ),
     ],
 )
 def test_what_is_not_of_the_users_modules_is_told(agent, env, message, own, capsys):

@@ -17,7 +17,7 @@ from tests.small_agents import compile_agent
 import operant
 from operant import Runner, checkpoint
 from operant.cli import main
-from operant.envs import native, vector
+from operant.envs import Environment, check_env, native, vector
 from operant.envs.classic import CartPole
 from operant.envs.native import Step
 from operant.envs.shapes import Cast, accepted
@@ -392,3 +392,85 @@ def test_an_environment_that_makes_no_use_of_its_action_is_warned_of():
         match=r"step of 'line' makes no use of its action, .*Read its components by name: action\['action'\]",
     ):
         accepted(Compares(), "line")
+
+
+FROM = {
+    "states": {"near": {"type": "int", "num_values": 5, "min_value": 3}, "far": {"type": "float"}},
+    "actions": {"type": "int", "shape": (2,), "min_value": (-1, 10), "num_values": 3},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class CountsOn:
+    """Declares integers that do not begin with 0, and returns as a reward what its action is."""
+
+    max_episode_timesteps: int | None = 6
+
+    @property
+    def spaces(self) -> Any:
+        return Spaces.read(**FROM)
+
+    def reset(self, key: Any) -> Any:
+        return jnp.int32(0), {"near": jnp.int32(3), "far": jnp.float32(0)}
+
+    def step(self, state: Any, action: Any, key: Any) -> Any:
+        first, second = action["action"]
+        reward = (100 * first + second).astype(jnp.float32)
+        return state + 1, Step({"near": 3 + state % 5, "far": jnp.float32(0)}, reward, jnp.bool_(False))
+
+
+class CountsOnTheHost(Environment):
+    def states(self):
+        return FROM["states"]
+
+    def actions(self):
+        return FROM["actions"]
+
+    def max_episode_timesteps(self):
+        return 6
+
+    def reset(self, seed=None):
+        self.state = 0
+        return {"near": 3, "far": 0.0}
+
+    def execute(self, actions):
+        self.state += 1
+        return {"near": 3 + (self.state - 1) % 5, "far": 0.0}, False, float(100 * actions[0] + actions[1])
+
+
+def test_integers_count_from_where_they_are_declared():
+    """Both kinds of environment see the same actions, and show the same states."""
+    seen = []
+    for env in (CountsOn(), CountsOnTheHost):
+        with vector.create(env, 1) as made:
+            first = made.reset(0)["near"].tolist()
+            answers = [made.step({"action": np.asarray([[i, 2 - i]], np.int32)}) for i in range(3)]
+            seen.append((first, [(a.observation["near"].tolist(), a.reward.tolist()) for a in answers]))
+    assert seen[0] == seen[1] == ([0], [([0], [-88.0]), ([1], [11.0]), ([2], [110.0])])
+    assert not any(
+        "must be" in fault for fault in check_env(CountsOn())
+    )  # of ranges: it is random in nothing
+    env = accepted(CountsOn(), "CountsOn")
+    assert accepted(env, "CountsOn") is env == accepted(CountsOn(), "CountsOn")
+    trainer = operant.PPO(CountsOn(), n_envs=2, quiet=True, **SMALL)
+    trainer.fit(max_steps=64)
+    assert -90 * 6 <= trainer.mean_reward <= 112 * 6 and trainer.mean_reward > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Maze(Line):
+    """Has an array, and so no hash."""
+
+    grid: Any = None
+
+
+def test_an_environment_without_a_hash_trains_and_plays(tmp_path):
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(Maze(grid=np.eye(3)))
+    trainer = operant.PPO(
+        Maze(grid=np.eye(3)), n_envs=2, quiet=True, eval_frequency=32, eval_episodes=2, **SMALL
+    )
+    trainer.fit(max_steps=64)
+    assert trainer.evaluated.step >= 64
+    assert len(trainer.play(episodes=2).rewards) == 2
+    assert all("raised" not in fault for fault in check_env(Maze(grid=np.eye(3))))

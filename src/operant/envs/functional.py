@@ -26,7 +26,7 @@ from operant.types import Array, Arrays, Key, Tree
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Adapter:
+class Adapter:
     """What the adapters share. Compared and hashed by identity: keep the object to share compiled programs."""
 
     env: Any
@@ -36,7 +36,7 @@ class _Adapter:
     max_episode_timesteps: int | None
 
 
-class FunctionalEnv(_Adapter):
+class FunctionalEnv(Adapter):
     """A `gymnasium.experimental.functional.FuncEnv`."""
 
     def reset(self, key: Key) -> tuple[Tree, Arrays]:
@@ -63,7 +63,7 @@ class FunctionalEnv(_Adapter):
         return {} if self.params is None else {"params": self.params}
 
 
-class GymnaxEnv(_Adapter):
+class GymnaxEnv(Adapter):
     """A `gymnax.environments.environment.Environment`."""
 
     def reset(self, key: Key) -> tuple[Tree, Arrays]:
@@ -86,7 +86,7 @@ class GymnaxEnv(_Adapter):
         return _like(following, state), _step(self.codec, observation, reward, terminated)
 
 
-class BraxEnv(_Adapter):
+class BraxEnv(Adapter):
     """A `brax.envs.Env`, or any other with its `reset(key)` and `step(state, action)` (MuJoCo Playground)."""
 
     def reset(self, key: Key) -> tuple[Tree, Arrays]:

@@ -41,7 +41,7 @@ class Step(NamedTuple):
 
 @runtime_checkable
 class NativeEnv(Protocol):
-    """One environment as pure functions: a frozen, hashable dataclass.
+    """One environment as pure functions, such as a frozen dataclass.
 
     Equal environments share their compiled programs. Observations and actions are flat dicts of arrays by
     component name (``{"state": x}``, ``{"action": a}``), without leading axes. The structure, shapes and dtypes

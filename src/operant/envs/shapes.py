@@ -15,7 +15,8 @@ import jax.numpy as jnp
 
 from operant.envs import native_ids
 from operant.envs.faults import raised_at, state_label
-from operant.envs.native import NativeEnv, Step
+from operant.envs.functional import Adapter
+from operant.envs.native import NativeEnv, Step, TimeLimit
 from operant.errors import EnvironmentError, OperantError, SpecError, whole
 from operant.spaces import Leaf, Spaces
 from operant.types import Array, Arrays, Key, Tree
@@ -24,13 +25,11 @@ _RESET = "(state, observation)"
 _STEP = "(state, Step(observation, reward, terminated))"
 
 
-@dataclasses.dataclass(frozen=True)
-class Cast:
-    """An environment whose Python numbers, and numbers of a narrower kind than declared, become arrays of one type."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Around:
+    """An environment in another one's place, like it but for what a subclass says. Compared and hashed by identity."""
 
     env: NativeEnv
-    dtypes: tuple[Any, ...]
-    """Of the leaves of its state."""
 
     @property
     def spaces(self) -> Spaces:
@@ -49,9 +48,26 @@ class Cast:
 
     def step(self, state: Tree, action: Arrays, key: Key) -> tuple[Tree, Step]:
         """Take one action."""
-        following, stepped = self.env.step(state, action, key)
+        following, stepped = self.env.step(state, self._action(action), key)
         observation = self._observation(stepped.observation)
         return self._state(following), Step(observation, stepped.reward, stepped.terminated)
+
+    def _action(self, action: Arrays) -> Arrays:
+        return action
+
+    def _state(self, state: Tree) -> Tree:
+        return state
+
+    def _observation(self, observation: Arrays) -> Arrays:
+        return observation
+
+
+@dataclasses.dataclass(frozen=True)
+class Cast(_Around):
+    """An environment whose Python numbers, and numbers of a narrower kind than declared, become arrays of one type."""
+
+    dtypes: tuple[Any, ...]
+    """Of the leaves of its state."""
 
     def _state(self, state: Tree) -> Tree:
         leaves, structure = jax.tree.flatten(state)
@@ -60,6 +76,31 @@ class Cast:
     def _observation(self, observation: Arrays) -> Arrays:
         leaves = self.spaces.observation_components
         return {name: _as(observation[name], leaf.storage) for name, leaf in leaves.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Declared(_Around):
+    """An environment whose integers count from their `min_value`, as it declares them; algorithms count from 0."""
+
+    def _action(self, action: Arrays) -> Arrays:
+        leaves = self.spaces.actions.components
+        return {
+            name: jnp.asarray(x, jnp.int32) + jnp.asarray(leaves[name].offset, jnp.int32)
+            if leaves[name].has_offset
+            else x
+            for name, x in action.items()
+        }
+
+    def _observation(self, observation: Any) -> Any:
+        leaves = self.spaces.observation_components
+        if not isinstance(observation, Mapping):
+            return observation  # as all that does not fit, for the look at it to tell
+        return {name: _from_zero(x, leaves[name]) if name in leaves else x for name, x in observation.items()}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ByIdentity(_Around):
+    """An environment that has no hash, as one with arrays: programs are compiled for the object."""
 
 
 class _Form(NamedTuple):
@@ -90,7 +131,7 @@ def accepted(env: Any, name: str) -> Any:
         SpecError: its spaces or its time limit are not declared as they must be.
         EnvironmentError: `reset` or `step` fails, or returns something else than the protocol or its spaces say.
     """
-    if native_ids.is_native(name) or isinstance(env, Cast):
+    if native_ids.is_native(name) or isinstance(env, _Around):
         return env
     spaces = env.spaces
     if not isinstance(spaces, Spaces):
@@ -98,6 +139,11 @@ def accepted(env: Any, name: str) -> Any:
             f"spaces of {name!r} must be a property that returns Spaces.read(states=..., actions=...). Received: {_brief(spaces)}."
         )
     whole("max_episode_timesteps", env.max_episode_timesteps, optional=True)
+    if not _hashable(env):
+        env = ByIdentity(env)
+    leaves = [*spaces.observation_components.values(), *spaces.actions.components.values()]
+    if any(leaf.has_offset for leaf in leaves) and not _converts(env):
+        env = Declared(env)
     key = jax.random.key(0)
     begun = _traced(env, name, "reset", lambda answer: _reset_answer(answer, name, spaces), key)
     actions = spaces.actions.components.items()
@@ -273,6 +319,27 @@ def _array(value: Any) -> jax.ShapeDtypeStruct | None:
 
 def _strong(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def _hashable(env: Any) -> bool:
+    try:
+        hash(env)
+    except TypeError:
+        return False
+    return True
+
+
+def _converts(env: Any) -> bool:
+    """Tell whether an environment counts from 0 whatever its spaces say: the adapters of other libraries' convert themselves."""
+    return isinstance(env, Adapter) or (isinstance(env, TimeLimit) and _converts(env.env))
+
+
+def _from_zero(value: Any, leaf: Leaf) -> Any:
+    """Return declared integers as they are stored; what is none, or has another shape, as it is."""
+    form = _array(value)
+    if not leaf.has_offset or form is None or form.shape != leaf.shape or _rank(form.dtype) != 1:
+        return value
+    return (jnp.asarray(value, jnp.int32) - jnp.asarray(leaf.offset, jnp.int32)).astype(leaf.storage)
 
 
 def _as(x: Any, dtype: Any) -> Array:
