@@ -116,6 +116,8 @@ def test_bad_states_rewards_and_terminals_name_what_is_wrong():
     agent.act(states=state())
     with pytest.raises(SpaceError, match="reward must be finite. Received: reward=nan"):
         agent.observe(reward=float("nan"))
+    with pytest.raises(SpaceError, match=r"reward must be at most 3.4e\+38 in size. Received: reward=1e\+39"):
+        agent.observe(reward=1e39)  # infinite where it is stored
     with pytest.raises(SpaceError, match="terminal must be 0, 1 or 2"):
         agent.observe(terminal=3)
     agent.observe(reward=1.0, terminal=2)  # nothing was lost by the refused calls

@@ -333,6 +333,10 @@ def test_shaping_strings_are_not_evaluated():
             dict(execute=(np.zeros(1), 0, float("nan"))),
             "reward of 'Bad' must be finite. Received: nan at step 1",
         ),
+        (
+            dict(execute=(np.zeros(1), 0, -1e39)),
+            "must be at most 3.4e.38 in size. Received: -1e.39 at step 1",
+        ),
         (dict(execute=(np.full(1, np.inf), 0, 0.0)), "execute of 'Bad' returned states.*must be finite"),
     ],
 )

@@ -70,6 +70,28 @@ class Meadow(pettingzoo.ParallelEnv):
         self.agents = []
 
 
+class Late(Meadow):
+    """The last animal comes after the first step."""
+
+    def reset(self, seed=None, options=None):
+        seen, infos = super().reset(seed)
+        self.agents.pop()
+        return seen, infos
+
+    def step(self, actions):
+        self.agents = list(actions)
+        answer = super().step(actions)
+        self.agents.append(self.possible_agents[-1])
+        return answer
+
+
+def test_an_agent_that_joins_within_an_episode_is_told():
+    environment = Environment.create(environment=Late())
+    assert list(environment.reset()[0]) == [0, 1]
+    with pytest.raises(EnvironmentError, match="The agent 'animal2' of .* joined within an episode"):
+        environment.execute(np.asarray([1, 1]))
+
+
 def test_agents_are_actors_until_they_leave():
     env = Meadow()
     assert is_parallel(env) and not is_parallel(gymnasium.make("CartPole-v1"))

@@ -43,7 +43,7 @@ class Count(gymnasium.Env):
     """Observes (its number, the step); ends after `length` steps; does what the action says."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-    action_space = spaces.Discrete(8)
+    action_space = spaces.Discrete(9)
 
     def __init__(self, length=4, sleep=0.0):
         self.length, self.sleep = length, sleep
@@ -74,6 +74,8 @@ class Count(gymnasium.Env):
             return np.zeros(2, np.float32), 0.0, False, False, {}
         if action == 7:
             time.sleep(1.0)
+        if action == 8:
+            return self._observe(), None, False, False, {}
         return self._observe(), float(self.t), self.t == self.length, False, {}
 
 
@@ -587,7 +589,8 @@ def test_faults_name_the_environment(module, mode):
         1: r"Environment 2 of 'Count' raised RuntimeError in step: the motor is stuck \(.*count_envs.py, line \d+: raise Runtime",
         4: r"Environment 2 of 'Count' .step 2 of its episode.: The state must be finite. Received: nan at index .0,.",
         5: "Environment 2 of 'Count' .step 2 of its episode.: The reward must be finite. Received: inf",
-        6: r"Environment 2 of 'Count'.*must have shape \(3\). Received: shape \(2,\)",
+        6: r"Environment 2 of 'Count' .step 2 of its episode.*must have shape \(3\). Received: shape \(2,\)",
+        8: r"Environment 2 of 'Count' .step 2 of its episode.: The reward must be a number. Received: None \(NoneType\)",
     }
     with create(module.Count, 3, mode, num_workers=2) as env:
         for action, message in faults.items():
@@ -612,6 +615,20 @@ def test_a_reset_that_follows_an_episode_is_not_called_a_step(module, mode):
             EnvironmentError, match=r"0 of 'Once' raised ValueError in reset: worn out \(.*count_envs.py"
         ):
             env.step(act(0, 0))
+
+
+def test_a_vector_that_fails_in_reset_is_named(module):
+    with create(
+        gymnasium.vector.SyncVectorEnv(
+            [module.Once] * 2, autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP
+        ),
+        2,
+    ) as env:
+        env.reset(0)
+        with pytest.raises(
+            EnvironmentError, match=r"The vector of .* raised ValueError in reset: worn out \(.*count_envs.py"
+        ):
+            env.reset(0)
 
 
 def test_where_an_error_was_raised():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -16,6 +15,7 @@ from operant.agents.learner import Learner, Train
 from operant.agents.making import Definition
 from operant.engine import Engine, act_independently
 from operant.envs.environment import take
+from operant.envs.faults import reward_fault
 from operant.errors import NumericalError, SpaceError, UsageError, value_error
 from operant.interruption import held
 from operant.spaces import Spaces, mask_name
@@ -365,8 +365,8 @@ class Interactive:
             reward = float(reward)
         except (TypeError, ValueError):
             raise SpaceError(f"reward must be a number. Received: reward={reward!r}.") from None
-        if not math.isfinite(reward):
-            raise SpaceError(f"reward must be finite. Received: reward={reward}.")
+        if fault := reward_fault(reward):
+            raise SpaceError(f"reward must be {fault}. Received: reward={reward}.")
         try:
             known = terminal in (0, 1, 2)
         except ValueError:  # an array

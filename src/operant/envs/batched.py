@@ -9,7 +9,7 @@ import numpy as np
 
 from operant.envs.checked import smaller_limit
 from operant.envs.environment import Environment
-from operant.envs.faults import isfinite, look, look_at_masks, nonfinite, state_label, vdot
+from operant.envs.faults import isfinite, look, look_at_masks, nonfinite, raised_at, state_label, vdot
 from operant.envs.infos import Infos
 from operant.envs.vector_env import Check, Flat, Step, VectorEnv, seed_of
 from operant.errors import EnvironmentError, SpaceError
@@ -65,7 +65,7 @@ class GymnasiumVector(VectorEnv):
     def reset(self, seed: int | None = None) -> Flat:
         """Begin an episode everywhere."""
         self._check_reset(seed)
-        observation, _ = self._vector.reset(seed=None if seed is None else seed_of(seed, 0))
+        observation, _ = self._called("reset", seed=None if seed is None else seed_of(seed, 0))
         self._is_reset, self._ended = True, np.zeros(self.num_envs, np.bool_)
         return self._read(observation, "reset")
 
@@ -73,12 +73,7 @@ class GymnasiumVector(VectorEnv):
         """Take one action everywhere."""
         if not (self._is_open and self._is_reset):
             raise self._unusable()
-        try:
-            observation, reward, terminated, truncated, info = self._vector.step(self._decode(actions, True))
-        except Exception as error:
-            raise EnvironmentError(
-                f"The vector of {self.name!r} raised {type(error).__name__}: {error}"
-            ) from error
+        observation, reward, terminated, truncated, info = self._called("step", self._decode(actions, True))
         reward = np.array(reward, np.float32) if self._copy else np.asarray(reward, np.float32)
         if self._copy:
             terminated, truncated = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
@@ -92,6 +87,15 @@ class GymnasiumVector(VectorEnv):
             self._refuse(nonfinite("reward", reward))
         self.infos = self._read_infos(info)
         return Step(flat, reward, terminated, truncated)
+
+    def _called(self, name: str, *arguments: Any, **named: Any) -> Any:
+        """Return what a method of the vector answers."""
+        try:
+            return getattr(self._vector, name)(*arguments, **named)
+        except Exception as error:
+            raise EnvironmentError(
+                f"The vector of {self.name!r} raised {type(error).__name__} in {name}: {error}{raised_at(error)}"
+            ) from error
 
     def _read_infos(self, info: Mapping[str, Any]) -> Flat:
         """Return the wanted values of the environments whose episodes ended; a vector's info has arrays, and masks under `_name`."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
 
 from operant.envs.environment import Environment, Shaping, rows, take
+from operant.envs.faults import reward_fault
 from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError, value_error, whole
 from operant.spaces import Spaces, mask_name
 
@@ -287,9 +287,9 @@ class Checked(Environment):
                 f"The reward of {self._name!r} must be a number. Received: {_brief(reward)}. "
                 f"execute returns (states, terminal, reward), in this order."
             )
-        if not math.isfinite(reward):
+        if fault := reward_fault(reward):
             raise EnvironmentError(
-                f"The reward of {self._name!r} must be finite. Received: {float(reward)} at step {self._steps}."
+                f"The reward of {self._name!r} must be {fault}. Received: {float(reward)} at step {self._steps}."
             )
         return float(reward)
 

@@ -23,6 +23,7 @@ __all__ = [
     "mask_fault",
     "nonfinite",
     "raised_at",
+    "reward_fault",
     "state_label",
     "stored_fault",
     "value_faults",
@@ -34,6 +35,7 @@ _LIBRARIES = tuple(
     os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 
+_LARGEST = float(np.finfo(np.float32).max)
 _KINDS = {"f": "a number", "i": "a whole number", "u": "a whole number", "b": "True or False"}
 _ACCEPTED = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
 
@@ -167,6 +169,13 @@ def look_at_masks(
 def state_label(spaces: Spaces, key: str) -> str:
     """Name a component in messages."""
     return "state" if spaces.states.single else f"state {key!r}"
+
+
+def reward_fault(reward: float) -> str | None:
+    """Say what a reward must be that it is not; None: nothing. It is stored as a float32, of which a larger number is infinite."""
+    if abs(reward) <= _LARGEST:  # NaN is not
+        return None
+    return f"at most {_LARGEST:.3g} in size" if isfinite(reward) else "finite"
 
 
 def nonfinite(label: str, array: np.ndarray) -> tuple[int, str] | None:

@@ -103,9 +103,7 @@ class GymnasiumCell:
             or np.ndim(reward) != 0
             or np.asarray(reward).dtype.kind not in "fiu"
         ):
-            raise EnvironmentError(
-                f"The reward must be a number. Received: {reward!r} ({type(reward).__name__})."
-            )
+            raise EnvironmentError(_no_number(reward))
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(flag, bool | np.bool_):
                 raise EnvironmentError(
@@ -272,8 +270,11 @@ class InProcess(VectorEnv):
                     flat = cell.reset(None, False)
                     steps[i], ended[i] = 0, False
                 else:
-                    flat, reward[i], over, cut = cell.step(chosen[i], full)
-                    steps[i] += 1
+                    steps[i] += 1  # before the call: what it raises is told to be of this step
+                    flat, given, over, cut = cell.step(chosen[i], full)
+                    if given is None:  # an array would hold NaN
+                        raise EnvironmentError(_no_number(given))
+                    reward[i] = given
                     if over or cut or steps[i] >= limits[i]:
                         ended[i], terminated[i], truncated[i] = True, over, not over
                         if infos:
@@ -315,6 +316,10 @@ class InProcess(VectorEnv):
             when = f" (step {step} of its episode)" if step else ""
             return EnvironmentError(f"{who}{when}: {error}")
         return EnvironmentError(f"{who} raised {type(error).__name__} in {call}: {error}{raised_at(error)}")
+
+
+def _no_number(reward: Any) -> str:
+    return f"The reward must be a number. Received: {reward!r} ({type(reward).__name__})."
 
 
 def _form(answer: Any) -> str:

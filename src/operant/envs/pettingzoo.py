@@ -114,6 +114,12 @@ class PettingZoo(Environment):
         missing = [agent for agent in acting if agent not in rewards or agent not in terminated]
         if missing:
             raise EnvironmentError(f"step of {self.pettingzoo} told nothing of the agent {missing[0]!r}.")
+        joined = [agent for agent in self.pettingzoo.agents if agent not in acting]
+        if joined:
+            raise EnvironmentError(
+                f"The agent {joined[0]!r} of {self.pettingzoo} joined within an episode. All that act in one must be there from its beginning: "
+                "let reset begin with all agents, and let those act without effect whose time has not come."
+            )
         terminal = [1 if terminated[agent] else 2 if truncated[agent] else 0 for agent in acting]
         self._alive = [agent for agent, ended in zip(acting, terminal, strict=True) if not ended]
         reward = [float(rewards[agent]) for agent in acting]
