@@ -153,7 +153,6 @@ def test_a_native_run_that_was_resumed_is_repeated_in_one(run, capsys):
     [
         ({"vector": "in-process", "resumed": [{"step": 40}]}, {}, "resumed at step 40, where its environments began new"),
         ({"resumed": [{"step": 40}, {"step": 60, "n_devices": 2}]}, {}, "resumed at step 60 on another number of devices"),
-        ({"resumed": [{"step": 40}], "plateau": True}, {}, "lowers its learning rate on plateaus"),
         ({"weights": {"none.tf": "x"}}, {}, "the weights 'none.tf', from which it began, do not exist here"),
         ({"weights": {"run": "x"}}, {}, "the weights 'run', from which it began, have been written to since"),
         ({"together": 4}, {}, "trained at once with other seeds (4 in all)"),
@@ -162,8 +161,6 @@ def test_a_native_run_that_was_resumed_is_repeated_in_one(run, capsys):
 )  # fmt: skip
 def test_what_cannot_be_repeated_is_said(run, capsys, data, training, message):
     saved = json.loads((run / "run.json").read_text())
-    if data.pop("plateau", False):
-        saved["run"]["divergence_monitoring_steps"] = 1
     (run / "run.json").write_text(json.dumps({**saved, **data}))
     if training:
         tree, header = checkpoint.load(checkpoint.latest("run/checkpoints"))

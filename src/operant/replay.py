@@ -178,11 +178,6 @@ def _obstacles(data: dict[str, Any], training: dict[str, Any], run: RunConfig) -
     began = data["run"].get("n_devices")
     if moved := [part["step"] for part in parts if part.get("n_devices", began) != began]:
         yield f"it was resumed at step {moved[0]} on another number of devices, whose sums are added up in another order."
-    if (parts or data.get("fits", 1) > 1) and run.divergence_monitoring_steps is not None:
-        yield (
-            "it was trained in several parts and lowers its learning rate on plateaus, "
-            "for which it looked at other moments than one run would."
-        )
     for path, digest in data.get("weights", {}).items():
         if not Path(path).exists():
             yield f"the weights {path!r}, from which it began, do not exist here."

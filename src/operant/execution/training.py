@@ -333,7 +333,7 @@ class Training:
         if self._left:
             reason = "interrupted" if self._ending else None
         else:
-            verdict = self._watch()  # also at the last look: a run that is continued has looked then
+            verdict = self._watch()
             reason = self._stop() or verdict
         if reason is None and self._collected == self.most_blocks:
             reason = "max_steps"
@@ -446,6 +446,7 @@ class Training:
         for ended in finished:
             mean = score.add(ended.reward, ended.length, ended.info)
             step, seconds = ended.step + self.progress.origin.step, self.progress.elapsed
+            self.progress.monitor.check(step, score)
             told = ended.reward, ended.length, ended.actor
             episodes.append(Episode(step, seconds, *told, mean, score.best, ended.info))
         if episodes:
@@ -494,12 +495,15 @@ class Training:
         return Record(self.step, self.progress.elapsed, values)
 
     def _watch(self) -> str | None:
-        """Look for a plateau: lower the learning rate, or stop."""
-        verdict = self.progress.monitor.look(self.step, self.progress.score)
-        if verdict == "reduce":
+        """Lower the learning rate on plateaus, or stop: where a run in one part looks too, so that parts learn the same."""
+        if (self._earlier + self._collected) % self.driver.blocks:
+            return None
+        for verdict in self.progress.monitor.verdicts():
+            if verdict == "stop":
+                return "early_stop"
             old, new = self.driver.scale_lr(self.run.plateau_reduce_factor)
             self.sinks.message(f"Learning rate reduced {old:g} -> {new:g}")
-        return "early_stop" if verdict == "stop" else None
+        return None
 
     def _stop(self) -> str | None:
         run, score = self.run, self.progress.score
