@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import types
 
 import gymnasium
 import numpy as np
@@ -424,15 +425,16 @@ def test_slow_environments_get_processes(module, monkeypatch):
 def test_one_slow_step_is_no_slow_environment(module, monkeypatch):
     """The machine may do something else in the midst of a step."""
     monkeypatch.setattr(vector, "processors", lambda: 2)
-    slow = iter([0.0, 0.05])  # the first step does not count
+    slow, now = iter([0.0, 0.05]), [0.0]  # the first step does not count
+    monkeypatch.setattr(vector, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
 
     class Stalls(module.Idle):
         def step(self, action):
-            self.sleep = next(slow, 0.0)
+            now[0] += next(slow, 1e-5)
             return super().step(action)
 
     with create(Stalls, 2) as quick:
-        assert "and processes pay above 300 µs" in quick.why
+        assert "one step takes 10 µs, and processes pay above 300 µs" in quick.why
     assert next(slow, None) is None
 
 
