@@ -252,6 +252,23 @@ def test_numbers_that_updates_use_may_change_from_part_to_part(tmp_path, monkeyp
 
 
 @pytest.mark.slow
+def test_an_end_that_was_damaged_is_reached_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    saves = ["--max-steps", "300", "--save-frequency", "100", "--run-dir", "run"]
+    assert main(["train", "ppo", *SHORT, *NET, *saves]) == 0
+    whole, _ = leaves(tmp_path / "run")
+    last = checkpoint.latest("run/checkpoints")
+    os.truncate(last / "arrays.safetensors", 100)
+    assert resumed("run", {"max_steps": 300}).run.max_steps == 300
+    with pytest.warns(RuntimeWarning, match="Checkpoint skipped: .*has 100 bytes"):
+        assert main(["train", "--resume", "run"]) == 0
+    again, _ = leaves(tmp_path / "run")
+    assert checkpoint.latest("run/checkpoints") == last
+    for name in whole:
+        np.testing.assert_array_equal(whole[name], again[name], err_msg=name)
+
+
+@pytest.mark.slow
 def test_a_number_that_changed_stays_so_where_the_part_came_to_no_checkpoint(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "ppo", *SHORT, *NET, "--max-steps", "300", "--run-dir", "run"]) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from operant.agents import config_class
 from operant.agents.learner import Learner
 from operant.agents.making import Definition, define
 from operant.envs.vector_env import VectorEnv
-from operant.errors import CheckpointError, SpecError, UsageError, value_error
+from operant.errors import SpecError, UsageError, value_error
 from operant.execution.config import PROCESSES, TOGETHER, RunConfig, with_effect
 from operant.execution.environments import Environments, evaluation_count, host_vector, make_environments
 from operant.execution.evaluate import Evaluation, Evaluator
@@ -124,14 +125,14 @@ def finished(plan: Plan) -> bool:
 
 
 def _reached(directory: Path) -> int:
-    """Return the step of a run's newest checkpoint; 0 where none can be read."""
-    for path in reversed(checkpoint.list_checkpoints(directory / "checkpoints")):
-        try:
-            saved = checkpoint.read_header(path)["training"]
-            return int(saved["step"]) + int(saved.get("origin", {}).get("step", 0))
-        except (CheckpointError, KeyError):
-            continue  # as `latest` does, which says so
-    return 0
+    """Return the step of the checkpoint that a run goes on from; 0 where it has none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # going on from it says which ones were skipped
+        newest = checkpoint.latest(directory / "checkpoints")
+    if newest is None:
+        return 0
+    saved = checkpoint.read_header(newest)["training"]
+    return int(saved["step"]) + int(saved.get("origin", {}).get("step", 0))
 
 
 def train(plan: Plan, command: str | None = None) -> Result:
