@@ -87,6 +87,17 @@ def test_what_a_killed_process_or_machine_left_of_a_line_is_dropped(tmp_path, re
     assert [row["step"] for row in rows(path)] == [10, 20, 40]
 
 
+@pytest.mark.parametrize("damage", [b"\0garbage\n", b"\n", b"7\n"])
+def test_lines_behind_a_damaged_one_stay(tmp_path, damage):
+    path = tmp_path / "metrics.jsonl"
+    write(path, [10, 20, 30, 40])
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], damage, damage, *lines[2:], b"\0\0\n"]))
+    with pytest.warns(RuntimeWarning, match=r"2 line\(s\) cannot be read, the first is line 2\.") as told:
+        write(path, [], resume_at_step=30)
+    assert path.read_bytes() == b"".join([lines[0], damage, damage, lines[2]]) and len(told) == 1
+
+
 def test_what_a_full_disk_did_not_take_follows(tmp_path, monkeypatch):
     room = [25]
 

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +74,26 @@ class MetricsFile:
 
 
 def _keep(path: Path, step: float) -> None:
-    """Cut a file off behind its last whole line of at most that step; steps never decrease."""
-    end = 0
+    """Cut a file off behind its last whole line of at most that step; steps never decrease. Lines before it stay, whatever they are."""
+    end = position = kept = 0
+    unread: list[int] = []  # numbers of lines that are none of ours
     with open(path, "r+b") as file:
-        for line in file:
-            if not line.endswith(b"\n") or not _step(line) <= step:
+        for number, line in enumerate(file, 1):
+            at = _step(line)
+            if not line.endswith(b"\n") or at > step:
                 break
-            end += len(line)
+            position += len(line)
+            if math.isnan(at):
+                unread.append(number)
+            else:
+                end, kept = position, len(unread)
         file.truncate(end)
+    if kept:
+        warnings.warn(
+            f"{path}: {kept} line(s) cannot be read, the first is line {unread[0]}. They stay as they are.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _step(line: bytes) -> float:
