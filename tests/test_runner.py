@@ -183,6 +183,19 @@ def test_closing_leaves_given_objects_open(agent):
     agent.act(np.zeros(2), independent=True)
 
 
+def test_environments_are_closed_where_the_agent_cannot_be_saved(tmp_path):
+    Walk.made.clear()
+    place = tmp_path / "saved"
+    runner = Runner({"agent": "random", "saver": {"directory": str(place), "frequency": 1000}}, Walk)
+    runner.run(num_episodes=1, **QUIET)
+    place.write_text("a file in its place")
+    with pytest.raises(SpecError, match="is a file"):
+        runner.close()
+    assert all(each.closed for each in Walk.made)
+    assert runner.agent.save(tmp_path / "elsewhere")
+    runner.close()
+
+
 @pytest.mark.slow
 def test_masks_reach_the_agent():
     with Runner(PPO, Masked, num_parallel=2) as runner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -328,15 +329,19 @@ class Runner:
                 self._ledger.bar.close()
 
     def close(self) -> None:
-        """Close what the Runner made: the agent and the environments that were not given as objects."""
+        """Close what the Runner made: the agent and the environments that were not given as objects.
+
+        Environments are closed also where the agent cannot write what it still had to write; it may then be saved elsewhere.
+        """
         if self._closed:
             return
         self._closed = True
-        if self._shortcut is not None:
-            self._shortcut.close()
-        if not self.is_agent_external:
-            self.agent.close()
-        connections.close(self.environments)
+        with contextlib.ExitStack() as stack:  # from the last to the first, each also after one has failed to
+            stack.callback(connections.close, self.environments)
+            if not self.is_agent_external:
+                stack.callback(self.agent.close)
+            if self._shortcut is not None:
+                stack.callback(self._shortcut.close)
 
     def __enter__(self) -> Runner:
         return self
