@@ -435,12 +435,66 @@ def test_trials_of_a_machine_that_died_are_tried_again(here):
     for age in (search.STALE_SECONDS + 1, 1):
         trial = known.ask({"lr": optuna.distributions.FloatDistribution(1e-5, 1e-1, log=True)})
         trial.set_user_attr("seen", time.time() - age)
-    known.ask()  # one of another program: left alone
+    known.ask()  # one that has just begun
     assert search.reclaim(known) == [1]
     assert [t.state.name for t in known.trials] == ["COMPLETE", "FAIL", "RUNNING", "RUNNING", "WAITING"]
     assert search.reclaim(known) == []
     tuned = tune(planned(config={"study": "s"}))
     assert tuned.study.trials[4].params == tuned.study.trials[1].params
+
+
+def test_trials_whose_process_was_killed_at_once_are_tried_again(here, monkeypatch):
+    """Between asking for a trial and marking it as alive, or between the two steps of giving one up."""
+    tune(planned(config={"study": "s"}))
+    known = study.load("s", STORAGE)
+    other = optuna.create_study(storage=known._storage, study_name="of another program")
+    fixed = {"lr": 0.02}
+    known.enqueue_trial(fixed)
+    for each in (known, known, other):
+        each.ask()
+    assert search.reclaim(known) == []
+    now = time.time
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "time", lambda: now() + search.STALE_SECONDS + 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(optuna.Study, "tell", killed)
+        with pytest.raises(KeyboardInterrupt):
+            search.reclaim(known)
+    assert search.reclaim(known) == [1, 2] and search.reclaim(other) == []
+    # Once only, with the settings that it was to have; there are none of the other one.
+    assert [t.state.name for t in known.trials] == ["COMPLETE", "FAIL", "FAIL", "WAITING"]
+    assert tune(planned(config={"study": "s"})).study.trials[3].params == fixed
+
+
+def test_a_trial_is_marked_as_alive_before_anything_else(here, monkeypatch):
+    suggest = search.suggest
+
+    def look(trial, ranges):
+        assert set(trial.user_attrs) == {"seen"}
+        return suggest(trial, ranges)
+
+    monkeypatch.setattr(search, "suggest", look)
+    assert tune(planned(config={"study": "s"})).complete == 1
+
+
+def test_settings_wait_before_an_interrupted_trial_is_marked(here, monkeypatch):
+    """Whatever happens in between, they are tried again."""
+    tell = optuna.Study.tell
+
+    def look(known, *args, **kwargs):
+        if kwargs.get("state") == TrialState.FAIL:
+            states.append([t.state.name for t in known.trials])
+        return tell(known, *args, **kwargs)
+
+    states = []
+    monkeypatch.setattr(optuna.Study, "tell", look)
+    begin = search.Search._begin
+    monkeypatch.setattr(search.Search, "_begin", lambda self: (begin(self), self.stop()))
+    tune(planned(config={"study": "s"}, env="hang"))
+    assert states == [["RUNNING", "WAITING"]]
 
 
 def test_a_trial_that_another_process_took_for_dead_is_dropped(here, monkeypatch):

@@ -146,6 +146,7 @@ class Search:
         """Choose settings and start a trial with them."""
         self._left -= 1
         trial = self.study.ask()
+        _mark_alive(trial)  # first: whatever kills this process from here on, others take the trial for dead
         self.study.sampler = self._sampler(trial.number)
         own, run = self.plan.settings(suggest(trial, self.plan.ranges))
         seed = run.get("seed")
@@ -155,7 +156,6 @@ class Search:
             "options": own,
             "run": {name: value for name, value in run.items() if name not in OWN_TO_TRIALS},
             "seed": run["seed"],
-            "seen": time.time(),
         }.items():
             trial.set_user_attr(name, value)
         run["quiet"] = not self.plan.config.non_silent
@@ -225,14 +225,17 @@ class Search:
 
     def _give_up(self, running: _Running) -> None:
         """End a trial that the user has no time for; its settings come first when the study goes on."""
-        self._mark_failed(running, "Interrupted.")
-        self.study.enqueue_trial(running.trial.params, {"again": running.trial.number})
+        self._mark_failed(running, "Interrupted.", again=True)
         self.counts["given_up"] += 1
 
-    def _mark_failed(self, running: _Running, reason: str) -> None:
+    def _mark_failed(self, running: _Running, reason: str, again: bool = False) -> None:
         from optuna.trial import TrialState
 
-        running.trial.set_user_attr("error", reason[-TAIL:])
+        running.trial.set_user_attr(
+            "error", reason[-TAIL:]
+        )  # an error, where another process took it for dead
+        if again:
+            _enqueue(self.study, running.trial.number, running.trial.params)
         self.study.tell(running.trial, state=TrialState.FAIL, skip_if_finished=True)
         self._drop(running)
 
@@ -246,7 +249,7 @@ class Search:
             return
         self._beaten = time.monotonic()
         for running in list(self._running.values()):
-            self._owned(running, _mark_alive)
+            self._owned(running, lambda running: _mark_alive(running.trial))
         reclaim(self.study)
 
     def close(self) -> None:
@@ -257,25 +260,37 @@ class Search:
             self._spare.close()
 
 
-def _mark_alive(running: _Running) -> None:
-    running.trial.set_user_attr("seen", time.time())
+def _mark_alive(trial: optuna.Trial) -> None:
+    trial.set_user_attr("seen", time.time())
 
 
 def reclaim(study: optuna.Study) -> list[int]:
-    """Fail running trials whose process is gone for long, and let their settings be tried again; return their numbers."""
+    """Fail running trials whose process is gone for long, and let their settings be tried again; return their numbers.
+
+    In studies that operant did not make, trials of others are left alone.
+    """
     from optuna.trial import TrialState
 
     lost = []
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        if time.time() - trial.user_attrs.get("seen", math.inf) < STALE_SECONDS:
+        begun = trial.datetime_start if "agent" in study.user_attrs else None
+        seen = trial.user_attrs.get("seen", math.inf if begun is None else begun.timestamp())
+        if time.time() - seen < STALE_SECONDS:
             continue
+        _enqueue(study, trial.number, {**trial.system_attrs.get("fixed_params", {}), **trial.params})
         try:
             study.tell(trial.number, state=TrialState.FAIL)
         except (ValueError, RuntimeError):  # another process was faster
             continue
-        study.enqueue_trial(trial.params, {"again": trial.number})
         lost.append(trial.number)
     return lost
+
+
+def _enqueue(study: optuna.Study, number: int, params: dict[str, Any]) -> None:
+    """Let a trial's settings be tried first, before it is marked as failed: a process that is killed in between loses none of them."""
+    waiting = any(trial.user_attrs.get("again") == number for trial in study.get_trials(deepcopy=False))
+    if params and not waiting:
+        study.enqueue_trial(params, {"again": number})
 
 
 def shown(params: Mapping[str, Any]) -> str:
