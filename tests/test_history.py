@@ -1,5 +1,6 @@
 """Histories survive crashes and resumes, stay in few files, and read back as they were written."""
 
+import shutil
 import subprocess
 import sys
 
@@ -134,6 +135,17 @@ def test_a_failed_write_loses_nothing(tmp_path, monkeypatch):
         history.episodes([episode(1)])
     monkeypatch.setattr(module, "_write", write)
     history.episodes([episode(2)])
+    assert_holds(path, 3)
+
+
+def test_a_folder_that_was_removed_is_made_anew(tmp_path):
+    path = tmp_path / "run" / "h.parquet"
+    history = History(path)
+    history.episodes([episode(0), episode(1)])
+    history.flush()
+    shutil.rmtree(path.parent)
+    history.episodes([episode(2)])
+    history.close()
     assert_holds(path, 3)
 
 

@@ -108,6 +108,7 @@ class History:
             rows = _table(batch)
             if self._written is not None:
                 rows = _joined([self._written, rows]).combine_chunks()
+            self.path.mkdir(parents=True, exist_ok=True)  # whoever removed it, the rest is still to be had
             _write(self.path / f"part-{self._part:06d}.parquet", rows)
             del self._waiting[: len(batch)]  # only now: a failed write is tried again with the next flush
             self._written = rows
