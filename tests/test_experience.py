@@ -283,6 +283,26 @@ def test_recorders_one_after_the_other_replace_nothing(tmp_path):
     assert [p.name for p in traces.files(tmp_path)] == [f"trace-{i:09d}.npz" for i in range(4)]
 
 
+def test_a_recorder_outlives_a_full_disk(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    agent = Agent.create(agent="random", states=STATES, actions=ACTIONS["int"], recorder=str(tmp_path))
+
+    def play(reward):
+        agent.act(states=np.zeros(3))
+        agent.observe(reward=reward, terminal=1)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("operant.traces.np.savez_compressed", full)
+        with pytest.warns(RuntimeWarning, match=rf"No trace of 1 episode\(s\) in '{tmp_path}': .*No space"):
+            play(1.0)
+    play(2.0)
+    agent.close()
+    (file,) = traces.files(tmp_path)
+    assert traces.read(file, agent.spaces).reward.tolist() == [2.0]
+
+
 @pytest.mark.parametrize("links", [True, False])
 def test_recorders_at_the_same_time_replace_nothing(tmp_path, monkeypatch, links):
     def refused(*_):

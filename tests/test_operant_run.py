@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -17,6 +18,7 @@ from operant import Agent, Environment
 from operant.cli import main
 from operant.execution.config import SHORT, RunnerConfig
 from operant.spec import options
+from operant.tracking.following import Following
 from operant.tracking.repeats import Repeats
 
 ROOT = Path(__file__).parents[1]
@@ -110,6 +112,20 @@ def test_runs_saves_and_goes_on(tiny, capsys):
     assert main([*line, "-c", "later"]) == 0
     assert Agent.load("later").timesteps == agent.timesteps + 30
     assert "brings its own seed" in fails(capsys, *line[1:], "--seed", "1")
+
+
+def test_a_full_disk_ends_a_run_at_its_end_alone(tmp_path, monkeypatch):
+    class Full:
+        @staticmethod
+        def save(directory, filename):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("operant.tracking.following.SAVE_SECONDS", 0.0)
+    following, runner = Following(str(tmp_path), None, 1), SimpleNamespace(agent=Full)
+    with pytest.warns(RuntimeWarning, match=f"The agent is not saved in '{tmp_path}': .*No space left"):
+        assert following(runner, 0)
+    with pytest.raises(OSError, match="No space left"):
+        following.close(runner)
 
 
 def test_evaluation_of_one_environment(tiny, capsys):

@@ -311,6 +311,23 @@ def test_the_best_agent_is_saved(agent, tmp_path):
         runner.run(num_episodes=1, evaluation=True, **QUIET)
 
 
+def test_a_run_outlives_a_full_disk(agent, tmp_path, monkeypatch):
+    scores = iter([1.0, 2.0])
+    save, full = agent.save, [True]
+
+    def fail(*args, **kwargs):
+        if full:
+            raise OSError(28, f"No space left on device {full.pop()}")
+        return save(*args, **kwargs)
+
+    monkeypatch.setattr(agent, "save", fail)
+    with Runner(agent, Walk) as runner:
+        options = {"save_best_agent": tmp_path, "evaluation_callback": lambda _: next(scores)}
+        with pytest.warns(RuntimeWarning, match=f"The best agent is not saved in '{tmp_path}': .*No space"):
+            runner.run(num_episodes=2, **options, **QUIET)
+    assert [path.name for path in tmp_path.iterdir()] == ["best-model"]
+
+
 def test_the_score_is_the_mean_over_the_horizon(agent):
     with Runner(agent, Walk) as runner:
         seen = []

@@ -234,6 +234,25 @@ def test_names_that_no_file_may_have(tmp_path, format):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_saver_outlives_a_full_disk(tmp_path, monkeypatch):
+    place = str(tmp_path / "saved")
+    agent = create(saver={"directory": place, "frequency": 2, "unit": "episodes"})
+    with monkeypatch.context() as full:
+        full.setattr("operant.checkpoint.durable.os.fsync", no_space)
+        with pytest.warns(RuntimeWarning, match=f"No checkpoint in '{place}': .*No space left"):
+            run(agent, 11)
+        for save in (agent.close, lambda: agent.save(tmp_path)):
+            with pytest.raises(OSError, match="No space left"):
+                save()
+    run(agent, 10)
+    agent.close()
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["agent-4"]
+
+
+def no_space(*_):
+    raise OSError(28, "No space left on device")
+
+
 def test_saver_by_the_clock(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr("operant.saving.time.monotonic", lambda: now[0])

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant import checkpoint, export
+from operant.checkpoint import durable
 from operant.errors import CheckpointError, SpecError, as_folder, suggest, value_error
 from operant.spec import Config, build, option, plain
 
@@ -295,7 +296,7 @@ class SaverConfig(Config):
 
 
 class Saver:
-    """Writes checkpoints from time to time.
+    """Writes checkpoints from time to time. One that cannot be written, other than the last, is a warning.
 
     Args:
         config: its options.
@@ -326,7 +327,8 @@ class Saver:
         now = self._now()
         if now - self._last >= self.config.frequency:
             self._last = now
-            self._write()
+            with durable.outliving(f"No checkpoint in {self.config.directory!r}"):
+                self._write()
 
     def _write(self) -> None:
         append = "timesteps" if self.config.unit == "seconds" else self.config.unit

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from operant.checkpoint import durable
 from operant.errors import SpaceError, SpecError, value_error
 from operant.spaces import Space, Spaces, beside, mask_name
 from operant.spec import Config, build, option
@@ -265,7 +266,7 @@ class RecorderConfig(Config):
 
 
 class Recorder:
-    """Writes what actors do to trace files.
+    """Writes what actors do to trace files. One that cannot be written, other than the last, is a warning, and its episodes are left out.
 
     Args:
         config: its options.
@@ -300,7 +301,11 @@ class Recorder:
             return
         self._finished.append(_trace(steps, last))
         if len(self._finished) == self.config.frequency:
-            self._write()
+            with durable.outliving(
+                f"No trace of {self.config.frequency} episode(s) in {self.config.directory!r}"
+            ):
+                self._write()
+            self._finished = []  # in any case: memory is not to fill up as well
 
     def forget(self, actors: Sequence[int]) -> None:
         """Drop the unfinished episodes of some actors."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -159,6 +160,7 @@ class Writers:
 
     def close(self) -> None:
         """Write what is still to be written."""
-        for writer in (self._recorder, self._saver, self._summarizer):
-            if writer is not None:
-                writer.close()
+        with contextlib.ExitStack() as stack:  # each also after another one has failed to
+            for writer in (self._summarizer, self._saver, self._recorder):
+                if writer is not None:
+                    stack.callback(writer.close)

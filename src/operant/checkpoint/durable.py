@@ -106,6 +106,19 @@ def sync(folder: Path) -> None:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def outliving(what: str) -> Iterator[None]:
+    """Write what is not the last of its kind: a full disk is a warning, since it may have room again for the next.
+
+    Args:
+        what: what there is not then, for the warning.
+    """
+    try:
+        yield
+    except OSError as error:
+        warnings.warn(f"{what}: {error}", RuntimeWarning, stacklevel=3)
+
+
 def hold(path: Path, wait: bool = False) -> int:
     """Open a file or folder and lock it, until the descriptor is closed or the process dies; where there is no POSIX, only open it.
 

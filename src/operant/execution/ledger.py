@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from operant.checkpoint import durable
 from operant.errors import SpecError, as_folder, value_error, whole
 from operant.execution.bar import Bar, figure
 from operant.execution.callbacks import callbacks_of, none_refuses
@@ -186,7 +187,8 @@ class Ledger:
         if score is not None and score > self.best:
             self.best = score
             if scoring.directory is not None:
-                self._runner.agent.save(scoring.directory, filename=BEST)
+                with durable.outliving(f"The best agent is not saved in {str(scoring.directory)!r}"):
+                    self._runner.agent.save(scoring.directory, filename=BEST)
 
     def show(self, episode: bool = False) -> None:
         """Bring the bar up to date."""

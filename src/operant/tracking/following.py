@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from operant.checkpoint import durable
 from operant.errors import value_error
 from operant.execution.records import Record
 from operant.tracking.tensorboard import TensorBoard
@@ -43,7 +44,8 @@ class Following:
         """Do what is due; the run goes on."""
         now = time.monotonic()
         if self._directory and now - self._saved >= SAVE_SECONDS:
-            self._save(runner)
+            with durable.outliving(f"The agent is not saved in {self._directory!r}"):
+                self._save(runner)
         if self._sink is not None and now - self._recorded >= RECORD_SECONDS:
             self._record(runner)
         return True
