@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import h5py
 import jax
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from operant import Agent
+from operant import Agent, folder, saving
 from operant.errors import CheckpointError, SpecError
 from operant.saving import FORMATS
 
@@ -211,6 +213,51 @@ def test_agents_in_one_folder_continue_from_their_own_checkpoints(tmp_path):
         Agent.load(tmp_path, filename="alice-7")
     with pytest.raises(CheckpointError, match="There is no checkpoint 'ali'"):
         create(saver={"directory": str(tmp_path), "filename": "ali", "load": True})
+
+
+@pytest.mark.parametrize("format", saving.FORMATS)
+def test_weights_are_on_the_disk_before_they_take_their_name(tmp_path, monkeypatch, format):
+    forced = forced_before_named(monkeypatch)
+    saving.write(tmp_path, "agent", "agent-1", format, {"a": np.ones(3)}, {})
+    assert forced == {".json": True, saving.FORMATS[format]: True}
+
+
+def test_what_a_run_is_is_on_the_disk_before_it_takes_its_name(tmp_path, monkeypatch):
+    forced = forced_before_named(monkeypatch)
+    folder._write(tmp_path, {"run": 1})
+    assert forced == {".json": True} and [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def forced_before_named(monkeypatch):
+    """Take note, by the suffix of each file that takes the place of another, of whether it was forced to the disk before."""
+    known, found = set(), {}
+    fsync, rename = os.fsync, os.replace
+
+    def force(descriptor):
+        known.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def put(old, new):
+        found[Path(new).suffix] = os.stat(old).st_ino in known
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", force)
+    monkeypatch.setattr(os, "replace", put)
+    return found
+
+
+def test_two_that_save_to_one_file_do_not_disturb_each_other(tmp_path, monkeypatch):
+    write = saving._WRITERS["numpy"]
+
+    def meanwhile(path, arrays):
+        write(path, arrays)
+        if arrays["a"] == 1:
+            saving.write(tmp_path, "agent", "agent", "numpy", {"a": np.array(2)}, {})
+
+    monkeypatch.setitem(saving._WRITERS, "numpy", meanwhile)
+    path = saving.write(tmp_path, "agent", "agent", "numpy", {"a": np.array(1)}, {})
+    assert saving.read(path)["a"] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["agent.json", "agent.npz"]
 
 
 def test_saver_writes_what_was_learnt_without_acting(tmp_path):

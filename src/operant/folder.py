@@ -225,6 +225,6 @@ def _circumstances(command: str | None) -> dict[str, Any]:
 
 def _write(directory: Path, data: dict[str, Any]) -> None:
     """Write `run.json`, whole or not at all."""
-    temporary = directory / ".run.json.tmp"
-    temporary.write_text(json.dumps(plain(data), indent=2) + "\n", encoding="utf-8")
-    temporary.replace(directory / "run.json")
+    text = json.dumps(plain(data), indent=2) + "\n"
+    with durable.replaced(directory / "run.json") as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -8,7 +8,6 @@ the agent's specification.
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -121,19 +120,12 @@ def write(
     folder = as_folder("directory", directory)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(plain(header), indent=2) + "\n"
-    _replace(folder / f"{filename}.json", lambda path: path.write_text(text, encoding="utf-8"))
+    with durable.replaced(folder / f"{filename}.json") as temporary:
+        temporary.write_text(text, encoding="utf-8")
     final = folder / f"{name}{FORMATS[format]}"
-    _replace(final, lambda path: _WRITERS[format](path, arrays))
+    with durable.replaced(final) as temporary:
+        _WRITERS[format](temporary, arrays)
     return final
-
-
-def _replace(final: Path, writer: Callable[[Path], Any]) -> None:
-    temporary = final.with_name(f".tmp-{final.name}")
-    try:
-        writer(temporary)
-        os.replace(temporary, final)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _write_numpy(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import secrets
 import stat
 import warnings
 from collections.abc import Iterable, Iterator
@@ -104,6 +105,20 @@ def sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def replaced(final: Path) -> Iterator[Path]:
+    """Lend a name, which no other process has, for a file that takes the place of `final` once it is written and forced to the disk."""
+    temporary = final.with_name(f".tmp-{secrets.token_hex(4)}-{final.name}")
+    try:
+        yield temporary
+        with open(temporary, "r+b") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, final)
+        sync(final.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from jax import export
 
 from operant.agents.learner import Acting, Learner
+from operant.checkpoint import durable
 from operant.errors import SpecError, as_folder
 from operant.export import FORMATS, require
 from operant.export.function import PolicyFunction
@@ -54,12 +54,8 @@ def write(
 
 
 def _replace(final: Path, data: bytes) -> None:
-    temporary = final.with_name(f".tmp-{final.name}")
-    try:
+    with durable.replaced(final) as temporary:
         temporary.write_bytes(data)
-        os.replace(temporary, final)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def stablehlo(function: PolicyFunction) -> bytes:
