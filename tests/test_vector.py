@@ -422,6 +422,19 @@ def test_slow_environments_get_processes(module, monkeypatch):
         )
 
 
+def test_objects_are_not_stepped_before_the_user_does(module, monkeypatch):
+    monkeypatch.setattr(vector, "processors", lambda: 2)
+    recorded = [
+        gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.make("CartPole-v1", max_episode_steps=2))
+        for _ in range(2)
+    ]
+    with create(recorded) as objects:
+        assert objects.mode == "in-process" and "an environment object cannot be sent" in objects.why
+        assert [env.episode_count for env in recorded] == [0, 0]
+        assert not any(env.unwrapped.steps_beyond_terminated for env in recorded)
+        assert all(getattr(env.unwrapped, "state", None) is None for env in recorded)  # nor reset
+
+
 def test_one_slow_step_is_no_slow_environment(module, monkeypatch):
     """The machine may do something else in the midst of a step."""
     monkeypatch.setattr(vector, "processors", lambda: 2)

@@ -66,7 +66,8 @@ def create(
         num_envs: how many (default: one, or as many as the list or the vector has).
         mode: `native-vector`: Gymnasium's own vectorised form of an id. `in-process`: a loop in this process.
             `processes`: worker processes with shared memory, which import neither JAX nor Keras. `auto`: the first
-            where there is one, else by the measured time of a step. What was chosen is in `mode`, the reason in `why`.
+            where there is one, else by the measured time of a step; environment objects stay in this process, and are not
+            measured. What was chosen is in `mode`, the reason in `why`.
         max_episode_timesteps: steps after which episodes are cut; at most the environment's own limit.
         reward_shaping: see `Environment.create`; runs in this process.
         clip_rewards: replace rewards by their sign; `VectorEnv.game` keeps the others.
@@ -268,6 +269,8 @@ def _measured(
     probe = _in_process(sources, reads._replace(info_keywords=()), 1)
     if len(sources) == 1 or processors() == 1:
         reason = "there is one environment" if len(sources) == 1 else "there is one processor"
+    elif any(source.is_object for source in sources):
+        reason = _obstacle(sources)  # not timed: a wrapper of the user's may record the steps
     else:
         seconds = step_seconds(probe)
         measured = f"one step takes {seconds * 1e6:.0f} µs"
