@@ -231,9 +231,8 @@ class Search:
     def _mark_failed(self, running: _Running, reason: str, again: bool = False) -> None:
         from optuna.trial import TrialState
 
-        running.trial.set_user_attr(
-            "error", reason[-TAIL:]
-        )  # an error, where another process took it for dead
+        # Raises where another process took it for dead: then its settings wait already.
+        running.trial.set_user_attr("error", reason[-TAIL:])
         if again:
             _enqueue(self.study, running.trial.number, running.trial.params)
         self.study.tell(running.trial, state=TrialState.FAIL, skip_if_finished=True)
