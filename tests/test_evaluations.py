@@ -438,11 +438,17 @@ def test_classes_save_and_load():
         r"does not fit PPO: its type is dqn, not ppo": lambda: operant.PPO(
             "CartPole-v1", NET, n_envs=2, quiet=True
         ),
+        r"(?s)does not fit what it is loaded into.* was made with: model .*'size': 8.* here\. Give what it was trained with": lambda: (
+            operant.DQN("CartPole-v1", [16], n_envs=2, quiet=True, buffer_max_size=500)
+        ),
+        r"(?s)was made with: states .*'shape': \[4\].* there, .*'shape': \[6\].* here, actions": lambda: (
+            operant.DQN("Acrobot-v1", NET, n_envs=2, quiet=True)
+        ),
     }.items():
         with pytest.raises(CheckpointError, match=message):
             make().load("kept")
     third = made(seed=1, quiet=True, lr=0.5)
-    with pytest.warns(RuntimeWarning, match="with other options: lr 0.0007 there, 0.5 here"):
+    with pytest.warns(RuntimeWarning, match="was made with: lr 0.0007 there, 0.5 here"):
         third.load("kept")
     agent.close()
     other.close()

@@ -23,6 +23,7 @@ from operant.arguments import MODELS, buffer_options, named, optimizer_options, 
 from operant.engine import act_independently
 from operant.errors import (
     CheckpointError,
+    MismatchError,
     SpecError,
     UsageError,
     naming_misspelt,
@@ -452,17 +453,30 @@ class Trainer:
         place = Path(directory)
         place = place / "checkpoints" if (place / "checkpoints").is_dir() else place
         found = checkpoint_in(place, None)
-        self._expect_own(found)
+        differing = self._differing(found)
         training = self.session.training(self.run, Tracker(), None, self._progress)
-        training.restore(found)
+        try:
+            training.restore(found)
+        except MismatchError as error:
+            raise MismatchError(f"{error}\n{differing} Give what it was trained with.".strip()) from None
+        if differing:
+            warnings.warn(
+                f"{differing} Numbers used in updates, such as lr, are the checkpoint's.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         self._begun, self._loaded = True, str(place)
         self._put_back()
 
     if not TYPE_CHECKING:  # to which it is a method like others
         load = _OfObjects(load)
 
-    def _expect_own(self, path: Path) -> None:
-        """Refuse the checkpoint of another agent, or of another number of environments; warn of other options."""
+    def _differing(self, path: Path) -> str:
+        """Say in a sentence with which other options, or in what other spaces, a checkpoint was made.
+
+        Raises:
+            CheckpointError: it was by another agent, or in another number of environments.
+        """
         saved, own = (
             checkpoint.read_header(path).get("specification") or {},
             plain(self.session.specification),
@@ -477,16 +491,12 @@ class Trainer:
                 raise CheckpointError(
                     f"The checkpoint {str(path)!r} does not fit {type(self).__name__}: its {name} is {there}, not {here}."
                 )
-        differing = [name for name in agents[1] if name in agents[0] and agents[0][name] != agents[1][name]]
-        if differing:
-            shown = ", ".join(
-                f"{name} {agents[0][name]!r} there, {agents[1][name]!r} here" for name in differing
-            )
-            warnings.warn(
-                f"The checkpoint {str(path)!r} was made with other options: {shown}. Numbers used in updates, such as lr, are the checkpoint's.",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+        there, here = (
+            {**(each.get("spaces") or {}), **each["agent"]} for each in ({"agent": {}, **saved}, own)
+        )
+        differing = [name for name in here if name in there and there[name] != here[name]]
+        shown = ", ".join(f"{name} {there[name]!r} there, {here[name]!r} here" for name in differing)
+        return f"The checkpoint {str(path)!r} was made with: {shown}." if differing else ""
 
     def _reported(self, training: Training) -> Outcome:
         """Train from report to report: at steps that are the same in every trial, so that a pruner compares like with like."""
