@@ -10,10 +10,12 @@ from tests.small_agents import SOME, compile_agent, countdown, equal, networks
 
 from operant.agents import steps
 from operant.errors import SpecError
+from operant.experience import Cloning
 from operant.nn import Head, build
 from operant.nn.backend import keras
 from operant.ops import optimise
 from operant.spaces import Spaces
+from operant.traces import Trace
 
 VECTOR = Spaces.read(
     states={"type": "float", "shape": (2,)}, actions={"type": "int", "num_values": 2}
@@ -194,3 +196,30 @@ def test_padding_is_no_part_of_a_batch(name):
     assert equal(one.state, two.state)
     seen, _ = made.absorb(train, block._replace(observation=other))
     assert not equal(seen.state, made.absorb(train, block)[0].state)  # rows that count do matter
+
+
+@pytest.mark.parametrize("name", ["a2c", "dqn", "modular", "td3"])
+def test_padding_is_no_part_of_a_batch_of_imitation(name):
+    made = compile_agent(name, countdown(name), **networks(name, NORMALISED))
+    engine, (_, blocks, _) = made.engine(0), made.run(0, 1)
+    done = np.asarray(blocks[0].valid)
+    trace = Trace(
+        *({k: np.asarray(x)[: len(done)][done] for k, x in tree.items()} for tree in (blocks[0].observation, blocks[0].action)),
+        np.ones(done.sum(), np.float32),
+        np.where(np.arange(done.sum()) == done.sum() - 1, 1, 0),
+    )  # fmt: skip
+    cloning = Cloning(engine, lr=0.01, batch_size=64, seed=0)
+    (block,) = cloning._batches(cloning._cut(trace))
+    padding = np.concatenate([[True], ~block.valid[:, 0]]) & np.concatenate([~block.valid[:, 0], [True]])
+    assert padding.sum() == len(padding) - done.sum() - 1  # the column's rest, behind the last observation
+
+    def learned(shift, rows):
+        observation = {
+            k: np.where(rows.reshape(-1, *[1] * (x.ndim - 1)), x + shift, x).astype(x.dtype) if x.dtype.kind == "f" else x
+            for k, x in block.observation.items()
+        }  # fmt: skip
+        given = block._replace(observation=observation)
+        return cloning._step(cloning._weights, cloning._state, engine.train.hyper, given, jax.random.key(0))
+
+    assert equal(learned(7.0, padding), learned(0.0, padding))
+    assert not equal(learned(7.0, ~padding), learned(0.0, padding))

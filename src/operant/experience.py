@@ -122,6 +122,7 @@ class Cloning:
         self, weights: Tree, state: Tree, hyper: Tree, block: Block, key: Key
     ) -> tuple[Tree, Tree, Any]:
         algorithm: Any = self._engine.learner.at(hyper)
+        block = self._engine.learner.shown(block)
         weights = {
             name: model.observe(weights[name], block.observation, block.valid)
             for name, model in self._models.items()

@@ -333,8 +333,7 @@ class Learner:
         """
         if columns is not None:
             train = train._replace(state=stability.with_columns(train.state, columns))
-        if any(model.averages for model in self.algorithm.models.values()):
-            block = stability.filled(block, self.algorithm.spaces)
+        block = self.shown(block)
         before = train.counters
         steps, episodes = count_valid(block)
         counters = before._replace(
@@ -351,6 +350,12 @@ class Learner:
         )
         counters = counters._replace(updates=made)
         return train._replace(state=state, memory=memory, counters=counters), metrics
+
+    def shown(self, block: Block) -> Block:
+        """Return a block as losses read it: without its padding, if a network standardises by all rows (see `stability.filled`)."""
+        if any(model.averages for model in self.algorithm.models.values()):
+            return stability.filled(block, self.algorithm.spaces)
+        return block
 
 
 def reset_carry(algorithm: Algorithm, carry: Tree, first: Bool[Array, " n"]) -> Tree:
