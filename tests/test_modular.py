@@ -70,6 +70,24 @@ def test_update_by_timesteps_comes_with_every_multiple_of_rows():
     assert agent.updates == 3
 
 
+def test_targets_rest_where_there_is_no_row_to_learn_from():
+    """An episode's last observation is a row, too: with one row per update it brings nothing."""
+    made = compile_agent(
+        "modular", Countdown(), 1, objective="action_value", baseline_model=None, batch_size=1, horizon=1,
+        target_update_weight=0.5, target_sync_frequency=1,
+    )  # fmt: skip
+    train, world = made.begin(0)
+    seen = []
+    for _ in range(8):
+        block, world = made.collect(train, world)
+        before, (train, _) = train.state, made.absorb(train, block)
+        counts = bool(block.valid.any())
+        seen.append(counts)
+        assert int(train.state.made - before.made) == counts
+        assert any(np.any(x != before.target[k]) for k, x in train.state.target.items()) == counts
+    assert {*seen} == {True, False}
+
+
 @pytest.mark.slow
 def test_frequency_zero_never_updates():
     agent = small(update={"unit": "timesteps", "batch_size": 4, "frequency": "never"}, horizon=1)

@@ -415,8 +415,9 @@ class Modular:
         if "baseline" in params:
             state = state._replace(baseline={**state.baseline, "params": params["baseline"]})
         metrics |= {**watched, "update/grad_norm": grad_norm, "update/skipped": skipped}
-        state = state._replace(made=state.made + jnp.any(counts).astype(jnp.uint32))
-        return self._follow(state), metrics
+        there = jnp.any(counts)
+        state = state._replace(made=state.made + there.astype(jnp.uint32))
+        return self._follow(state, there), metrics
 
     def _learning(
         self,
@@ -481,12 +482,12 @@ class Modular:
             plan = plan._replace(search=steps.Search(c.linesearch_iterations, c.linesearch_factor))
         return plan
 
-    def _follow(self, state: State) -> State:
-        """Move the targets when their turn has come."""
+    def _follow(self, state: State, there: Array) -> State:
+        """Move the targets when their turn has come; not behind an update without rows, which is none."""
         c, followed = self.config, self.objective.followed(self.params(state))
         if followed == ():
             return state
         every = jnp.maximum(jnp.asarray(c.target_sync_frequency).astype(jnp.uint32), 1)
         weight = jnp.asarray(c.target_update_weight, jnp.float32)
-        share = jnp.where(state.made % every == 0, weight, 0.0)
+        share = jnp.where(there & (state.made % every == 0), weight, 0.0)
         return state._replace(target=optimise.interpolate(state.target, followed, share))
