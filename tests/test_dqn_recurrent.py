@@ -161,6 +161,25 @@ def test_rows_of_the_burn_in_count_but_get_no_gradient():
     assert (np.abs(np.asarray(rows))[:2, 3].max(axis=-1) > 0).all()
 
 
+def test_rows_that_only_end_returns_are_no_reason_for_a_step(monkeypatch):
+    """Weights are 0 where no action was taken in the rows that learn; momentum would move the parameters all the same."""
+    algorithm, state = made(masked=False, n_steps=3)
+    key = jax.random.key(1)
+    block = block_of(algorithm, key)
+
+    def stepped(state, block):
+        monkeypatch.setattr(dqn.DQN, "_sampled", lambda *_: block)
+        after, _, metrics = algorithm._learn(state, (), jnp.asarray(True), key)
+        assert not metrics["update/skipped"]
+        return after
+
+    moved = stepped(state, block)
+    assert differing(moved, state)
+    none = block.valid.at[BURN : BURN + LENGTH].set(False)
+    assert none[:BURN].any() and none[BURN + LENGTH :].any()
+    assert not differing(stepped(moved, block._replace(valid=none)), moved)
+
+
 @pytest.mark.slow
 def test_an_episode_that_begins_behind_the_burn_in_begins_at_zero():
     algorithm, state = made()

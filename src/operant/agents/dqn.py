@@ -413,7 +413,8 @@ class DQN(QLearner):
             learned = self.learned(state)
             gradient = jax.value_and_grad(sequence_loss if self.model.recurrent else loss, has_aux=True)
             (_, (error, metrics)), grads = gradient(learned, state, self, batch, own)
-            there = jnp.any(batch.valid[c.burn_in :] if self.model.recurrent else batch.weight > 0)
+            learning = slice(c.burn_in, c.burn_in + c.sequence_length)
+            there = jnp.any(batch.valid[learning] if self.model.recurrent else batch.weight > 0)
             learned, opt_state, info = optimise.apply(optimizer, learned, state.optimizer, grads, there=there)
             if c.prioritized:
                 memory = replay.update_priorities(memory, batch.index, error, c.priority_alpha)
