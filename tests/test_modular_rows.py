@@ -93,6 +93,16 @@ def test_every_row_is_learned_from_once(lengths, actors, options, learned):
     assert max(times.values()) == 1 and -1 not in times
 
 
+@pytest.mark.parametrize(("start", "first"), [(40, 1), (36, 5), (33, 8)])
+def test_the_first_update_is_late_by_what_came_after_start(start, first, learned):
+    """Episodes of 8 actors end together: the 40th is the 4th behind a start of 36, and not the 39th behind the one of a batch."""
+    options = {"unit": "episodes", "batch_size": 1, "start": start, "horizon": None}
+    play(lambda _: 5, 100, 8, **options)
+    assert [len(batch) for batch in learned[:4]] == [5 * first, *[40] * 3]
+    times = collections.Counter(row for batch in learned for row in batch)
+    assert max(times.values()) == 1
+
+
 def test_updates_twice_as_often_learn_from_every_row_twice(learned):
     play(drawn(10, 60), 400, 1, batch_size=40, frequency=20, horizon=5)
     times = collections.Counter(row for batch in learned for row in batch)

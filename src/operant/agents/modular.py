@@ -315,15 +315,17 @@ class Modular:
     def due(self, state: State, memory: Tree, counters: Counters) -> tuple[Array, Array, Array]:
         """Return whether an update is due, the timesteps or episodes so far, and by how many of them it comes late.
 
-        Rows of all actors come at once, so that is up to one less than actors.
+        Rows of all actors come at once, so that is up to one less than actors. An update is due `frequency` after the last one, and
+        not before `start`: late is what comes after both.
         """
         c, now = self.config, self._now(counters)
         frequency = c.batch_size if c.frequency is None else c.frequency
         every = jnp.asarray(interval(c, frequency), jnp.float32)
         since = (now - state.last).astype(jnp.float32)
-        passed, late = since >= every, jnp.clip(since - every, 0.0, self.actors - 1.0).astype(jnp.int32)
-        start = jnp.asarray(c.start, jnp.float32)
+        passed, start = since >= every, jnp.asarray(c.start, jnp.float32)
         begun = now.astype(jnp.float32) >= start
+        beyond = jnp.minimum(since - every, now.astype(jnp.float32) - start)
+        late = jnp.clip(beyond, 0.0, self.actors - 1.0).astype(jnp.int32)
         if isinstance(self.memory, Replay) and c.unit == "timesteps":  # a memory may be younger than the run
             begun &= self.memory.begun(memory, start)
         return (passed & begun & (jnp.asarray(frequency) > 0)) | state.hastened, now, late
