@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.small_agents import NAMES, RECURRENT, SMALL, networks, small
 
 from operant import traces
 from operant.agent import Agent
-from operant.agents import AGENTS
+from operant.agents import AGENTS, imitation
 from operant.errors import SpaceError, SpecError, UsageError
 from operant.spaces import Spaces
 from operant.traces import Trace
@@ -368,6 +369,17 @@ def test_pretraining_imitates(name, tmp_path):
         with pytest.raises(Exception, match="num_iterations must be a whole number of at least 1"):
             agent.pretrain(tmp_path, num_iterations=0)
     agent.close()
+
+
+def test_in_imitation_every_element_of_actions_weighs_the_same():
+    """Of five elements four are wrong, those of one action; the second row does not count."""
+    valid, wrong = jnp.asarray([True, False]), jnp.asarray([[1.0], [9.0]])
+    wanted = {"arm": jnp.zeros((2, 4)), "leg": jnp.zeros(2)}
+    chosen = {**wanted, "arm": jnp.broadcast_to(wrong, (2, 4))}
+    np.testing.assert_allclose(imitation.distance(chosen, wanted, valid), 4 / 5, rtol=1e-6)
+    q = {"arm": jnp.zeros((2, 4, 3)), "leg": jnp.asarray([[2.0, 0.0], [0.0, 2.0]])}
+    found = imitation.margin(q, wanted, {}, valid)
+    np.testing.assert_allclose(found, 4 / 5 * imitation.MARGIN, rtol=1e-6)
 
 
 def test_all_agents_are_here():

@@ -28,11 +28,7 @@ def distance(chosen: Arrays, wanted: Arrays, valid: Bool[Array, "*B"]) -> Float[
         wanted: `[*B, *shape]`, what was done, in the same units.
         valid: which rows count.
     """
-    weight = valid.astype(jnp.float32)
-    each = [
-        jnp.mean(losses.squared(chosen[k] - wanted[k]).reshape(*weight.shape, -1), axis=-1) for k in chosen
-    ]
-    return losses.weighted_mean(sum(each[1:], each[0]) / len(each), weight)
+    return _mean([losses.squared(chosen[k] - wanted[k]) for k in chosen], valid)
 
 
 def value(
@@ -58,7 +54,6 @@ def margin(q_values: Arrays, action: Arrays, masks: Arrays, valid: Bool[Array, "
         masks: `[*B, *shape, K]` where actions are masked.
         valid: which rows count.
     """
-    weight = valid.astype(jnp.float32)
     found = []
     for name, q in q_values.items():
         taken = action[name].astype(jnp.int32)
@@ -66,6 +61,11 @@ def margin(q_values: Arrays, action: Arrays, masks: Arrays, valid: Bool[Array, "
         q_margin = jnp.where(other, q + jnp.asarray(MARGIN, q.dtype), q)
         if name in masks:
             q_margin = jnp.where(masks[name], q_margin, -jnp.inf)
-        near = jnp.max(q_margin, axis=-1) - losses.pick(q, taken)
-        found.append(jnp.mean(near.reshape(*weight.shape, -1), axis=-1))
-    return losses.weighted_mean(sum(found[1:], found[0]) / len(found), weight)
+        found.append(jnp.max(q_margin, axis=-1) - losses.pick(q, taken))
+    return _mean(found, valid)
+
+
+def _mean(actions: list[Array], valid: Array) -> Array:
+    """Return the mean over the elements of all actions, `[*B, *shape]` each, side by side, and over valid rows."""
+    elements = jnp.concatenate([x.reshape(*valid.shape, -1) for x in actions], axis=-1)
+    return losses.weighted_mean(jnp.mean(elements, axis=-1), valid.astype(jnp.float32))
