@@ -223,3 +223,27 @@ def test_padding_is_no_part_of_a_batch_of_imitation(name):
 
     assert equal(learned(7.0, padding), learned(0.0, padding))
     assert not equal(learned(7.0, ~padding), learned(0.0, padding))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("a2c", {}),
+        ("ppo", {"mini_batches": 1}),
+        ("pqn", {"mini_batches": 1}),
+        ("trpo", {"mini_batches": 1, "fvp_n_steps": 1}),
+        ("acer", {"buffer_initial_size": 90}),
+    ],
+)
+def test_a_block_without_actions_changes_nothing(name, options):
+    """With one row of one environment that is every block with an episode's last observation, in which all rows are alike."""
+    made = compile_agent(name, countdown(name), 1, **networks(name, NORMALISED), n_steps=1, **options)
+    train, world = made.begin(0)
+    empty = 0
+    for _ in range(12):
+        block, world = made.collect(train, world)
+        before, (train, _) = train.state, made.absorb(train, block)
+        if not block.valid.any():
+            empty += 1
+            assert equal(train.state, before)
+    assert empty > 1 and not equal(train.state, made.begin(0)[0].state)

@@ -114,7 +114,7 @@ class A2C(ActorCritic):
         grads, metrics = jax.grad(loss, has_aux=True)(params, before["state"], self, block)
         optimizer, there = stability.optimizer(c), jnp.any(block.valid)
         params, opt_state, info = optimise.apply(optimizer, params, state.optimizer, grads, there=there)
-        params = self.model.averaged(params, before, block.observation)
+        params = self.model.averaged(params, before, block.observation, there=there)
         metrics |= {f"update/{name}": value for name, value in info.items()}
         metrics = stability.applying(metrics, there)
         metrics["update/lr"] = jnp.asarray(c.lr, jnp.float32)

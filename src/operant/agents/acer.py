@@ -449,8 +449,9 @@ class ACER:
         )
         optimizer, there = stability.optimizer(self.config), jnp.any(block.valid)
         params, opt_state, info = optimise.apply(optimizer, params, state.optimizer, grads, there=there)
-        params = self.model.averaged(params, variables, block.observation)
-        average = optimise.interpolate(params, state.average, self.config.ema_alpha)
+        params = self.model.averaged(params, variables, block.observation, there=there)
+        stays = jnp.where(there, jnp.asarray(self.config.ema_alpha, jnp.float32), 1.0)
+        average = optimise.interpolate(params, state.average, stays)
         state = state._replace(
             variables={**state.variables, "params": params}, average=average, optimizer=opt_state
         )

@@ -355,7 +355,7 @@ class Continuous(abc.ABC):
         )
         inputs = self._inputs(batch.now.observation, batch.action)
         new = tuple(
-            self.critics[name].averaged(own, getattr(state, name), inputs)
+            self.critics[name].averaged(own, getattr(state, name), inputs, there=there)
             for name, own in zip(names, new, strict=True)
         )
         metrics = {"loss/critic": loss, "value/mean": value, "update/grad_norm": info["grad_norm"]}

@@ -422,7 +422,7 @@ class DQN(QLearner):
             total = {k: total[k] + v for k, v in metrics.items()}
             before = self.model.learning(state.variables, own)
             state = self._put(state, learned)._replace(optimizer=opt_state)
-            params = self.model.averaged(state.variables["params"], before, batch.observation)
+            params = self.model.averaged(state.variables["params"], before, batch.observation, there=there)
             return state._replace(variables={**state.variables, "params": params}), memory, total
 
         names = ("loss/td", "value/mean", "update/grad_norm", "update/skipped")

@@ -196,7 +196,7 @@ class PPO(ActorCritic):
                 going &= ~(metrics["update/kl"] > SLACK * limit)
                 there &= going
             params, opt_state, info = optimise.apply(optimizer, old, opt_state, grads, there=there)
-            params = self.model.averaged(params, before, own.observation)
+            params = self.model.averaged(params, before, own.observation, there=there)
             metrics |= {f"update/{k}": v for k, v in info.items()}
             if limit is not None:
                 params = jax.tree.map(functools.partial(jnp.where, going), params, old)

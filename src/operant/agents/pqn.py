@@ -214,7 +214,7 @@ class PQN(QLearner):
             (_, metrics), grads = gradient(params, frozen, self, part[0], part[1])
             there = jnp.any(part[0].valid)
             params, opt_state, info = optimise.apply(optimizer, params, opt_state, grads, there=there)
-            params = self.model.averaged(params, before, part[0].observation)
+            params = self.model.averaged(params, before, part[0].observation, there=there)
             metrics |= {f"update/{k}": v for k, v in info.items()}
             return (params, opt_state), stability.applying(metrics, there)
 

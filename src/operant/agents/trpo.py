@@ -295,7 +295,8 @@ class TRPO(ActorCritic):
         block = block._replace(observation=jax.tree.map(lambda x: x[:-1], block.observation))
         before = self.model.learning(actor, key)
         actor, metrics = self._improve(actor, carry["actor"], block, advantage)
-        actor = {**actor, "params": self.model.averaged(actor["params"], before, block.observation)}
+        params = self.model.averaged(actor["params"], before, block.observation, there=jnp.any(block.valid))
+        actor = {**actor, "params": params}
         fit = Fit(block.observation, value, target, block.valid)
         critic, optimizer, fitted = self._fit(critic, state.optimizer, carry["critic"], fit, key)
         metrics |= {
@@ -389,7 +390,7 @@ class TRPO(ActorCritic):
             there = jnp.any(own.valid)
             params, opt_state, info = optimise.apply(optimizer, *learned, grads, there=there)
             before: Tree = {"params": learned[0], "state": frozen}
-            params = self.critic.averaged(params, before, own.observation)
+            params = self.critic.averaged(params, before, own.observation, there=there)
             metrics |= {f"update/{k}": v for k, v in info.items()}
             return (params, opt_state), stability.applying(metrics, there)
 

@@ -169,7 +169,9 @@ class Model:
             return variables
         return {**variables, "state": {k: x for k, x in variables["state"].items() if k != LEARNING}}
 
-    def averaged(self, params: Arrays, variables: Variables, observation: Arrays) -> Arrays:
+    def averaged(
+        self, params: Arrays, variables: Variables, observation: Arrays, *, there: Array | None = None
+    ) -> Arrays:
         """Return parameters with the running averages moved by the batch of a gradient step.
 
         XLA finds most of this call in the loss, and computes that once.
@@ -178,13 +180,17 @@ class Model:
             params: after the gradient step; themselves, if the model has no such averages.
             variables: with which the loss called the model: those before the step, of `learning`.
             observation: the step's batch, as in `apply`.
+            there: whether any of its rows counts (default: some do); else the averages stay, as parameters do in such a step.
         """
         if not self.averages:
             return params
         after = self._call(variables, observation, ())[2]
         old = variables["params"]
         # A batch with a NaN in it is no step of the optimizer either.
-        moved = {k: jnp.where(jnp.all(jnp.isfinite(after[k])), after[k], old[k]) for k in self.averages}
+        moves = {k: jnp.all(jnp.isfinite(after[k])) for k in self.averages}
+        if there is not None:
+            moves = {k: finite & there for k, finite in moves.items()}
+        moved = {k: jnp.where(moves[k], after[k], old[k]) for k in self.averages}
         return {**params, **moved}
 
     def apply(self, variables: Variables, observation: Arrays, carry: Tree = ()) -> tuple[Arrays, Tree]:
