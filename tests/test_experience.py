@@ -371,6 +371,25 @@ def test_pretraining_imitates(name, tmp_path):
     agent.close()
 
 
+@pytest.mark.parametrize("count", [None, 1])
+def test_pretraining_counts_every_observation_once(tmp_path, count):
+    """Moments that had counted the passes, too, would hardly adapt to what the agent itself sees afterwards."""
+    agent, draw = make("ppo", normalize_observations=True), np.random.default_rng(0)
+    states = draw.normal(2.0, 3.0, size=(160, 3)).astype(np.float32)
+    for name, own in (("a", states[:70]), ("b", states[70:])):
+        n = len(own)
+        trace = Trace.read(agent.spaces, own, np.zeros(n, int), np.arange(n) == n - 1, np.ones(n))
+        traces.write(tmp_path / f"{name}.npz", agent.spaces, trace)
+    agent.pretrain(tmp_path, num_iterations=6, num_traces=count, num_updates=2, batch_size=64)
+    found = agent.learner.algorithm.weights(agent.engine.train.state)["model"]["state"]
+    rows, mean, var = (
+        next(x for k, x in found.items() if k.endswith(f"/{f}")) for f in ("rows", "mean", "var")
+    )
+    assert rows == len(states)
+    np.testing.assert_allclose(mean, states.mean(axis=0), rtol=1e-4)
+    np.testing.assert_allclose(var, states.var(axis=0), rtol=1e-4)
+
+
 def test_in_imitation_every_element_of_actions_weighs_the_same():
     """Of five elements four are wrong, those of one action; the second row does not count."""
     valid, wrong = jnp.asarray([True, False]), jnp.asarray([[1.0], [9.0]])

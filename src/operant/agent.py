@@ -268,7 +268,7 @@ class Agent(Interactive):
             experience.clone(self._engine, drawn, num_updates, lr=lr, batch_size=batch_size, seed=self.seed)
             self._writers.changed()
             return
-        for trace in drawn:
+        for trace, _ in drawn:
             experience.bring(self._engine, self.actors, trace)
             self._writers.recount()
             for _ in range(num_updates):

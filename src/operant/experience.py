@@ -20,7 +20,7 @@ from operant.memory.recent import Recent
 from operant.ops import optimise
 from operant.spaces import Spaces
 from operant.traces import Flat, Trace
-from operant.types import Action, Block, Key, Tree
+from operant.types import Action, Array, Arrays, Block, Key, Tree
 
 COLUMN = 64
 """Rows of a column in pretraining: long enough for recurrent networks to learn from, short enough to shuffle."""
@@ -112,7 +112,7 @@ class Cloning:
         self._columns = max(1, batch_size // COLUMN)
         self._order = np.random.default_rng(seed)
         self._key, self._taken = jax.random.key(seed), 0
-        self._step = jax.jit(self._stepped)
+        self._step, self._count = jax.jit(self._stepped), jax.jit(self._counted)
         self._models = engine.learner.algorithm.models
         weights = engine.learner.algorithm.weights(engine.train.state)
         self._weights = jax.tree.map(jnp.copy, weights)
@@ -123,10 +123,6 @@ class Cloning:
     ) -> tuple[Tree, Tree, Any]:
         algorithm: Any = self._engine.learner.at(hyper)
         block = self._engine.learner.shown(block)
-        weights = {
-            name: model.observe(weights[name], block.observation, block.valid)
-            for name, model in self._models.items()
-        }
         params = {name: w["params"] for name, w in weights.items()}
         learning = {
             name: model.learning(weights[name], key, i)
@@ -145,8 +141,24 @@ class Cloning:
                 params[name] = model.averaged(params[name], learning[name], block.observation)
         return {name: {**weights[name], "params": params[name]} for name in weights}, state, value
 
-    def learn(self, trace: Trace, passes: int) -> float:
-        """Go through a trace a number of times, in random order; return the mean loss of the last pass."""
+    def _counted(self, weights: Tree, observation: Arrays, valid: Array) -> Tree:
+        return {
+            name: model.observe(weights[name], observation, valid) for name, model in self._models.items()
+        }
+
+    def learn(self, trace: Trace, passes: int, fresh: np.ndarray) -> float:
+        """Go through a trace a number of times, in random order; return the mean loss of the last pass.
+
+        Args:
+            trace: what to imitate.
+            passes: how often.
+            fresh: `[R]`, which of its steps the running moments of observations have not counted yet.
+        """
+        if normalized := {name for model in self._models.values() for name in model.normalized}:
+            size = 1 << (len(fresh) - 1).bit_length()
+            observation = {name: _padded(trace.observation[name], size) for name in normalized}
+            valid = np.arange(size) < len(fresh)
+            self._weights = self._count(self._weights, observation, valid & _padded(fresh, size))
         columns = self._cut(trace)
         value = float("nan")
         for _ in range(passes):
@@ -184,8 +196,8 @@ class Cloning:
 
 def draws(
     source: str | Path, extension: str, spaces: Spaces, count: int | None, times: int, seed: int
-) -> Iterator[Trace]:
-    """Give, a number of times, `count` traces drawn at random (None: all of them), joined.
+) -> Iterator[tuple[Trace, np.ndarray]]:
+    """Give, a number of times, `count` traces drawn at random (None: all of them), joined, and which steps `[R]` are given for the first time.
 
     Args:
         source: a folder of trace files, or `minari:` and the name of a dataset, whose episodes are traces.
@@ -199,9 +211,13 @@ def draws(
         SpecError: there are no traces, or one does not fit the spaces.
     """
     order, found = np.random.default_rng(seed), _recorded(source, extension, spaces)
+    given: set[int] = set()
     for _ in range(times):
-        chosen = range(len(found)) if count is None else order.permutation(len(found))[:count]
-        yield traces.join([found[int(i)]() for i in chosen])
+        chosen = range(len(found)) if count is None else order.permutation(len(found))[:count].tolist()
+        own = [found[i]() for i in chosen]
+        fresh = [np.full(len(trace.reward), i not in given) for i, trace in zip(chosen, own, strict=True)]
+        given.update(chosen)
+        yield traces.join(own), np.concatenate(fresh)
 
 
 def _recorded(source: str | Path, extension: str, spaces: Spaces) -> list[Callable[[], Trace]]:
@@ -213,12 +229,18 @@ def _recorded(source: str | Path, extension: str, spaces: Spaces) -> list[Callab
 
 
 def clone(
-    engine: Engine, drawn: Iterable[Trace], passes: int, *, lr: float, batch_size: int, seed: int
+    engine: Engine,
+    drawn: Iterable[tuple[Trace, np.ndarray]],
+    passes: int,
+    *,
+    lr: float,
+    batch_size: int,
+    seed: int,
 ) -> None:
-    """Let an agent imitate traces, each gone through a number of times; see `Cloning`."""
+    """Let an agent imitate traces, each gone through a number of times; see `draws` and `Cloning`."""
     cloning = Cloning(engine, lr, batch_size, seed)
-    for trace in drawn:
-        cloning.learn(trace, passes)
+    for trace, fresh in drawn:
+        cloning.learn(trace, passes, fresh)
     cloning.finish()
 
 
