@@ -15,7 +15,6 @@ from operant import checkpoint
 from operant.cli import main
 from operant.errors import EnvironmentError, SpecError
 from operant.tracking import MetricsFile, Record, Tracker
-from operant.tracking import metrics as module
 
 NET = [{"type": "dense", "size": 8}]
 SMALL = {"n_steps": 16, "mini_batches": 2, "ppo_epochs": 1, "quiet": True, "seed": 1, "n_envs": 2}
@@ -109,7 +108,7 @@ def test_what_a_full_disk_did_not_take_follows(tmp_path, monkeypatch):
             room[0] -= size
             return super().write(bytes(data[:size]))
 
-    monkeypatch.setattr(module.io, "FileIO", Disk)
+    monkeypatch.setattr(io, "FileIO", Disk)
     path = tmp_path / "metrics.jsonl"
     tracker = Tracker([MetricsFile(path)])
     with pytest.warns(RuntimeWarning, match="MetricsFile failed, training goes on: OSError"):

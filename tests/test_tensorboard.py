@@ -1,8 +1,11 @@
 """Event files, read back by TensorBoard itself."""
 
+import resource
+
 import pytest
 
-from operant.tracking import Episode, Record, TensorBoard
+from operant.cli import main
+from operant.tracking import Episode, Record, TensorBoard, Tracker
 
 accumulator = pytest.importorskip(
     "tensorboard.backend.event_processing.event_accumulator", reason="the viewer is an extra"
@@ -36,3 +39,43 @@ def test_resuming_hides_what_is_written_again(tmp_path):
     second.record(Record(30, 0.2, {"loss/value": 31.0}))
     second.close()
     assert scalars(tmp_path) == {"loss/value": [(10, 10.0), (20, 20.0), (30, 31.0)]}
+
+
+@pytest.mark.parametrize("room", [0, 5, 300])
+def test_training_outlives_a_full_disk_and_what_it_did_not_take_follows(tmp_path, room):
+    """A file may not grow for a while, as on a full disk: nobody waits, and the file is whole afterwards."""
+    sink = TensorBoard(tmp_path)
+    [file] = tmp_path.iterdir()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    tracker = Tracker([sink])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + room, limits[1]))
+    try:
+        with pytest.warns(RuntimeWarning, match="TensorBoard failed, training goes on: OSError"):
+            for step in range(100):
+                tracker.record(Record(step, 0.1, {"loss/value": float(step), "loss/policy": 1.0}))
+        tracker.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    tracker.record(Record(100, 0.1, {"loss/value": 100.0}))
+    tracker.close()
+    assert scalars(tmp_path)["loss/value"] == [(step, float(step)) for step in range(101)]
+
+
+def test_a_run_from_a_shell_outlives_a_full_disk(tmp_path, monkeypatch):
+    def full(self, record):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(TensorBoard, "record", full)
+    command = [
+        "run",
+        "--environment",
+        "gym",
+        "--level",
+        "CartPole-v1",
+        "--agent",
+        "random",
+        "--timesteps",
+        "64",
+    ]
+    with pytest.warns(RuntimeWarning, match="TensorBoard failed, training goes on: OSError"):
+        assert main([*command, "--summaries", str(tmp_path)]) == 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from operant.checkpoint import durable
 from operant.errors import value_error
 from operant.execution.records import Record
+from operant.tracking.records import Tracker
 from operant.tracking.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Following:
         self._name = name or "agent"
         _expect_place(self._directory, self._name)
         place, _, folder = (summaries or "").partition(",")
-        self._sink = None if summaries is None else TensorBoard(Path(place) / folder)
+        self._sink = None if summaries is None else Tracker([TensorBoard(Path(place) / folder)])
         self._horizon = horizon
         self._began = self._saved = self._recorded = time.monotonic()
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import os
 import warnings
 from pathlib import Path
 from typing import Any
 
 from operant.errors import SpecError
 from operant.execution.records import Episode, Record
+from operant.tracking.appending import Appended
 
 
 class MetricsFile:
@@ -37,8 +36,7 @@ class MetricsFile:
                     f"{self.path} is no file, so reports cannot be added to it. Move it elsewhere."
                 )
             _keep(self.path, math.inf if resume_at_step is None else resume_at_step)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._waiting = b""
+        self._file = Appended(self.path)
 
     def episodes(self, episodes: list[Episode]) -> None:
         """Single episodes are left to the history; records carry their averages."""
@@ -49,28 +47,18 @@ class MetricsFile:
             name: float(value) if math.isfinite(value) else None for name, value in record.values.items()
         }
         row = {"step": record.step, "time": record.time, **values}
-        self._waiting += json.dumps(row, allow_nan=False).encode() + b"\n"
-        self._write()
+        self._file.add(json.dumps(row, allow_nan=False).encode() + b"\n")
 
     def message(self, text: str) -> None:
         """Messages are left to the console."""
 
     def flush(self) -> None:
         """Force what was written to the disk."""
-        self._write(force=True)
+        self._file.flush()
 
     def close(self) -> None:
         """Write what waits."""
         self.flush()
-
-    def _write(self, force: bool = False) -> None:
-        """Write what waits. A full disk takes only a part of it; the rest follows with the next record."""
-        # Without a buffer: what a call was given is the system's, also where this process dies next.
-        with io.FileIO(self.path, "a") as file:
-            while self._waiting:
-                self._waiting = self._waiting[file.write(self._waiting) :]
-            if force:
-                os.fsync(file.fileno())
 
 
 def _keep(path: Path, step: float) -> None:
