@@ -1,7 +1,9 @@
 """A history that a later run continues: its counts go on, and its best is what has to be beaten."""
 
+import errno
 import json
 import re
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -9,9 +11,10 @@ import pytest
 
 from operant import PPO, checkpoint
 from operant.cli import main
-from operant.errors import SpecError
+from operant.errors import SpecError, UsageError
 from operant.execution.episodes import Score
 from operant.execution.records import Episode, Origin
+from operant.folder import history_held
 from operant.tracking import History, read_history
 from operant.tracking.history import end_of
 
@@ -101,6 +104,65 @@ def test_fit_counts_on_once(tmp_path, monkeypatch):
     rows = read_history("h.parquet")
     assert (np.diff(rows["step"]) >= 0).all() and len(rows["step"]) == agent.games
     agent.close()
+
+
+def test_a_history_that_another_run_writes_to_is_refused(tmp_path, monkeypatch, capsys):
+    """Each would overwrite the rows of the other. Its own runs go on, one after the other."""
+    monkeypatch.chdir(tmp_path)
+    command = ["train", "ppo", *COMMON, "--quiet", "--run-dir", "run", "--max-steps"]
+    agent = PPO("jax:CartPole-v1", n_steps=8, history_checkpoint="h.parquet", quiet=True, run_dir="fitted")
+    with history_held("h.parquet"):
+        assert main([*command, "64"]) == 2
+        assert "Another run writes to the history 'h.parquet'" in capsys.readouterr().err
+        with pytest.raises(UsageError, match="Another run writes to the history"):
+            agent.fit(max_steps=64)
+    assert not any(tmp_path.iterdir())  # nothing was written
+    assert main([*command, "64"]) == 0
+    with history_held("h.parquet"):
+        assert main(["train", "--resume", "run", "--max-steps", "128"]) == 2
+    assert "Another run writes to the history 'h.parquet'" in capsys.readouterr().err
+    assert main(["train", "--resume", "run", "--max-steps", "128"]) == 0
+    began = int(read_history("h.parquet")["step"][-1])
+    while_it_trains = []
+    agent.fit(
+        max_steps=began + 64, callback=lambda agent, record: while_it_trains.append(_refused("h.parquet"))
+    )
+    agent.fit(max_steps=began + 128)
+    agent.close()
+    assert agent._progress.origin.step == began and while_it_trains and all(while_it_trains)
+
+
+def _refused(path):
+    try:
+        with history_held(path):
+            return False
+    except UsageError:
+        return True
+
+
+def test_a_history_where_nothing_can_be_written_or_held(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    mkdir = Path.mkdir
+
+    def refuse(self, *args, **options):
+        if self.suffix:
+            raise OSError(30, "Read-only file system", str(self))
+        mkdir(self, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", refuse)
+        assert main(["train", "ppo", *COMMON, "--quiet", "--run-dir", "run", "--max-steps", "64"]) == 1
+    assert capsys.readouterr().err == "operant: Read-only file system: 'h.parquet'\n"
+    assert not any(tmp_path.iterdir())
+
+    def unknown(*args):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", unknown)
+    message = "h.parquet is not held against other processes"
+    with pytest.warns(RuntimeWarning, match=message), history_held("h.parquet"):
+        write("h.parquet")
+    assert len(read_history("h.parquet")["step"]) == 2
 
 
 def test_the_end_of_a_history(tmp_path):

@@ -35,7 +35,7 @@ from operant.execution.environments import make_environments
 from operant.execution.progress import Evaluated, Progress
 from operant.execution.records import Record
 from operant.execution.training import Outcome, Training
-from operant.folder import describe, held, new_directory
+from operant.folder import describe, held, history_held, new_directory
 from operant.inputs import (
     encoded,
     evaluation_envs,
@@ -255,13 +255,14 @@ class Trainer:
         directory = Path(run.run_dir) if run.run_dir else None
         checkpoints = None if directory is None else directory / "checkpoints"
         training = self.session.training(run, Tracker(), checkpoints, self._progress)
-        if not self._begun:
-            self._progress.begin_at(history_origin(run))
-            self._begun = True
         if callbacks:
             training.on_record = lambda record: none_refuses([each(self, record) for each in callbacks])
         with contextlib.ExitStack() as stack:
             stack.enter_context(interruption.terminating())
+            stack.enter_context(history_held(run.history_checkpoint))
+            if not self._begun:
+                self._progress.begin_at(history_origin(run))
+                self._begun = True
             if directory is not None:
                 directory.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(held(directory))

@@ -17,6 +17,7 @@ from operant.execution.config import RunConfig
 from operant.execution.environments import Environments
 from operant.execution.training import Training
 from operant.spec import plain, read_json
+from operant.tracking.history import check_place
 
 LIMITS = ("max_steps", "target_reward", "n_devices", "eval_frequency", "eval_episodes")
 """Options of a run that hold from one resumption to the next unless they are changed again."""
@@ -62,38 +63,72 @@ def claimed(run: RunConfig, agent: str) -> Iterator[Path]:
     """
     while True:
         directory = new_directory(run, agent)
-        missing = [path for path in (directory, *directory.parents) if not path.exists()]
-        directory.mkdir(parents=True, exist_ok=True)
-        claim = directory / CLAIM
-        try:
-            claim.touch(exist_ok=False)
-            break
-        except FileExistsError:
-            continue  # somebody was faster
+        with _made(directory):
+            claim = directory / CLAIM
+            try:
+                claim.touch(exist_ok=False)
+            except FileExistsError:
+                continue  # somebody was faster
+            try:
+                with held(directory):
+                    yield directory
+            finally:
+                claim.unlink(missing_ok=True)
+            return
+
+
+def held(directory: Path) -> contextlib.AbstractContextManager[None]:
+    """Hold the folder of a run, which exists, against other processes that would train in it.
+
+    Raises:
+        UsageError: another one does.
+    """
+    return _alone(
+        directory,
+        f"Another process trains in {str(directory)!r}. Wait for its end, or end it, then resume the run.",
+    )
+
+
+@contextlib.contextmanager
+def history_held(path: str | Path | None) -> Iterator[None]:
+    """Hold the history that a run names against other runs, which would overwrite its rows.
+
+    One that is missing is made, and gone afterwards if nothing was written.
+
+    Raises:
+        SpecError: no history can be there.
+        UsageError: another run writes to it.
+    """
+    if path is None:
+        yield
+        return
+    folder = check_place(path, "history_checkpoint")
+    refusal = f"Another run writes to the history {str(path)!r}. Wait for its end, or give another history."
+    with _made(folder), _alone(folder, refusal):
+        yield
+
+
+@contextlib.contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Make a folder that may be missing; it is gone afterwards if nothing was written."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        with held(directory):
-            yield directory
+        yield
     finally:
-        claim.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # up to the first folder that holds something
             for path in missing:
                 path.rmdir()
 
 
 @contextlib.contextmanager
-def held(directory: Path) -> Iterator[None]:
-    """Hold the folder of a run, which exists, against other processes that would train in it.
-
-    Raises:
-        UsageError: another one does.
-    """
+def _alone(folder: Path, refusal: str) -> Iterator[None]:
+    """Hold a folder, or refuse."""
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(durable.locked(directory, wait=False))
+            stack.enter_context(durable.locked(folder, wait=False))
         except BlockingIOError:
-            raise UsageError(
-                f"Another process trains in {str(directory)!r}. Wait for its end, or end it, then resume the run."
-            ) from None
+            raise UsageError(refusal) from None
         yield
 
 

@@ -20,7 +20,7 @@ from operant.execution.environments import Environments, evaluation_count, host_
 from operant.execution.evaluate import Evaluation, Evaluator
 from operant.execution.records import Origin
 from operant.execution.training import Training
-from operant.folder import BEST, LIMITS, claimed, describe, describe_resume, held, runs_within
+from operant.folder import BEST, LIMITS, claimed, describe, describe_resume, held, history_held, runs_within
 from operant.session import Session
 from operant.spec import Schedule, effective, options, plain, read_json, traced
 from operant.tracking import History, Tracker
@@ -158,10 +158,13 @@ def train(plan: Plan, command: str | None = None) -> Result:
     first = run.coordinator is None or runtime.join(run.coordinator, run.n_processes, run.process_id)
     if not first:
         return _train(plan, definition, run, plan.resume or Path(run.run_dir or "runs"), first, command)
-    if plan.resume is not None:
-        with held(plan.resume):
-            return _train(plan, definition, run, plan.resume, first, command)
-    with claimed(run, definition.name) as directory:
+    with contextlib.ExitStack() as stack:
+        if plan.resume is None:
+            directory = stack.enter_context(claimed(run, definition.name))
+        else:
+            directory = plan.resume
+            stack.enter_context(held(directory))
+        stack.enter_context(history_held(run.history_checkpoint))
         return _train(plan, definition, run, directory, first, command)
 
 
