@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tests.small_agents import MODEL
 
-from operant import Agent
+from operant import Agent, replication
 from operant.agents.making import define
 from operant.cli import main
 from operant.errors import UsageError
@@ -22,6 +22,7 @@ from operant.execution.config import RunConfig
 from operant.execution.environments import make_environments
 from operant.execution.population import begun
 from operant.execution.training import Outcome
+from operant.folder import held
 from operant.replication import replicate
 from operant.session import build
 from operant.tracking import read_history
@@ -88,6 +89,20 @@ def test_a_seed_is_a_run_that_can_be_resumed(tmp_path):
     assert outcome.step >= 800
     whole = train(plan(tmp_path / "whole", max_steps=800)).outcome
     assert outcome[:4] == whole[:4]
+
+
+def test_a_seed_is_not_resumed_while_it_trains(tmp_path, monkeypatch):
+    def meanwhile(population, trainings, display):
+        for i in (5, 6):
+            with pytest.raises(UsageError, match=f"Another process trains in .*seed-{i}"):
+                train(resumed(tmp_path / "two" / f"seed-{i}", {"max_steps": 800}))
+        return loop(population, trainings, display)
+
+    loop = replication._loop
+    monkeypatch.setattr(replication, "_loop", meanwhile)
+    folder = replicate(plan(tmp_path / "two"), 2).results[0].directory
+    with held(folder):
+        pass  # nobody does any more
 
 
 @pytest.mark.exhaustive

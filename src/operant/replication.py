@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets
 import time
@@ -18,7 +19,7 @@ from operant.execution.environments import make_environments
 from operant.execution.episodes import Finished
 from operant.execution.records import Record
 from operant.execution.training import LOG_SECONDS, Outcome, Training
-from operant.folder import claimed, describe
+from operant.folder import claimed, describe, held
 from operant.session import Session, build
 from operant.spec import plain
 from operant.tracking import Console, Tracker, interval
@@ -112,18 +113,19 @@ def _together(plan: Plan, runs: Sequence[RunConfig], command: str | None) -> lis
 
     keys = jnp.stack([jax.random.key(run.seed or 0) for run in runs])
     population = Population(learner, environments.native, runs[0].n_envs, keys, name=runs[0].env)
-    sinks: list[Tracker] = []
     trainings: list[Training] = []
-    try:
+    with contextlib.ExitStack() as stack:
         for i, run in enumerate(runs):
             session = Session(definition, environments, run, learner, Member(population, i))
             directory = Path(run.run_dir or "")
             training = session.training(run, Tracker(), directory / "checkpoints")
             if run.weights:
                 session.weights.load(session.driver)
+            directory.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(held(directory))
             describe(directory, definition.to_dict(), run, environments, command, together=len(runs))
-            training.sinks = tracker(directory, run.replace(quiet=True), training)
-            sinks.append(training.sinks)
+            training.sinks = sinks = tracker(directory, run.replace(quiet=True), training)
+            stack.callback(sinks.close)
             trainings.append(training)
         display = _display(runs[0], len(runs))
         display.message(
@@ -134,9 +136,6 @@ def _together(plan: Plan, runs: Sequence[RunConfig], command: str | None) -> lis
             display.message(text)
         with evaluating(trainings, learner):
             outcomes = _loop(population, trainings, display)
-    finally:
-        for each in sinks:
-            each.close()
     return [Result(outcome, Path(run.run_dir or "")) for outcome, run in zip(outcomes, runs, strict=True)]
 
 
