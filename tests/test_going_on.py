@@ -494,11 +494,12 @@ def test_a_run_is_not_resumed_while_a_process_trains_in_it(tmp_path):
     assert train(resumed(tmp_path / "run", {"max_steps": 128})).outcome.step >= 128
 
 
-def test_a_file_system_without_locks_is_no_obstacle(monkeypatch, tmp_path):
-    def unknown(*args):
-        raise OSError(errno.ENOSYS, "Function not implemented")
+def without_locks(*args):
+    raise OSError(errno.ENOSYS, "Function not implemented")
 
-    monkeypatch.setattr("fcntl.flock", unknown)
+
+def test_a_file_system_without_locks_is_no_obstacle(monkeypatch, tmp_path):
+    monkeypatch.setattr("fcntl.flock", without_locks)
     with pytest.warns(RuntimeWarning, match="is not held against other processes"):
         checkpoint.save(tmp_path, {"x": np.ones(3)}, {}, name="step-1")
     assert (tmp_path / "step-1").is_dir()
@@ -695,6 +696,22 @@ def test_two_runs_at_once_do_not_share_a_folder(monkeypatch, tmp_path):
         train(Plan("a2c", {"model": NET}, named))
     assert train(Plan("a2c", {"model": NET}, named)).outcome.step >= 64
     assert sorted(path.name for path in (tmp_path / "here").iterdir())[0] != ".claim"
+
+
+def test_the_claim_of_a_process_that_died_keeps_nobody_out(monkeypatch, tmp_path):
+    claim = tmp_path / "run" / ".claim"
+    told = {"env": "jax:CartPole-v1", "max_steps": 64, "quiet": True, "run_dir": str(tmp_path / "run")}
+    run = RunConfig.from_dict(told)
+    claim.parent.mkdir()
+    claim.touch()  # and it died before it wrote what its run is
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match="run_dir must be a new or empty"):
+        patch.setattr("fcntl.flock", without_locks)  # nobody can tell whether it died
+        train(Plan("a2c", {"model": NET}, run))
+    assert train(Plan("a2c", {"model": NET}, run)).outcome.step >= 64
+    assert not claim.exists()
+    claim.touch()  # it died later
+    train(resumed(claim.parent, {"max_steps": 128}))
+    assert not claim.exists()
 
 
 def test_a_ctrl_c_that_a_callback_swallowed_ends_the_run_in_order(monkeypatch):

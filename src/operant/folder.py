@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,7 +38,7 @@ def new_directory(run: RunConfig, agent: str) -> Path:
     if run.run_dir is not None:
         directory = Path(run.run_dir)
         as_folder("run_dir", directory.parent, run.run_dir)
-        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        if directory.exists() and not (directory.is_dir() and _is_free(directory)):
             raise UsageError(
                 f"run_dir must be a new or empty folder. Received: run_dir={run.run_dir!r}. "
                 "Give another one, or continue that run: operant train --resume, or load() of a class without run_dir."
@@ -64,29 +65,47 @@ def claimed(run: RunConfig, agent: str) -> Iterator[Path]:
     while True:
         directory = new_directory(run, agent)
         with _made(directory):
-            claim = directory / CLAIM
             try:
-                claim.touch(exist_ok=False)
+                (directory / CLAIM).touch(exist_ok=run.run_dir is not None and _is_abandoned(directory))
             except FileExistsError:
                 continue  # somebody was faster
-            try:
-                with held(directory):
-                    yield directory
-            finally:
-                claim.unlink(missing_ok=True)
+            with held(directory):
+                yield directory
             return
 
 
-def held(directory: Path) -> contextlib.AbstractContextManager[None]:
+def _is_free(directory: Path) -> bool:
+    """Tell whether there is nothing in a folder, but for the claim of a process that died before it wrote what its run is."""
+    names = {path.name for path in directory.iterdir()}
+    return not names or (names == {CLAIM} and _is_abandoned(directory))
+
+
+def _is_abandoned(directory: Path) -> bool:
+    """Tell whether no process holds a folder; False where the file system has no locks, so that nobody knows."""
+    try:
+        os.close(durable.hold(directory.resolve()))
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def held(directory: Path) -> Iterator[None]:
     """Hold the folder of a run, which exists, against other processes that would train in it.
+
+    Its claim goes afterwards, also that of a process that died.
 
     Raises:
         UsageError: another one does.
     """
-    return _alone(
-        directory,
-        f"Another process trains in {str(directory)!r}. Wait for its end, or end it, then resume the run.",
+    refusal = (
+        f"Another process trains in {str(directory)!r}. Wait for its end, or end it, then resume the run."
     )
+    with _alone(directory, refusal):
+        try:
+            yield
+        finally:
+            (directory / CLAIM).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
