@@ -3,6 +3,7 @@
 import errno
 import json
 import re
+import shutil
 from pathlib import Path
 
 import gymnasium
@@ -55,6 +56,32 @@ def test_a_second_run_counts_on(tmp_path, monkeypatch, capsys):
     after = read_history("h.parquet")
     assert len(after["step"]) > len(rows["step"]) and (np.diff(after["step"]) >= 0).all()
     assert (after["step"][: len(rows["step"])] == rows["step"]).all()
+
+
+def test_a_run_that_died_before_its_first_checkpoint_begins_anew_where_the_history_ended(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    write("h.parquet")
+    command = [*COMMON, "--seed", "1", "--run-dir", "run", "--max-steps", "1400", "--quiet"]
+    assert main(["train", "ppo", *command]) == 0
+    rows = read_history("h.parquet")
+    shutil.rmtree("run/checkpoints")  # as if it had not come to one; what it wrote elsewhere is there
+    assert main(["train", "--resume", "run"]) == 0
+    again = read_history("h.parquet")
+    assert (again.pop("time")[:2] == rows.pop("time")[:2]).all()
+    for name, column in rows.items():
+        np.testing.assert_array_equal(again[name], column)
+    lines = [json.loads(line)["step"] for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert lines == sorted(set(lines)) and lines[0] > 1000
+    # Of a run that an earlier version wrote nobody knows where it began.
+    shutil.rmtree("run/checkpoints")
+    told = json.loads(Path("run/run.json").read_text())
+    assert told.pop("origin")["step"] == 1000
+    Path("run/run.json").write_text(json.dumps(told))
+    assert main(["train", "--resume", "run"]) == 2
+    assert "There is no checkpoint to resume from in" in capsys.readouterr().err
+    assert len(read_history("h.parquet")["step"]) == len(again["step"])
 
 
 def test_steps_that_the_history_has_count(tmp_path, monkeypatch, capsys):
@@ -128,6 +155,7 @@ def test_a_history_that_another_run_writes_to_is_refused(tmp_path, monkeypatch, 
         max_steps=began + 64, callback=lambda agent, record: while_it_trains.append(_refused("h.parquet"))
     )
     agent.fit(max_steps=began + 128)
+    assert json.loads(Path("fitted/run.json").read_text())["origin"]["step"] == began
     agent.close()
     assert agent._progress.origin.step == began and while_it_trains and all(while_it_trains)
 

@@ -282,6 +282,7 @@ class Trainer:
             given=given,
             fits=self._fits,
             loaded=self._loaded,
+            origin=self._progress.origin if self._loaded is None else None,
         )
 
     def _train(self, training: Training, directory: Path | None) -> Outcome:

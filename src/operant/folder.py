@@ -16,6 +16,7 @@ from operant.checkpoint import durable
 from operant.errors import CheckpointError, SpecError, UsageError, as_folder
 from operant.execution.config import RunConfig
 from operant.execution.environments import Environments
+from operant.execution.records import Origin
 from operant.execution.training import Training
 from operant.spec import plain, read_json
 from operant.tracking.history import check_place
@@ -215,6 +216,7 @@ def describe(
     given: bool = False,
     fits: int = 1,
     loaded: str | None = None,
+    origin: Origin | None = None,
 ) -> None:
     """Make the run's folder and write what the run is.
 
@@ -228,6 +230,7 @@ def describe(
         given: whether the environments are objects that cannot be made of an id again.
         fits: in how many parts it is trained by one program.
         loaded: checkpoint of elsewhere that it goes on from.
+        origin: where the history ended that it continues, and it began; None: not with a new agent.
     """
     data = {
         "agent": agent,
@@ -237,6 +240,7 @@ def describe(
         "given": given,
         "fits": fits,
         "loaded": loaded,
+        "origin": None if origin is None else origin._asdict(),
         "vector": None if environments.vector is None else environments.vector.mode,
         "weights": {path: provenance.digest(path) for path in run.weights},
     }

@@ -182,7 +182,8 @@ def _train(
         if plan.resume is not None and _restored(training, directory, plan.options):
             _refuse_rows_of_others(training)
         else:
-            training.progress.begin_at(origin)
+            if plan.resume is None:
+                training.progress.begin_at(origin)
             if run.weights:
                 session.weights.load(session.driver)
         if not first:
@@ -193,7 +194,7 @@ def _train(
             changed = {name: now[name] for name in plan.options if now[name] != plan.agent.get(name, ...)}
             describe_resume(directory, training, run, command, changed)
         else:
-            describe(directory, definition.to_dict(), run, environments, command)
+            describe(directory, definition.to_dict(), run, environments, command, origin=origin)
         sinks = tracker(directory, run, training, plan.resume is not None)
         training.sinks = sinks
         try:
@@ -303,12 +304,12 @@ def history_origin(run: RunConfig) -> Origin:
 
 
 def _restored(training: Training, directory: Path, changed: Collection[str] = ()) -> bool:
-    """Continue from the newest checkpoint of a run; return False where it was stopped before the first one was written.
+    """Continue from the newest checkpoint of a run; return False where it was stopped before the first one was written, and begins anew.
 
     Of the numbers that updates use, those that were `changed` are the options' and the others the checkpoint's.
 
     Raises:
-        SpecError: that cannot be made up for, since the run went on with a history of others.
+        SpecError: the run went on with a history of others, and its `run.json`, of an earlier version, does not say where that ended.
     """
     newest = checkpoint.latest(directory / "checkpoints")
     if newest is not None:
@@ -317,9 +318,12 @@ def _restored(training: Training, directory: Path, changed: Collection[str] = ()
         here = plain(training.specification["agent"])
         training.restore(newest, {*changed, *(n for n in here if there.get(n) != here[n])})
     elif training.run.history_checkpoint is not None:
-        raise SpecError(
-            f"There is no checkpoint to resume from in {str(directory / 'checkpoints')!r}. Train anew, in another folder."
-        )
+        origin = read_json(directory / "run.json", "run").get("origin")
+        if origin is None:
+            raise SpecError(
+                f"There is no checkpoint to resume from in {str(directory / 'checkpoints')!r}. Train anew, in another folder."
+            )
+        training.progress.begin_at(Origin(**origin))
     return newest is not None
 
 
