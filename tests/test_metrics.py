@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 
 import gymnasium
 import numpy as np
@@ -139,6 +140,27 @@ def test_a_run_writes_its_reports_and_goes_on_with_them(tmp_path, monkeypatch):
     assert after[: len(before)] == before and after[-1]["step"] >= 4000
     assert all(row["episode/count"] > 0 for row in after)
     assert (np.diff([row["step"] for row in after]) >= 0).all()
+
+
+@pytest.mark.parametrize("middle", [3_000, 31_000])
+def test_a_resumed_run_reports_at_the_same_episodes(tmp_path, monkeypatch, capsys, middle):
+    monkeypatch.chdir(tmp_path)
+    told = ["--env", "jax:CartPole-v1", "--log-frequency", "300", "--seed", "1"]
+    command = ["train", "random", *told, "--run-dir"]
+    assert main([*command, "whole", "--max-steps", "60000"]) == 0
+    printed = [capsys.readouterr().out]
+    assert main([*command, "parts", "--max-steps", str(middle)]) == 0
+    assert main(["train", "--resume", "parts", "--max-steps", "60000"]) == 0
+    printed.append(capsys.readouterr().out)
+    whole, parts = (
+        [row["episode/count"] for row in rows(tmp_path / name / "metrics.jsonl")]
+        for name in ("whole", "parts")
+    )
+    own = [count for count in parts if count not in whole]
+    assert len(whole) > 4 and len(own) <= 1  # at most where the first part ended
+    assert [count for count in parts if count not in own] == whole
+    lines = [{int(n) for n in re.findall(r"^time: .* games: (\d+)", text, re.MULTILINE)} for text in printed]
+    assert lines[0] <= lines[1]
 
 
 def test_a_class_without_a_folder_writes_nothing(tmp_path, monkeypatch):

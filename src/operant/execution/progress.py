@@ -48,6 +48,8 @@ class Progress:
         self.evaluated = Evaluated()
         self.draws = 0
         """Calls so far that drew actions outside of training; each draws others."""
+        self.logged = 0
+        """Episodes at the last report from which `log_frequency` counts."""
 
     def begin_at(self, origin: Origin) -> None:
         """Count on from the end of an earlier history, its last episode; before the run begins.
@@ -57,6 +59,7 @@ class Progress:
         self.origin, self.elapsed = origin, origin.time
         best = -math.inf if origin.best_reward is None else origin.best_reward
         self.score.go_on(origin.episodes, best)
+        self.logged = origin.episodes
         self.monitor.episodes = origin.episodes
         self.evaluated = Evaluated(origin.step)
 
@@ -70,6 +73,7 @@ class Progress:
             "origin": self.origin._asdict(),
             "evaluated": self.evaluated._asdict(),
             "draws": self.draws,
+            "logged": self.logged,
         }
 
     def restore(self, data: dict[str, Any]) -> None:
@@ -80,4 +84,5 @@ class Progress:
         self.evaluated = Evaluated(**data.get("evaluated", {}))
         self.draws = data.get("draws", 0)
         self.score.restore(data["score"])
+        self.logged = data.get("logged", self.score.episodes)
         self.monitor.restore(data["monitor"])

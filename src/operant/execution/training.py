@@ -171,7 +171,7 @@ class Training:
         """Whether the replay memory began anew when the run was resumed, since its checkpoint left it out."""
         self._begun = self._saved = 0.0
         self._saved_step = 0
-        self._logged = 0.0, 0, 0
+        self._logged = 0.0, 0
         self._earlier = 0  # blocks of earlier parts of the run
         self._collected = 0  # blocks that `blocks` has asked for
         self._left = 0  # of them until the target and the plateau are looked at: shorter calls do not look
@@ -290,7 +290,7 @@ class Training:
         """Start the clock; return why there is nothing to do, if so."""
         self._begun = self._time() - self.progress.elapsed
         self._saved, self._saved_step = self.progress.elapsed, self.step
-        self._logged = self.progress.elapsed, self.driver.step, self.progress.score.episodes
+        self._logged = self.progress.elapsed, self.driver.step
         self.ended = None
         rows = int(self.driver.train.counters.rows)
         self._earlier = rows * self.run.n_envs // self.driver.block_steps - self._collected
@@ -299,6 +299,7 @@ class Training:
         self.driver.deadline = math.inf
         self._pace, self._called = 1, time.perf_counter()
         if found := self._evaluate():  # one that was interrupted
+            self.progress.logged = self.progress.score.episodes
             self._log(found)
         return self._stop() or ("callback" if self._called_off else None)
 
@@ -337,13 +338,17 @@ class Training:
             reason = self._stop() or verdict
         if reason is None and self._collected == self.most_blocks:
             reason = "max_steps"
-        logged, step, episodes = self._logged
-        due = now - logged >= LOG_SECONDS
+        logged, step = self._logged
+        due, episodes = now - logged >= LOG_SECONDS, self.progress.score.episodes
         if self.run.log_frequency is not None:
-            due = not self._left and self.progress.score.episodes - episodes >= self.run.log_frequency
+            # Where a run in one part looks too, not where only the end of this one is near.
+            looks = (self._earlier + self._collected) % self.driver.blocks == 0
+            due = looks and episodes - self.progress.logged >= self.run.log_frequency
+        if due or found:
+            self.progress.logged = episodes
         if due or found or reason is not None:
             found["time/steps_per_second"] = (self.driver.step - step) / max(now - logged, 1e-9)
-            self._logged = now, self.driver.step, self.progress.score.episodes
+            self._logged = now, self.driver.step
             self._log(found)
             if reason is None and self._called_off:
                 reason = "callback"

@@ -41,6 +41,7 @@ class Console:
         start_step: environment steps of the run before this process (a resumed run).
         start_time: its seconds of training before this process.
         start_games: its finished episodes before this process.
+        start_logged: those of them before its last line; None: all.
         start_best: its best mean before this process; minus infinity: none.
         stream: where to print; None: standard output.
     """
@@ -57,6 +58,7 @@ class Console:
         start_step: int = 0,
         start_time: float = 0.0,
         start_games: int = 0,
+        start_logged: int | None = None,
         start_best: float = -math.inf,
         stream: TextIO | None = None,
     ) -> None:
@@ -69,7 +71,8 @@ class Console:
         self._stream = sys.stdout if stream is None else stream
         self._lines = not (self._stream.isatty() if live is None else live)
         self._best: float | None = start_best if math.isfinite(start_best) else None
-        self._logged = (start_step, start_time, start_games)  # when the speed was last taken
+        logged = start_games if start_logged is None else start_logged
+        self._logged = (start_step, start_time, logged)  # when the speed was last taken
         self._target = target_reward
         self._max_steps = max_steps
         self._speed = 0.0
