@@ -18,6 +18,7 @@ from operant.agents.batches import block_rows, interval
 from operant.agents.learner import Learner
 from operant.agents.making import define
 from operant.checkpoint import durable
+from operant.cli import main
 from operant.envs.classic import CartPole
 from operant.errors import EnvironmentError, NumericalError, SpaceError, SpecError, UsageError
 from operant.execution import training
@@ -355,6 +356,42 @@ def test_training_outlives_a_checkpoint_that_cannot_be_written(monkeypatch, tmp_
     with pytest.warns(RuntimeWarning, match="No checkpoint at step .*No space left"):
         outcome = train(Plan("a2c", {"model": NET}, run)).outcome
     assert outcome.step >= 40_000 and checkpoint.latest("run/checkpoints").name == f"step-{outcome.step:012d}"
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_last_checkpoint_that_cannot_be_written_names_the_one_to_go_on_from(
+    monkeypatch, tmp_path, capsys, earlier
+):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    command = [
+        "train",
+        "a2c",
+        "--env",
+        "jax:CartPole-v1",
+        "--quiet",
+        "--run-dir",
+        "run",
+        "--max-steps",
+        "500",
+    ]
+    after = "begins anew: there is no other"
+    if earlier:
+        assert main(command) == 0
+        after = f"goes on from {str(checkpoint.latest('run/checkpoints'))!r}"
+        command = ["train", "--resume", "run", "--max-steps", "1000"]
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "write", full)
+        assert main(command) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("operant: No space left on device: the last checkpoint, at step ")
+    assert (
+        f"could not be written to 'run/checkpoints'. Make room there, then resume the run, which {after}."
+        in error
+    )
+    assert main(["train", "--resume", "run", "--max-steps", "1000", "--quiet"]) == 0
 
 
 def test_training_outlives_weights_that_cannot_be_written(monkeypatch, tmp_path):

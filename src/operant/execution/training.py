@@ -428,9 +428,23 @@ class Training:
             self.write(self.evaluation.directory, keep=1, memory=False)
 
     def end(self, reason: str) -> Outcome:
-        """Save, and tell how the run ended."""
+        """Save, and tell how the run ended.
+
+        Raises:
+            OSError: the last checkpoint could not be written, as on a full disk.
+        """
         self.ended = reason
-        self.save()
+        try:
+            self.save()
+        except OSError as error:
+            assert self.directory is not None  # otherwise nothing is written
+            newest = checkpoint.latest(self.directory)
+            after = "begins anew: there is no other" if newest is None else f"goes on from {str(newest)!r}"
+            raise OSError(
+                error.errno,
+                f"{error.strerror or error}: the last checkpoint, at step {self.step}, could not be written to "
+                f"{str(self.directory)!r}. Make room there, then resume the run, which {after}.",
+            ) from error
         return self._outcome(reason)
 
     def _time(self) -> float:
