@@ -360,12 +360,11 @@ def _greeting(agent: str, run: RunConfig, environments: Environments, directory:
 def _presets(plan: Plan) -> Iterator[str]:
     """Say which tuned settings there are for a run that begins with the defaults of its algorithm."""
     if plan.resume is None and not plan.options:
-        names = [
-            p.name for p in presets.every() if (p.agent, p.settings["env"]) == (plan.agent, plan.run.env)
-        ]
+        here = plan.agent, plan.run.env
+        names = [p.name for p in presets.every() if (p.agent, p.settings["env"]) == here and not p.control]
         if names:
             flags = " or ".join(f"--preset {name}" for name in names)
-            yield f"These are {plan.agent}'s defaults. Settings measured on {plan.run.env}: {flags}; see operant list presets"
+            yield f"These are {plan.agent}'s defaults. Settings for {plan.run.env}: {flags}; what they came to: operant list presets"
 
 
 def resuming(directory: str | Path, agent: str, env: str) -> str:

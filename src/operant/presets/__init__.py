@@ -1,7 +1,7 @@
 """Tuned settings per algorithm and environment, each with the score that was measured with it.
 
 One JSON file per algorithm: preset name to `settings` (options of the run and of the algorithm) and `score` (what was measured,
-on how many seeds, with which version).
+on how many seeds, with which version). `"control": true` marks settings that must fail, which benchmarks compare with.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ class Preset(NamedTuple):
     """Options of the run and of the algorithm, by name."""
     score: str
     """What was measured with them."""
+    control: bool = False
+    """Whether they must fail, as a control of the benchmarks: nobody is to train with them."""
 
 
 def every() -> Iterator[Preset]:
@@ -31,7 +33,7 @@ def every() -> Iterator[Preset]:
         if file.name.endswith(".json"):
             agent = file.name.removesuffix(".json")
             for name, entry in json.loads(file.read_text(encoding="utf-8")).items():
-                yield Preset(agent, name, entry["settings"], entry["score"])
+                yield Preset(agent, name, entry["settings"], entry["score"], entry.get("control", False))
 
 
 def markdown(agents: Collection[str]) -> str:
