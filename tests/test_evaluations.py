@@ -134,6 +134,8 @@ def test_runs_are_listed(capsys):
     train(plan(max_steps=300, eval_frequency=200, eval_episodes=2, run_dir="runs/one"))
     (Path("runs") / "broken").mkdir()
     Path("runs/broken/run.json").write_text("{")
+    (Path("runs") / "other").mkdir()
+    Path("runs/other/run.json").write_text('{"agent": 3}')
     assert main(["list", "runs"]) == 0
     shown = capsys.readouterr().out
     (entry,) = runs_in("runs")
@@ -147,6 +149,8 @@ def test_runs_are_listed(capsys):
     mean = f"{np.mean(entry.rewards):.2f}"
     assert "a2c on jax:CartPole-v1, seed 1; max steps" in shown and shown.startswith("runs/one\n")
     assert f"mean reward {mean}, best evaluation {entry.best_evaluation:.2f}" in shown
+    assert "runs/broken\n    cannot be read: The run file 'runs/broken/run.json' is not JSON: " in shown
+    assert "runs/other\n    cannot be read: 'runs/other/run.json' does not describe a run.\n" in shown
     assert main(["list", "runs", "."]) == 0
     assert "There are no runs in" not in capsys.readouterr().out
     assert main(["list", "runs", "runs/one"]) == 0

@@ -175,11 +175,20 @@ def runs_in(place: str | Path) -> list[Entry]:
 
     What is no run, or cannot be read, is left out.
     """
-    found = []
-    for file in (*Path(place).glob("*/run.json"), *Path(place).glob("*/*/run.json")):
-        with contextlib.suppress(SpecError, CheckpointError, KeyError, TypeError):
+    return read_and_unread(place)[0]
+
+
+def read_and_unread(place: str | Path) -> tuple[list[Entry], dict[Path, str]]:
+    """Return the runs as `runs_in`, and by folder why others cannot be read."""
+    found, unread = [], {}
+    for file in sorted((*Path(place).glob("*/run.json"), *Path(place).glob("*/*/run.json"))):
+        try:
             found.append(_entry(file.parent, read_json(file, "run")))
-    return sorted(found, key=lambda entry: (entry.begun, entry.directory))
+        except (SpecError, CheckpointError) as error:
+            unread[file.parent] = str(error)
+        except (KeyError, TypeError):
+            unread[file.parent] = f"{str(file)!r} does not describe a run."
+    return sorted(found, key=lambda entry: (entry.begun, entry.directory)), unread
 
 
 def runs_within(directory: str | Path) -> str:

@@ -60,10 +60,11 @@ def _rows(what: str) -> tuple[tuple[str, ...], list[list[str]]]:
 
 def _runs(folder: Path, text: str) -> str:
     """Return lines for each run: folders are too long for a table."""
-    from operant.folder import runs_in
+    from operant.folder import read_and_unread
 
     shown = []
-    for run in runs_in(folder):
+    runs, unread = read_and_unread(folder)
+    for run in runs:
         mean = f"{sum(run.rewards) / len(run.rewards):.2f}" if run.rewards else "-"
         best = "" if run.best_evaluation is None else f", best evaluation {run.best_evaluation:.2f}"
         lines = (
@@ -72,6 +73,7 @@ def _runs(folder: Path, text: str) -> str:
             f"    {run.step:,} steps, {run.episodes:,} games, mean reward {mean}{best}",
         )
         shown.append("\n".join(lines))
+    shown += [f"{directory}\n    cannot be read: {reason}" for directory, reason in unread.items()]
     matching = [each for each in shown if text.lower() in each.lower()]
     if not matching and (folder / "run.json").is_file():
         beside = folder.parent if folder.name not in ("", "..") else folder.resolve().parent
