@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from operant import PPO
 from operant.envs import Environment, check_env, vector
 from operant.envs import gymnasium as adapter
 from operant.errors import EnvironmentError, SpaceError, SpecError
@@ -217,3 +218,28 @@ def test_atari_is_the_same_one_or_many():
     raw = Environment.create("ALE/Pong-v5")
     assert raw.states()["shape"] == [210, 160, 3]
     many.close()
+
+
+class Spaceless(gymnasium.Env):
+    """Forgets to set its spaces."""
+
+
+class Actionless(gymnasium.Env):
+    observation_space = spaces.Discrete(3)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda cls: PPO(cls()),
+        lambda cls: PPO(cls, n_envs=2),
+        lambda cls: Environment.create(environment=cls),
+        lambda cls: Environment.create(environment=gymnasium.wrappers.TimeLimit(cls(), 3)),
+        lambda cls: check_env(cls()),
+    ],
+)
+@pytest.mark.parametrize(("cls", "name"), [(Spaceless, "observation_space"), (Actionless, "action_space")])
+def test_an_environment_without_spaces_is_told_to_define_them(make, cls, name):
+    message = f"'{cls.__name__}' defines no {name}: set it in __init__ "
+    with pytest.raises((SpaceError, EnvironmentError), match=message):
+        make(cls)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import gymnasium
 import numpy as np
 
+from operant.envs import gymnasium as adapter
 from operant.envs.batched import Single, from_native
 from operant.envs.checked import Checked
 from operant.envs.environment import Environment
@@ -18,7 +19,7 @@ from operant.envs.source import Source
 from operant.envs.table import resolve
 from operant.envs.vector_env import Flat
 from operant.errors import EnvironmentError, OperantError, SpaceError, UsageError, whole
-from operant.spaces import Spaces, from_gymnasium, mask_name
+from operant.spaces import Spaces, mask_name
 
 
 def random_actions(
@@ -151,7 +152,7 @@ class _GymnasiumTrial:
         self._env, self._report = env, report
         self.limit = limit
         try:
-            self.spaces, self._codec = from_gymnasium(env.observation_space, env.action_space)
+            self.spaces, self._codec = adapter.spaces_of(env)
         except SpaceError as error:
             report.stop(str(error))
 

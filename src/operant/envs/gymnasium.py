@@ -17,8 +17,8 @@ from gymnasium.spaces import Box
 from gymnasium.wrappers import FrameStackObservation
 
 from operant.envs.environment import Environment
-from operant.errors import EnvironmentError, OperantError, SpecError, suggest
-from operant.spaces import Leaf, from_gymnasium
+from operant.errors import EnvironmentError, OperantError, SpaceError, SpecError, suggest
+from operant.spaces import Codec, Leaf, Spaces, from_gymnasium
 from operant.spaces.space import Flat
 from operant.spec import refuse_code
 
@@ -248,9 +248,7 @@ class Gymnasium(Environment):
     def __init__(self, env: gymnasium.Env, max_episode_timesteps: int | None = None) -> None:
         self.gymnasium = env
         self._info: Mapping[str, Any] = {}
-        self.spaces, self.codec = from_gymnasium(
-            env.observation_space, env.action_space, frames=stacked_frames(env)
-        )
+        self.spaces, self.codec = spaces_of(env)
         self._limit = own_limit(env) if max_episode_timesteps is None else max_episode_timesteps
 
     def __getattr__(self, name: str) -> Any:
@@ -299,6 +297,21 @@ class Gymnasium(Environment):
     def close(self) -> None:
         """Close the environment."""
         self.gymnasium.close()
+
+
+def spaces_of(env: gymnasium.Env) -> tuple[Spaces, Codec]:
+    """Return the spaces of an environment, and what converts to and from Gymnasium's values.
+
+    Raises:
+        SpaceError: it defines none, or one that cannot be served.
+    """
+    for name in ("observation_space", "action_space"):
+        if getattr(env, name, None) is None:
+            raise SpaceError(
+                f"{type(env.unwrapped).__name__!r} defines no {name}: set it in __init__ "
+                "(and call super().__init__() if a parent sets it)."
+            )
+    return from_gymnasium(env.observation_space, env.action_space, frames=stacked_frames(env))
 
 
 def own_limit(env: gymnasium.Env) -> int | None:

@@ -25,7 +25,7 @@ from operant.envs.infos import Infos
 from operant.envs.source import Source
 from operant.envs.vector_env import Check, Flat, Step, VectorEnv, seed_of
 from operant.errors import EnvironmentError, SpaceError, UsageError
-from operant.spaces import Codec, Spaces, from_gymnasium
+from operant.spaces import Codec, Spaces
 
 
 class Cell(Protocol):
@@ -61,8 +61,7 @@ class GymnasiumCell:
         self.env = env
         self.limit = limit
         self.info: Mapping[str, Any] = {}
-        frames = adapter.stacked_frames(env)
-        self.spaces, self._codec = from_gymnasium(env.observation_space, env.action_space, frames=frames)
+        self.spaces, self._codec = adapter.spaces_of(env)
         self.codec: Codec | None = self._codec
         self._encode = self._codec.observation.encode
         self._step = env.step
