@@ -104,6 +104,13 @@ def test_fit_needs_a_reason_to_stop(trained):
         trained[0].fit()
 
 
+def test_save_with_a_format_says_who_writes_it(trained):
+    with pytest.raises(UsageError, match=r"Received: format='onnx'.*Agent.load\(directory=...\).save\("):
+        trained[0].save("policy", format="onnx")
+    with pytest.raises(UsageError, match="save needs the argument 'directory'"):
+        trained[0].save()
+
+
 def test_a_number_alone_and_words_of_other_libraries_are_told_what_to_use(trained):
     agent = trained[0] if isinstance(trained, tuple) else trained
     with pytest.raises(

@@ -423,7 +423,8 @@ class Trainer:
             print(played)
         return played
 
-    def save(self, directory: str | Path) -> str:
+    @naming_misspelt
+    def save(self, directory: str | Path, **others: Any) -> str:
         """Write a checkpoint of everything that going on needs.
 
         `load` continues from it, and `Agent.load(directory)` makes an agent of it, which acts in a program and writes weights and policies
@@ -431,13 +432,21 @@ class Trainer:
 
         Args:
             directory: folder to which it is added, as `step-N`.
+            others: nothing: `format` and the like are arguments of an agent's `save`.
 
         Returns:
             The path of the checkpoint.
 
         Raises:
             SpecError: the folder cannot be made.
+            UsageError: there were other arguments.
         """
+        if others:
+            given = ", ".join(f"{name}={value!r}" for name, value in others.items())
+            raise UsageError(
+                f"save of {type(self).__name__} writes a checkpoint to a directory, and takes nothing else. Received: {given}. For weights or "
+                "a policy in another format: save(directory), then Agent.load(directory=...).save(directory=..., format=...)."
+            )
         training = self.session.training(self.run, Tracker(), None, self._progress)
         return str(training.write(Path(directory), keep=None, memory=self.run.save_memory))
 
