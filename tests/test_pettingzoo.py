@@ -211,7 +211,7 @@ def test_what_cannot_be_is_told():
         environment.execute([0, 0, 0])
     from operant.envs import vector
 
-    with pytest.raises(UsageError, match="has 3 actors"):
+    with pytest.raises(UsageError, match=r"has 3 actors.*Use Runner\(agent=..., environment=...\)"):
         vector.create(Meadow(), 1)
 
 

@@ -127,7 +127,8 @@ class EnvironmentCell:
     def __init__(self, env: Checked) -> None:
         if env.num_actors() > 1:
             raise UsageError(
-                f"{env.name!r} has {env.num_actors()} actors: it cannot be one of several environments in a vector."
+                f"{env.name!r} has {env.num_actors()} actors. Classes of algorithms, `operant train` and vectors take environments "
+                "of one actor. Use Runner(agent=..., environment=...): its agent acts for all of them."
             )
         self.env = env
         self.spaces = env.spaces
