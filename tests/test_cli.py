@@ -96,6 +96,20 @@ def test_light_config_is_the_algorithms_own(agent):
     assert [default(light, n) for n in options(light)] == [default(own, n) for n in options(own)]
 
 
+@pytest.mark.parametrize("word", ["-h", "--help"])
+@pytest.mark.parametrize(("command", "rest"), [("list", ["envs"]), ("list", ["runs", "runs"]), ("completion", ["bash"])])
+def test_help_is_given_behind_other_words(command, rest, word, capsys):
+    assert main([command]) == 0
+    shown = capsys.readouterr().out
+    assert main([command, *rest, word]) == 0
+    assert capsys.readouterr().out == shown
+
+
+def test_the_overview_says_all_that_can_be_listed(capsys):
+    assert main([]) == 0
+    assert "List agents, environments, presets or runs\n" in capsys.readouterr().out
+
+
 SEED_DEFAULTS = {  # the tables of the seed document
     "ppo": {
         "advantage_epsilon": (1e-8, "log_uniform"), "clip_norm": (0.1, "log_uniform"), "entropy_coef": (0.01, "log_uniform"),

@@ -23,7 +23,7 @@ COMMANDS = {
     "plot": "Plot learning curves and scores of runs",
     "run": "Run an agent in one or many environments, here or elsewhere",
     "serve": "Serve environments to agents on other machines",
-    "list": "List agents, environments or presets",
+    "list": "List agents, environments, presets or runs",
     "completion": "Print a script that completes command lines in bash, zsh or fish",
 }
 _MODULES = {

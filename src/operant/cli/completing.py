@@ -60,7 +60,7 @@ Write the script to where the shell looks for it, then open a new shell:
 
 def run(arguments: list[str]) -> int:
     """Print the script of a shell, or help when none is named."""
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if parse.asks_for_help(arguments):
         print(USAGE)
         return 0
     shell, *rest = arguments

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from operant import presets
 from operant.agents import AGENTS
-from operant.cli import tables
+from operant.cli import parse, tables
 from operant.errors import UsageError, suggest
 
 WHAT = {
@@ -20,7 +20,7 @@ WHAT = {
 
 def run(arguments: list[str]) -> int:
     """Print what there is."""
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if parse.asks_for_help(arguments):
         lines = ["Usage:", "    operant list <what> [text]", "    operant list runs [folder]", "", "What:"]
         lines += [f"    {name:<10} {text}" for name, text in WHAT.items()]
         note = "With a text, only lines that contain it. A folder's name after runs is the folder."
