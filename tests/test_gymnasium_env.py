@@ -1,5 +1,7 @@
 """Gymnasium's environments as `Environment`: the same numbers as Gymnasium itself, every kind of space, what to install."""
 
+import re
+
 import gymnasium
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from operant import PPO
 from operant.envs import Environment, check_env, vector
 from operant.envs import gymnasium as adapter
 from operant.errors import EnvironmentError, SpaceError, SpecError
+from operant.spaces import from_gymnasium
 
 
 class Cockpit(gymnasium.Env):
@@ -218,6 +221,35 @@ def test_atari_is_the_same_one_or_many():
     raw = Environment.create("ALE/Pong-v5")
     assert raw.states()["shape"] == [210, 160, 3]
     many.close()
+
+
+class Quest(gymnasium.Env):
+    """Says in words what is to be done, as MiniGrid does."""
+
+    observation_space = spaces.Dict(
+        {"direction": spaces.Discrete(4), "mission": spaces.Text(20), "speed": spaces.Box(0.0, 1.0, (2,))}
+    )
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"direction": 1, "mission": "go", "speed": np.zeros(2, np.float32)}, {}
+
+
+def test_an_entry_of_text_is_left_out_as_its_refusal_says():
+    with pytest.raises(SpaceError, match="space 'mission' must be a Box") as refused:
+        Environment.create(environment=Quest())
+    told = re.search(r"or leave it out: (gymnasium\S+\(env, .*\))\.$", str(refused.value))
+    environment = Environment.create(environment=eval(told[1], {"gymnasium": gymnasium, "env": Quest()}))
+    assert environment.reset().keys() == {"direction", "speed"}
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Text(20), spaces.Dict(a=spaces.Dict(b=spaces.Text(2)), c=spaces.Discrete(2))]
+)
+def test_what_no_filter_leaves_out_is_not_told_to_be(space):
+    with pytest.raises(SpaceError, match=r"Convert it with a wrapper\.$"):
+        from_gymnasium(space, spaces.Discrete(2))
 
 
 class Spaceless(gymnasium.Env):

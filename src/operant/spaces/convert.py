@@ -318,6 +318,18 @@ class _Reader:
         self.masks: dict[str, list[Mask]] = {}
         self.found: list[str] = []
         self.stacks = 0
+        self.beside: list[Any] = []
+        """Keys of the entries that can be served, where there are several."""
+        from gymnasium import spaces
+
+        self.readers: dict[type, Callable[[Any, str], tuple[Any, Node]]] = {
+            spaces.Dict: lambda s, n: self._branches(s.spaces, n),
+            spaces.Tuple: self._tuple,
+            spaces.Discrete: self._discrete,
+            spaces.MultiDiscrete: lambda s, n: self._choices(s, n, s.nvec, s.start),
+            spaces.MultiBinary: self._bool,
+            spaces.Box: self._box,
+        }
 
     def read(self, space: Any, name: str) -> tuple[Any, Node]:
         """Return the leaves (None for a mask) and the parts of a space.
@@ -328,16 +340,8 @@ class _Reader:
         """
         from gymnasium import spaces
 
-        readers: list[tuple[type, Callable[[Any, str], tuple[Any, Node]]]] = [
-            (spaces.Dict, lambda s, n: self._branches(s.spaces, n)),
-            (spaces.Tuple, self._tuple),
-            (spaces.Discrete, self._discrete),
-            (spaces.MultiDiscrete, lambda s, n: self._choices(s, n, s.nvec, s.start)),
-            (spaces.MultiBinary, self._bool),
-            (spaces.Box, self._box),
-        ]
         where = f" {name!r}" if name else ""
-        for cls, reader in readers:
+        for cls, reader in self.readers.items():
             if not isinstance(space, cls):
                 continue
             if cls in (spaces.Dict, spaces.Tuple):
@@ -357,12 +361,20 @@ class _Reader:
                 ) from None
         raise SpaceError(
             f"The {self.kind} space{where} must be a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple. "
-            f"Received: {space!r}. Convert it with a wrapper."
+            f"Received: {space!r}. Convert it with a wrapper{self._left_out(name)}."
         )
+
+    def _left_out(self, name: str) -> str:
+        """Return how to leave out an entry of the observation that cannot be served; nothing where it is no entry, or a nested one."""
+        if self.kind != "state" or not self.beside or "/" in name:
+            return ""
+        return f", or leave it out: gymnasium.wrappers.FilterObservation(env, filter_keys={self.beside})"
 
     def _branches(self, branches: Mapping[Any, Any], name: str) -> tuple[Any, Node]:
         tree: dict[str, Any] = {}
         node: dict[Any, Node] = {}
+        if not name:
+            self.beside = [key for key, branch in branches.items() if isinstance(branch, tuple(self.readers))]
         for original, branch in branches.items():
             key = str(original).replace("/", "_") or "_"
             key = f"{key}_" if key in RESERVED else key
