@@ -88,6 +88,34 @@ def test_help_fits_the_terminal_and_wraps():
     assert len(table.splitlines()) > 6
 
 
+@pytest.mark.parametrize("command", [["train", "ppo"], ["list", "presets"], ["run"]])
+def test_in_a_narrow_terminal_help_stands_below(command, capsys, monkeypatch):
+    shown = {}
+    for columns in ("60", "80"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert main(command) == 0
+        shown[columns] = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 60 for line in shown["60"] if not line.startswith("    operant"))
+    assert len(shown["60"]) <= len(shown["80"]) * 1.1
+    assert not any(line.startswith("|") for line in shown["60"])
+
+
+def test_help_below_its_flag():
+    rows = [["-l, --lr", "Learning rate of the optimizer, or a schedule of it", "0.001", "log_uniform"]]
+    assert tables.table(
+        "train ppo", ("flags", "help", "default", "hp_type"), rows, width=40
+    ).splitlines() == [
+        "train ppo",
+        "",
+        "flags  default  hp_type",
+        "    help",
+        "",
+        "-l, --lr  0.001  log_uniform",
+        "    Learning rate of the optimizer, or a",
+        "    schedule of it",
+    ]
+
+
 @pytest.mark.parametrize("agent", AGENTS)
 def test_light_config_is_the_algorithms_own(agent):
     """The class read for help without JAX has the fields of the one that trains."""
@@ -97,7 +125,9 @@ def test_light_config_is_the_algorithms_own(agent):
 
 
 @pytest.mark.parametrize("word", ["-h", "--help"])
-@pytest.mark.parametrize(("command", "rest"), [("list", ["envs"]), ("list", ["runs", "runs"]), ("completion", ["bash"])])
+@pytest.mark.parametrize(
+    ("command", "rest"), [("list", ["envs"]), ("list", ["runs", "runs"]), ("completion", ["bash"])]
+)
 def test_help_is_given_behind_other_words(command, rest, word, capsys):
     assert main([command]) == 0
     shown = capsys.readouterr().out

@@ -95,8 +95,21 @@ def option_rows(
     return sorted(rows, key=lambda row: row[0][row[0].index("--") :])
 
 
+def _stacked(cells: Sequence[str], width: int) -> list[str]:
+    """Return the lines of a row of which the second cell stands below the others."""
+    whole = "  ".join(cell for i, cell in enumerate(cells) if i != 1)
+    return [
+        *textwrap.wrap(
+            whole, width, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False
+        ),
+        *(f"    {line}" for line in wrap(cells[1], max(10, width - 4))),
+    ]
+
+
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     """Return a pipe table under a title; long help is wrapped so that it fits the terminal.
+
+    In a terminal of less than 80 columns help would become very tall: where it is long, it stands below the other cells instead.
 
     Args:
         title: line above.
@@ -109,6 +122,10 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], widt
     widths = {i: max(len(header[i]), *(len(row[i]) for row in rows)) for i in others}
     frame = 3 * len(header) + 1
     room = max(10, width - frame - sum(widths.values()))
+    if width < 80 and any(len(row[1]) > room for row in rows):
+        return "\n".join(
+            [title, "", *_stacked(header, width), "", *(x for row in rows for x in _stacked(row, width))]
+        )
     wrapped = [[wrap(row[1], room), row] for row in rows]
     widths[1] = max(len(header[1]), *(len(line) for lines, _ in wrapped for line in lines))
 
