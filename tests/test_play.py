@@ -117,6 +117,18 @@ def test_videos_and_pictures_show_the_episode(trained, tmp_path):
     assert [path.name for path in again.files] == ["episode-002.mp4"]  # earlier ones are kept
 
 
+@pytest.mark.parametrize(
+    "make", [lambda place: Video(place, 30), lambda place: Pictures(place, 1), lambda place: Window("", 0.0)]
+)
+def test_what_shows_episodes_looks_for_no_sound(make, tmp_path, monkeypatch):
+    monkeypatch.setenv("SDL_AUDIODRIVER", "alsa")
+    make(tmp_path)
+    assert os.environ["SDL_AUDIODRIVER"] == "alsa"  # the user's own choice
+    monkeypatch.delenv("SDL_AUDIODRIVER")
+    make(tmp_path)
+    assert os.environ["SDL_AUDIODRIVER"] == "dummy"
+
+
 def test_odd_sizes_become_videos_too(tmp_path):
     pytest.importorskip("imageio_ffmpeg", reason="needs the extra 'video'")
     import imageio_ffmpeg

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,7 @@ class Video:
         self.fps = fps
         self.files: list[Path] = []
         self._writer: Any = None
+        _leave_sound()
         _needs("imageio_ffmpeg", "video_dir", "video")
 
     def frame(self, picture: np.ndarray, number: int) -> None:
@@ -75,6 +77,7 @@ class Pictures:
         self.frequency = frequency
         self.files: list[Path] = []
         self._episode = 0
+        _leave_sound()
         _needs("PIL", "frame_dir", "video")
 
     def frame(self, picture: np.ndarray, number: int) -> None:
@@ -101,6 +104,7 @@ class Window:
         self.delay = delay
         self.files: list[Path] = []
         self._screen: Any = None
+        _leave_sound()
         _needs("pygame", "render", "classic")
 
     def frame(self, picture: np.ndarray, number: int) -> None:
@@ -125,6 +129,11 @@ class Window:
 
     def end(self) -> None:
         """Leave the last frame standing."""
+
+
+def _leave_sound() -> None:
+    """Keep SDL, with which environments draw, from looking for sound: where there is none, libraries complain of it at length."""
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 
 
 def _needs(module: str, name: str, extra: str) -> None:
