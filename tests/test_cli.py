@@ -388,6 +388,7 @@ def test_a_flag_of_the_library_before_is_understood():
     ("words", "told"),
     [
         (["--env", "CartPole-v1"], "--preset cartpole or --preset cartpole-500k"),
+        (["--env", "CartPole"], "Settings for CartPole-v1: --preset cartpole or"),
         (["--env", "CartPole-v1", "--gamma", "0.9"], None),
         (["--env", "Acrobot-v1"], None),
         (["--env", "MountainCar-v0"], None),  # of which the only preset is one that must fail
@@ -399,6 +400,16 @@ def test_who_trains_with_defaults_is_told_of_presets(words, told, capsys, tmp_pa
     said = capsys.readouterr().out
     assert ("Settings for" in said) == (told is not None)
     assert told is None or told in said
+    env = json.loads((tmp_path / "run" / "run.json").read_text())["run"]["env"]
+    assert env == {"CartPole": "CartPole-v1", "cartpole": "CartPole-v1"}.get(words[1], words[1])
+
+
+def test_an_id_without_version_is_that_of_the_latest():
+    from operant.envs.table import full_id
+
+    assert full_id("CartPole") == "CartPole-v1"
+    for name in ("CartPole-v0", "jax:CartPole-v1", "my_env:Line", "my_env.Line", "env.json", "Nothing", ""):
+        assert full_id(name) == name
 
 
 def test_train_writes_a_run_that_an_agent_loads_and_that_resumes(capsys, tmp_path, monkeypatch):

@@ -473,6 +473,7 @@ def test_a_run_plays_in_its_own_environment(tmp_path, capsys):
     config = PlayConfig(run_dir=path, env_kwargs={"sutton_barto_reward": False})
     played = play(config)
     assert played.rewards == played.lengths
+    assert play(PlayConfig(run_dir=path, env="CartPole")).rewards == [-1.0]  # the same by another name
     assert play(PlayConfig(run_dir=path, env="CartPole-v0", episodes=1)).rewards != [
         -1.0
     ]  # another environment

@@ -326,7 +326,7 @@ def environment(config: PlayConfig, given: Any = None) -> VectorEnv:
     """
     from operant.envs import vector
     from operant.envs.games import whole_games
-    from operant.envs.table import resolve
+    from operant.envs.table import full_id, resolve
 
     name = config.env if given is None else given
     told = {"preprocess": config.preprocess, "max_frame": config.max_frame}
@@ -337,7 +337,7 @@ def environment(config: PlayConfig, given: Any = None) -> VectorEnv:
 
         record = read_json(file, "run")
         saved = record["run"]
-        if name in ("", saved["env"]):
+        if name == "" or (isinstance(name, str) and full_id(name) == full_id(saved["env"])):
             told = {key: value or bool(saved.get(key, False)) for key, value in told.items()}
             lives = bool(saved.get("episodic_life", True))
             limit = saved.get("max_episode_timesteps") if limit is None else limit

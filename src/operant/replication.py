@@ -58,7 +58,8 @@ def replicate(plan: Plan, n_seeds: int, command: str | None = None) -> Replicate
     Raises:
         OperantError: the plan cannot be carried out.
     """
-    run = plan.run
+    run = plan.run.replace(env=table.full_id(plan.run.env))
+    plan = plan._replace(run=run)
     for name in SINGLE:
         if getattr(run, name) not in (None, ()):
             raise UsageError(

@@ -13,6 +13,7 @@ from operant import checkpoint, presets, runtime
 from operant.agents import config_class
 from operant.agents.learner import Learner
 from operant.agents.making import Definition, define
+from operant.envs.table import full_id, is_own
 from operant.envs.vector_env import VectorEnv
 from operant.errors import SpecError, UsageError, value_error
 from operant.execution.config import PROCESSES, TOGETHER, RunConfig, with_effect
@@ -153,6 +154,8 @@ def train(plan: Plan, command: str | None = None) -> Result:
         raise value_error("eval_frequency", must, run.eval_frequency)
     if run.seed is None:
         run = run.replace(seed=secrets.randbelow(2**31))
+    if plan.resume is None:
+        run = run.replace(env=full_id(run.env))
     definition = define(plan.agent, **plan.options)
     # Of several processes that train together one writes, and makes the folder.
     first = run.coordinator is None or runtime.join(run.coordinator, run.n_processes, run.process_id)
@@ -199,7 +202,7 @@ def _train(
         training.sinks = sinks
         try:
             sinks.message(_greeting(definition.name, run, environments, directory))
-            for text in (*_presets(plan), *definition.remarks(training.own_steps)):
+            for text in (*_presets(plan, run.env), *definition.remarks(training.own_steps)):
                 sinks.message(text)
             if training.memory_anew:
                 sinks.message(
@@ -357,20 +360,18 @@ def _greeting(agent: str, run: RunConfig, environments: Environments, directory:
     return f"Training {agent} on {run.env}: {run.n_envs} environment{'s' if run.n_envs > 1 else ''}, {environments.how}; seed {run.seed}; run {directory}"
 
 
-def _presets(plan: Plan) -> Iterator[str]:
+def _presets(plan: Plan, env: str) -> Iterator[str]:
     """Say which tuned settings there are for a run that begins with the defaults of its algorithm."""
     if plan.resume is None and not plan.options:
-        here = plan.agent, plan.run.env
+        here = plan.agent, env
         names = [p.name for p in presets.every() if (p.agent, p.settings["env"]) == here and not p.control]
         if names:
             flags = " or ".join(f"--preset {name}" for name in names)
-            yield f"These are {plan.agent}'s defaults. Settings for {plan.run.env}: {flags}; what they came to: operant list presets"
+            yield f"These are {plan.agent}'s defaults. Settings for {env}: {flags}; what they came to: operant list presets"
 
 
 def resuming(directory: str | Path, agent: str, env: str) -> str:
     """Return the command that continues a run; what is of the user's modules is named in it."""
-    from operant.envs.table import is_own
-
     words = ["operant train", *([agent] if is_own(agent) else []), f"--resume {directory}"]
     return " ".join([*words, *([f"--env {env}"] if is_own(env) else [])])
 

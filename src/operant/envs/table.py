@@ -165,6 +165,16 @@ def _named(name: str, given: dict[str, Any]) -> tuple[Any, str, str]:
     raise _unknown(name)
 
 
+def full_id(name: str) -> str:
+    """Return an id of Gymnasium with its version, the latest where it was left out; any other name as it is.
+
+    Raises:
+        SpecError: the id belongs to a package that is not installed.
+    """
+    spec = None if ":" in name or _looks_importable(name) else adapter.find(name)
+    return name if spec is None else spec.id
+
+
 def is_own(name: object) -> bool:
     """Tell whether a specification names a module before what is of it: ``module:Name``, ``module:Id-v0``."""
     if not isinstance(name, str) or native_ids.is_native(name):
