@@ -171,6 +171,14 @@ def test_files_of_trials_have_their_number():
 # The search, with pretended trials
 
 
+@pytest.mark.parametrize("settings", [{}, {"lr": 0.1}])
+def test_a_study_with_nothing_to_search_says_so(settings, here, capsys):
+    tune(planned(config={"n_trials": 1}, quiet=False, **settings))
+    assert ("Nothing is searched: trials differ by their seeds alone." in capsys.readouterr().out) == bool(
+        settings
+    )
+
+
 @pytest.mark.slow
 def test_a_study_records_what_its_trials_were(here, capsys):
     tuned = tune(

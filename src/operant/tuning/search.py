@@ -74,6 +74,10 @@ class Search:
             + (f", scored by {config.trial_episodes} episodes" if config.trial_episodes else "")
             + f", {config.n_jobs} at a time"
         )
+        if not self.plan.ranges:
+            self.say(
+                "Nothing is searched: trials differ by their seeds alone. Give an option several values: --<option> <value> <value>"
+            )
         while not self.stopped and (self._left or self._running):
             while self._left and len(self._running) < config.n_jobs and not self.stopped:
                 self._begin()
