@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -362,3 +363,46 @@ def test_a_rate_that_plateaus_reduced_is_that_which_is_given(tmp_path, monkeypat
     assert np.isclose(reduced("run/checkpoints"), 0.0025).any()
     assert main(["train", "--resume", "run", "--max-steps", "900", "--lr", "0.25"]) == 0
     assert 0.25 in reduced("run/checkpoints").tolist()
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    """A run with some episodes, of an agent that learns nothing."""
+    folder = tmp_path_factory.mktemp("short") / "run"
+    words = ["train", "random", "--env", "jax:CartPole-v1", "--max-steps", "400", "--seed", "1", "--run-dir"]
+    assert main([*words, str(folder)]) == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("saved", "part"),
+    [({"agent": 3}, "agent"), ({"agent": {"type": "random"}, "run": 3}, "run"), ({}, "agent")],
+)
+@pytest.mark.parametrize("command", [["train", "--resume"], ["play"], ["replay"], ["plot"]])
+def test_a_file_that_describes_no_run_is_refused(command, saved, part, short, tmp_path, capsys):
+    run = shutil.copytree(short, tmp_path / "run")
+    (run / "run.json").write_text(json.dumps(saved))
+    assert main([*command, str(run)]) == 2
+    assert (
+        f"run.json' does not describe a run: {part!r} must be an object with a string"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_part_of_the_history_that_is_cut_off_is_named_with_what_to_do(short, tmp_path, capsys):
+    run = shutil.copytree(short, tmp_path / "run")
+    part = run / "history.parquet" / "part-000000.parquet"
+    part.write_bytes(part.read_bytes()[:100])
+    words = ["train", "--resume", str(run), "--max-steps", "800"]
+    assert main(words) == 2
+    message = capsys.readouterr().err
+    assert f"The history file {part} cannot be read: " in message
+    assert message.endswith(". Move it elsewhere to go on without its episodes.\n")
+    part.rename(tmp_path / "moved.parquet")
+    assert main(words) == 0
+    games = checkpoint.read_header(checkpoint.latest(short / "checkpoints"))["training"]["score"]["episodes"]
+    told = f"The run's history is not there, and begins anew: its {games} games so far are in no row"
+    assert told in capsys.readouterr().out
+    assert read_history(run / "history.parquet")["step"].min() > 400
+    assert main([*words[:-1], "1200"]) == 0
+    assert "begins anew" not in capsys.readouterr().out

@@ -20,6 +20,7 @@ from operant.execution.records import Origin
 from operant.execution.training import Training
 from operant.spec import plain, read_json
 from operant.tracking.history import check_place
+from operant.tracking.runs import read_run
 
 LIMITS = ("max_steps", "target_reward", "n_devices", "eval_frequency", "eval_episodes")
 """Options of a run that hold from one resumption to the next unless they are changed again."""
@@ -183,7 +184,7 @@ def read_and_unread(place: str | Path) -> tuple[list[Entry], dict[Path, str]]:
     found, unread = [], {}
     for file in sorted((*Path(place).glob("*/run.json"), *Path(place).glob("*/*/run.json"))):
         try:
-            found.append(_entry(file.parent, read_json(file, "run")))
+            found.append(_entry(file.parent, read_run(file)))
         except (SpecError, CheckpointError) as error:
             unread[file.parent] = str(error)
         except (KeyError, TypeError):

@@ -333,9 +333,9 @@ def environment(config: PlayConfig, given: Any = None) -> VectorEnv:
     limit, lives = config.max_episode_timesteps, True
     file = Path(config.run_dir or "") / "run.json"
     if config.run_dir is not None and file.is_file():
-        from operant.spec import read_json
+        from operant.tracking.runs import read_run
 
-        record = read_json(file, "run")
+        record = read_run(file)
         saved = record["run"]
         if name == "" or (isinstance(name, str) and full_id(name) == full_id(saved["env"])):
             told = {key: value or bool(saved.get(key, False)) for key, value in told.items()}

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from operant.agents import resolve
 from operant.errors import SpecError, UsageError
-from operant.spec import Config, option, read_json
+from operant.spec import Config, option
+from operant.tracking.runs import read_run
 
 if TYPE_CHECKING:
     import numpy as np
@@ -137,7 +138,7 @@ def _record(directory: Path) -> Record:
             f"There is no run in {str(directory)!r}: run.json is missing.{runs_within(directory)}"
         )
     run = resumed(directory, {}).run
-    data = read_json(directory / "run.json", "run")
+    data = read_run(directory / "run.json")
     newest = checkpoint.latest(directory / "checkpoints")
     if newest is None:
         raise SpecError(f"{str(directory)!r} cannot be replayed: it has no checkpoint to compare with.")

@@ -23,10 +23,10 @@ from operant.execution.records import Origin
 from operant.execution.training import Training
 from operant.folder import BEST, LIMITS, claimed, describe, describe_resume, held, history_held, runs_within
 from operant.session import Session
-from operant.spec import Schedule, effective, options, plain, read_json, traced
+from operant.spec import Schedule, effective, options, plain, traced
 from operant.tracking import History, Tracker
 from operant.tracking.history import check_place, end_of
-from operant.tracking.runs import EVALUATIONS
+from operant.tracking.runs import EVALUATIONS, read_run
 from operant.tracking.sinks import tracker
 
 RESUMABLE = frozenset(
@@ -73,7 +73,7 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
         raise SpecError(
             f"There is no run to resume in {str(directory)!r}: {file.name} is missing.{runs_within(directory)}"
         )
-    saved = read_json(file, "run")
+    saved = read_run(file)
     changed = [part.get("options", {}) for part in saved.get("resumed", [])]
     agent = {**saved["agent"], **{n: v for part in changed for n, v in part.items()}}
     known = options(RunConfig)
@@ -198,6 +198,7 @@ def _train(
             describe_resume(directory, training, run, command, changed)
         else:
             describe(directory, definition.to_dict(), run, environments, command, origin=origin)
+        begins_anew = plan.resume is not None and _lost_history(directory, run, training)
         sinks = tracker(directory, run, training, plan.resume is not None)
         training.sinks = sinks
         try:
@@ -207,6 +208,10 @@ def _train(
             if training.memory_anew:
                 sinks.message(
                     "The replay memory begins anew: the run's checkpoints leave it out (--no-save-memory)"
+                )
+            if begins_anew:
+                sinks.message(
+                    f"The run's history is not there, and begins anew: its {training.progress.score.episodes} games so far are in no row"
                 )
             if origin.step:
                 sinks.message(
@@ -337,6 +342,12 @@ def _in_full(agent: Mapping[str, Any]) -> dict[str, Any]:
         name: plain(Schedule.read(x)) if name in numbers and isinstance(x, Mapping) else x
         for name, x in agent.items()
     }
+
+
+def _lost_history(directory: Path, run: RunConfig, training: Training) -> bool:
+    """Tell whether a run that is resumed has had episodes, and its history is gone."""
+    history = Path(run.history_checkpoint or directory / "history.parquet")
+    return training.progress.score.episodes > 0 and not any(history.glob("*.parquet"))
 
 
 def _refuse_rows_of_others(training: Training) -> None:

@@ -239,6 +239,12 @@ def _joined(tables: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables(filled)
 
 
+def _unreadable(part: Path, error: Exception) -> SpecError:
+    """Return the error of a file that cannot be read; of one of several, with what to do without it."""
+    remedy = " Move it elsewhere to go on without its episodes." if _PART.fullmatch(part.name) else ""
+    return SpecError(f"The history file {part} cannot be read: {str(error).rstrip('.')}.{remedy}")
+
+
 def _check_columns(part: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -246,7 +252,7 @@ def _check_columns(part: Path) -> None:
     try:
         names = set(pq.read_schema(part).names)
     except (pa.ArrowException, OSError) as error:
-        raise SpecError(f"The history file {part} cannot be read: {error}") from None
+        raise _unreadable(part, error) from None
     others = {name for name in names - COLUMNS.keys() - OPTIONAL.keys() if not name.startswith(INFO)}
     if not COLUMNS.keys() <= names or others:
         raise SpecError(
@@ -271,7 +277,7 @@ def _read(parts: Sequence[Path]) -> pa.Table:
             own = pa.schema([*schema, *((name, pa.float64()) for name in told)])
             tables.append(table.select(own.names).cast(own))
         except (pa.ArrowException, OSError) as error:
-            raise SpecError(f"The history file {part} cannot be read: {error}") from None
+            raise _unreadable(part, error) from None
     return _joined(tables) if tables else schema.empty_table()
 
 

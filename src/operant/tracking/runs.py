@@ -59,6 +59,22 @@ def read(paths: Sequence[str | Path], evaluations: bool = False) -> list[Run]:
     return list(by_history.values())
 
 
+def read_run(file: Path) -> dict[str, Any]:
+    """Return what the `run.json` of a run says.
+
+    Raises:
+        SpecError: it cannot be read, or does not describe a run.
+    """
+    saved = read_json(file, "run")
+    for part, needed in (("agent", "type"), ("run", "env")):
+        if not isinstance(saved.get(part), dict) or not isinstance(saved[part].get(needed), str):
+            raise SpecError(
+                f"{str(file)!r} does not describe a run: {part!r} must be an object with a string {needed!r}. Restore the file, or "
+                "give another run."
+            )
+    return saved
+
+
 def _places(path: Path) -> list[Path]:
     """Return the runs that a path stands for."""
     if not path.exists():
@@ -77,7 +93,7 @@ def _read(path: Path, among: Sequence[Path], evaluations: bool) -> tuple[Path, R
     """Return the place of a run's history, and the run."""
     if path.suffix == ".parquet":
         return path, Run(path, "", _name(path, among), {}, read_history(path))
-    saved = read_json(path / "run.json", "run")
+    saved = read_run(path / "run.json")
     try:
         agent, run = dict(saved["agent"]), dict(saved["run"])
         kind, env = agent.pop("type"), run["env"]
