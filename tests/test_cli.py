@@ -728,6 +728,30 @@ def test_help_loads_neither_jax_nor_keras():
     assert result.stderr.strip() == "[]"
 
 
+@pytest.mark.parametrize("module", ["operant.errors", "operant.interruption", "operant.cli.listing"])
+def test_an_interrupt_while_modules_load_is_told_in_a_line(module):
+    code = f"""if True:
+        import sys
+        class Pressed:
+            def find_spec(self, name, *rest):
+                if name == {module!r}:
+                    raise KeyboardInterrupt
+        sys.meta_path.insert(0, Pressed())
+        from operant.cli import main
+        sys.argv = ["operant", "list", "agents"]
+        main()
+    """
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "operant: interrupted\n")
+
+
+def test_a_command_begins_without_modules_that_take_time():
+    code = "import sys; before = {*sys.modules}; import operant.cli; print(*sorted({*sys.modules} - before))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"typing", "inspect", "operant.errors"} & {*result.stdout.split()}
+    assert "operant.cli" in result.stdout.split()
+
+
 @pytest.mark.slow
 def test_interrupt_saves_and_says_how_to_continue(tmp_path):
     import os

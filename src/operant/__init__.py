@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import TYPE_CHECKING, Any
 
 from operant import legacy
+
+TYPE_CHECKING = False  # as that of typing, which takes its time to import
 
 __version__ = "0.1.0"
 
@@ -17,6 +18,8 @@ __version__ = "0.1.0"
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from operant import agents as agents
     from operant.agent import Agent as Agent
     from operant.envs import Environment as Environment

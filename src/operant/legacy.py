@@ -8,8 +8,11 @@ from __future__ import annotations
 import importlib
 import sys
 import types
-from collections.abc import Iterable
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
 
 PATHS: dict[str, dict[str, str]] = {
     "utils": {},

@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
 
-from operant import interruption
-from operant.errors import OperantError, UsageError, suggest
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 COMMANDS = {
     "train": "Train given an agent and environment",
@@ -45,6 +44,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     What the system refuses (a folder that cannot be written to, a full disk) is told in one line, as a failure. Other
     exceptions are faults of operant or of the user's own classes, and are shown with their traceback.
     """
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:
+        print("operant: interrupted", file=sys.stderr)
+        if argv is None:  # in the midst of compiling, XLA's threads do not outlive Python's own end
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(130)
+        return 130
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    # Whatever takes time to import is imported here: a Ctrl-C meanwhile is one of the command.
+    import contextlib
+
+    from operant import interruption
+    from operant.errors import OperantError
+
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         with contextlib.suppress(ValueError):  # not in the main thread
@@ -57,13 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OperantError as error:
         print(f"operant: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("operant: interrupted", file=sys.stderr)
-        if argv is None:  # in the midst of compiling, XLA's threads do not outlive Python's own end
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(130)
-        return 130
     except BrokenPipeError:  # the reader of a pipe went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -75,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     from operant.cli import tables
+    from operant.errors import UsageError, suggest
 
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(tables.base_help(COMMANDS))
