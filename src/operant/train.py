@@ -326,7 +326,7 @@ def _restored(training: Training, directory: Path, changed: Collection[str] = ()
         here = plain(training.specification["agent"])
         training.restore(newest, {*changed, *(n for n in here if there.get(n) != here[n])})
     elif training.run.history_checkpoint is not None:
-        origin = read_json(directory / "run.json", "run").get("origin")
+        origin = read_run(directory / "run.json").get("origin")
         if origin is None:
             raise SpecError(
                 f"There is no checkpoint to resume from in {str(directory / 'checkpoints')!r}. Train anew, in another folder."
