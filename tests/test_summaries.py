@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from operant import Agent
 from operant.errors import SpecError, UsageError
+from operant.summaries import Summarizer, SummarizerConfig
 
 STATE = {"type": "float", "shape": (3,)}
 CHOICE = {"type": "int", "num_values": 3}
@@ -72,6 +74,25 @@ def test_every_label_is_recorded(tmp_path):
     assert f"{variables[0]}-histogram" in events.Tags()["histograms"]
     graph = events.Tensors("graph/text_summary")[0].tensor_proto.string_val[0].decode()
     assert "dense" in graph and "model" in graph
+
+
+def test_a_full_disk_is_outlived(tmp_path):
+    """Files may not grow for a while, as on a full disk: nobody waits, and what they did not take follows."""
+    config = {"directory": str(tmp_path), "labels": ["reward"], "frequency": 1}
+    summarizer = Summarizer(SummarizerConfig.parse(config), 1)
+    summarizer.observe(0, 1.0, 0)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    room = max(file.stat().st_size for file in summarizer.folder.iterdir())
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        with pytest.warns(RuntimeWarning, match="A summary waits for .*: .*File too large"):
+            for _ in range(30):
+                summarizer.observe(0, 2.0, 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    summarizer.observe(0, 3.0, 1)
+    summarizer.close()
+    assert [e.value for e in read(summarizer.folder).Scalars("reward")] == [1.0] + [2.0] * 30 + [3.0]
 
 
 def test_only_the_labels_asked_for(tmp_path):

@@ -35,6 +35,7 @@ import numpy as np
 
 from operant.checkpoint import durable
 from operant.errors import SpecError, suggest, value_error
+from operant.events import PREFIX, EventFile
 from operant.spec import Config, build, option
 
 METRICS: dict[str, tuple[str, ...]] = {
@@ -53,8 +54,9 @@ ALIASES = {"losses": "loss", "rewards": "reward"}
 TYPES = ("scalar", "histogram", "image", "audio", "text")
 MARKER = ".operant"
 """File in each agent's folder: holds the name that the folder was given, and is locked as long as the agent writes there."""
-EVENTS = "events.out.tfevents."
-"""How the names of event files begin."""
+_SIZES = np.geomspace(1e-12, 1e20, 774)
+EDGES = np.concatenate([-_SIZES[::-1], [0.0], _SIZES])
+"""Edges of histograms' bins, as TensorFlow has them: numbers of all sizes."""
 
 
 class SummarizerConfig(Config):
@@ -115,16 +117,12 @@ class Summarizer:
     """
 
     def __init__(self, config: SummarizerConfig, actors: int) -> None:
-        from tensorboardX import SummaryWriter
-
         self.config = config
         self._labels = config.chosen
         root = Path(config.directory)
         self.folder = _new_folder(root / time.strftime(config.filename))
         self._release = weakref.finalize(self, _claim(self.folder))
-        self._writer = SummaryWriter(
-            str(self.folder), flush_secs=config.flush, filename_suffix=f".{time.time_ns()}"
-        )
+        self._file = EventFile(self.folder, seconds=config.flush)
         made = sorted((p for p in root.glob("summary-*") if _is_made(p)), key=_order)
         for folder in made[: -config.max_summaries]:
             if folder != self.folder:
@@ -141,7 +139,7 @@ class Summarizer:
     def graph(self, text: str) -> None:
         """Write the networks' layers."""
         if "graph" in self._labels:
-            self._writer.add_text("graph", f"```\n{text}\n```", 0)
+            self._add("text", "graph", f"```\n{text}\n```", 0)
 
     def go_on(self, timesteps: int, episodes: int) -> None:
         """Count on from here, where more happened than was observed.
@@ -159,10 +157,10 @@ class Summarizer:
         self._lengths[actor] += 1
         if "reward" in self._labels:
             if self._steps % self.config.frequency == 0:
-                self._writer.add_scalar("reward", reward, self._steps)
+                self._add("scalar", "reward", reward, self._steps)
             if terminal:
-                self._writer.add_scalar("episode-return", float(self._returns[actor]), self._episodes + 1)
-                self._writer.add_scalar("episode-length", int(self._lengths[actor]), self._episodes + 1)
+                self._add("scalar", "episode-return", float(self._returns[actor]), self._episodes + 1)
+                self._add("scalar", "episode-length", int(self._lengths[actor]), self._episodes + 1)
         if terminal:
             self._episodes += 1
             self._returns[actor], self._lengths[actor] = 0.0, 0
@@ -183,15 +181,15 @@ class Summarizer:
         begins = tuple(begin for label in self._labels for begin in METRICS.get(label, ()))
         for name, value in metrics.items():
             if name.startswith(begins):
-                self._writer.add_scalar(name, value, number)
+                self._add("scalar", name, value, number)
         for name, x in weights.items():
             if "variables" in self._labels:
-                self._writer.add_scalar(f"variables/{name}", float(np.mean(x)), number)
-                self._writer.add_histogram(f"variables/{name}-histogram", x, number)
+                self._add("scalar", f"variables/{name}", float(np.mean(x)), number)
+                self._add("histogram", f"variables/{name}-histogram", x, number, bins=EDGES)
             if "updates" in self._labels and name in self._weights:
                 change = x - self._weights[name]
-                self._writer.add_scalar(f"updates/{name}-mean", float(np.mean(change)), number)
-                self._writer.add_scalar(f"updates/{name}-variance", float(np.var(change)), number)
+                self._add("scalar", f"updates/{name}-mean", float(np.mean(change)), number)
+                self._add("scalar", f"updates/{name}-variance", float(np.var(change)), number)
         self._weights = dict(weights)
 
     def custom(self, name: str, value: Any, step: int | None) -> None:
@@ -216,25 +214,33 @@ class Summarizer:
         at = self._steps if step is None else step
         kind = spec.get("type", "scalar")
         if kind == "text":
-            self._writer.add_text(name, str(value), at)
+            self._add("text", name, str(value), at)
             return
         x = np.asarray(value)
         ranks = {"scalar": (0,), "histogram": range(1, 99), "image": (2, 3, 4), "audio": (1,)}[kind]
         if x.dtype.kind not in "biuf" or x.ndim not in ranks:
             raise value_error("value", f"numbers as a summary of type {kind!r} takes them", value)
         if kind == "scalar":
-            self._writer.add_scalar(name, float(x), at)
+            self._add("scalar", name, float(x), at)
         elif kind == "histogram":
-            self._writer.add_histogram(name, x, at)
+            self._add("histogram", name, x, at, bins=EDGES)
         elif kind == "audio":
             self._sound(name, x.astype(np.float64), at, int(spec.get("sample_rate", 44100)))
         else:
             images = x.reshape((1,) * (3 - min(x.ndim, 3)) + x.shape)[..., None] if x.ndim == 2 else x
             images = images if images.ndim == 4 else images.reshape(1, *images.shape[-3:])
             for i, image in enumerate(images[: spec.get("max_outputs", 3)]):
-                self._writer.add_image(
-                    f"{name}/{i}" if len(images) > 1 else name, image, at, dataformats="HWC"
-                )
+                self._add("image", f"{name}/{i}" if len(images) > 1 else name, image, at, dataformats="HWC")
+
+    def _add(self, kind: str, name: str, value: Any, step: int, **how: Any) -> None:
+        """Write a summary of one of tensorboardX's kinds."""
+        from tensorboardX import summary
+
+        self._write(step, getattr(summary, kind)(name, value, **how))
+
+    def _write(self, step: int, summary: Any) -> None:
+        with durable.outliving(f"A summary waits for {str(self.folder)!r}"):
+            self._file.add(step, summary)
 
     def _sound(self, name: str, x: np.ndarray, step: int, rate: int) -> None:
         """Write a sound as 16-bit WAV; tensorboardX would want a further package for it."""
@@ -253,12 +259,14 @@ class Summarizer:
             encoded_audio_string=memory.getvalue(),
             content_type="audio/wav",
         )
-        self._writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=name, audio=audio)]), step)
+        self._write(step, Summary(value=[Summary.Value(tag=name, audio=audio)]))
 
     def close(self) -> None:
         """Put everything on the disk."""
-        self._writer.close()
-        self._release()
+        try:
+            self._file.flush()
+        finally:
+            self._release()
 
 
 # Folders
@@ -294,7 +302,7 @@ def _is_made(folder: Path) -> bool:
         if folder.is_symlink() or (folder / MARKER).read_text(encoding="utf-8") != folder.name:
             return False
         return all(
-            path.is_file() and (path.name == MARKER or path.name.startswith(EVENTS))
+            path.is_file() and (path.name == MARKER or path.name.startswith(PREFIX))
             for path in folder.iterdir()
         )
     except (OSError, UnicodeError):  # none, somebody else's, or being removed

@@ -24,6 +24,7 @@ With `normalize_observations` a block enters the running moments before it is le
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -450,8 +451,8 @@ class ACER:
         optimizer, there = stability.optimizer(self.config), jnp.any(block.valid)
         params, opt_state, info = optimise.apply(optimizer, params, state.optimizer, grads, there=there)
         params = self.model.averaged(params, variables, block.observation, there=there)
-        stays = jnp.where(there, jnp.asarray(self.config.ema_alpha, jnp.float32), 1.0)
-        average = optimise.interpolate(params, state.average, stays)
+        average = optimise.interpolate(params, state.average, self.config.ema_alpha)
+        average = jax.tree.map(functools.partial(jnp.where, there), average, state.average)
         state = state._replace(
             variables={**state.variables, "params": params}, average=average, optimizer=opt_state
         )
