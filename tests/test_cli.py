@@ -18,6 +18,7 @@ from operant.errors import SpecError, UsageError
 from operant.execution.config import RunConfig
 from operant.spec import default, options
 from operant.tracking import read_history
+from operant.train import resumed
 
 TINY = [
     "--n-envs",
@@ -402,6 +403,8 @@ def test_who_trains_with_defaults_is_told_of_presets(words, told, capsys, tmp_pa
     assert told is None or told in said
     env = json.loads((tmp_path / "run" / "run.json").read_text())["run"]["env"]
     assert env == {"CartPole": "CartPole-v1", "cartpole": "CartPole-v1"}.get(words[1], words[1])
+    if words[0] == "--env":  # said once more when it is resumed
+        assert resumed(tmp_path / "run", {"env": words[1]}).run.env == env
 
 
 def test_an_id_without_version_is_that_of_the_latest():
