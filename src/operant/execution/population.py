@@ -177,10 +177,12 @@ class Member:
 def begun(learner: Learner, keys: Key, hyper: Array) -> Train:
     """Begin what learning changes in each of `S` runs, with keys `[S]` and traced options `[S, H]`.
 
-    One after the other: JAX's kernels for a batch of matrices, such as factorise orthogonal kernels, wait for threads of the pool that
-    they run in. Where it has two threads, two such kernels wait for ever (JAX 0.10.2 on CPU).
+    On CPU one after the other: JAX's kernels for a batch of matrices, such as factorise orthogonal kernels, wait for threads of the pool
+    that they run in. Where it has two threads, two such kernels wait for ever (JAX 0.10.2).
     """
-    return jax.lax.map(lambda run: learner.init(*run), (keys, hyper))
+    if jax.default_backend() == "cpu":
+        return jax.lax.map(lambda run: learner.init(*run), (keys, hyper))
+    return jax.vmap(learner.init)(keys, hyper)
 
 
 def _of(tree: Tree, index: int) -> Tree:
