@@ -1,9 +1,12 @@
 """Checkpoints are exact, atomic and data only."""
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import warnings
@@ -71,6 +74,19 @@ def assert_equal(a, b):
     none = {"is_leaf": lambda x: x is None}
     assert jax.tree.structure(a, **none) == jax.tree.structure(b, **none)
     assert [bits(x) for x in jax.tree.leaves(a, **none)] == [bits(x) for x in jax.tree.leaves(b, **none)]
+
+
+@pytest.mark.parametrize(("number", "told"), [(errno.EINVAL, False), (errno.EIO, True)])
+def test_a_file_is_replaced_where_folders_cannot_be_forced_to_the_disk(tmp_path, monkeypatch, number, told):
+    def force(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", force)
+    expected = pytest.raises(OSError) if told else contextlib.nullcontext()
+    with expected, durable.replaced(tmp_path / "run.json") as temporary:
+        temporary.write_text("{}")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
 def test_round_trip_is_exact(tmp_path):

@@ -372,8 +372,9 @@ def test_pretraining_imitates(name, tmp_path):
 
 
 @pytest.mark.parametrize("count", [None, 1])
-def test_pretraining_counts_every_observation_once(tmp_path, count):
+def test_pretraining_counts_every_observation_once(tmp_path, monkeypatch, count):
     """Moments that had counted the passes, too, would hardly adapt to what the agent itself sees afterwards."""
+    monkeypatch.setattr("operant.experience.COUNTED", 64)  # in several calls
     agent, draw = make("ppo", normalize_observations=True), np.random.default_rng(0)
     states = draw.normal(2.0, 3.0, size=(160, 3)).astype(np.float32)
     for name, own in (("a", states[:70]), ("b", states[70:])):

@@ -739,13 +739,14 @@ def test_the_claim_of_a_process_that_died_keeps_nobody_out(monkeypatch, tmp_path
     claim = tmp_path / "run" / ".claim"
     told = {"env": "jax:CartPole-v1", "max_steps": 64, "quiet": True, "run_dir": str(tmp_path / "run")}
     run = RunConfig.from_dict(told)
-    claim.parent.mkdir()
-    claim.touch()  # and it died before it wrote what its run is
+    (claim.parent / "seed-1").mkdir(parents=True)
+    for path in (claim, claim.parent / "seed-1" / ".claim", claim.parent / ".tmp-01ab-run.json"):
+        path.touch()  # and it died before it wrote what its run is, or in the midst of it
     with monkeypatch.context() as patch, pytest.raises(UsageError, match="run_dir must be a new or empty"):
         patch.setattr("fcntl.flock", without_locks)  # nobody can tell whether it died
         train(Plan("a2c", {"model": NET}, run))
     assert train(Plan("a2c", {"model": NET}, run)).outcome.step >= 64
-    assert not claim.exists()
+    assert not claim.exists() and not list(claim.parent.glob(".tmp-*"))
     claim.touch()  # it died later
     train(resumed(claim.parent, {"max_steps": 128}))
     assert not claim.exists()

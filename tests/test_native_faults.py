@@ -23,6 +23,8 @@ from operant.envs.native import Step
 from operant.envs.shapes import Cast, accepted
 from operant.envs.source import lacking
 from operant.errors import EnvironmentError, SpecError
+from operant.execution.config import RunConfig
+from operant.execution.environments import host_vector
 from operant.spaces import Spaces
 from operant.tracking import read_history
 
@@ -450,6 +452,10 @@ def test_integers_count_from_where_they_are_declared():
     assert not any(
         "must be" in fault for fault in check_env(CountsOn())
     )  # of ranges: it is random in nothing
+    run = RunConfig.from_dict({"env": "x", "max_steps": 1, "max_episode_timesteps": 3})
+    with host_vector(run, 1, CountsOn()) as made:  # under a time limit of the run's
+        assert made.reset(0)["near"].tolist() == [0]
+        assert made.step({"action": np.asarray([[0, 2]], np.int32)}).reward.tolist() == [-88.0]
     env = accepted(CountsOn(), "CountsOn")
     assert accepted(env, "CountsOn") is env == accepted(CountsOn(), "CountsOn")
     trainer = operant.PPO(CountsOn(), n_envs=2, quiet=True, **SMALL)
@@ -467,6 +473,8 @@ class Maze(Line):
 def test_an_environment_without_a_hash_trains_and_plays(tmp_path):
     with pytest.raises(TypeError, match="unhashable"):
         hash(Maze(grid=np.eye(3)))
+    maze = Maze(grid=np.eye(3))
+    assert accepted(maze, "Maze") == accepted(maze, "Maze") != accepted(Maze(grid=np.eye(3)), "Maze")
     trainer = operant.PPO(
         Maze(grid=np.eye(3)), n_envs=2, quiet=True, eval_frequency=32, eval_episodes=2, **SMALL
     )

@@ -121,11 +121,23 @@ def test_a_full_disk_ends_a_run_at_its_end_alone(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("operant.tracking.following.SAVE_SECONDS", 0.0)
-    following, runner = Following(str(tmp_path), None, 1), SimpleNamespace(agent=Full)
+    runner = SimpleNamespace(
+        agent=Full,
+        episodes=1,
+        updates=0,
+        timesteps=9,
+        evaluation=False,
+        episode_returns=[4.0],
+        episode_timesteps=[9],
+    )
+    Full.engine = None
+    following = Following(str(tmp_path), str(tmp_path / "events"), 1)
     with pytest.warns(RuntimeWarning, match=f"The agent is not saved in '{tmp_path}': .*No space left"):
         assert following(runner, 0)
     with pytest.raises(OSError, match="No space left"):
         following.close(runner)
+    [file] = (tmp_path / "events").iterdir()
+    assert b"episode/reward_mean" in file.read_bytes()  # all the same
 
 
 def test_evaluation_of_one_environment(tiny, capsys):

@@ -22,6 +22,8 @@ from operant.spaces import Spaces
 from operant.traces import Flat, Trace
 from operant.types import Action, Array, Arrays, Block, Key, Tree
 
+COUNTED = 1024
+"""Rows that enter the running moments of observations in one call."""
 COLUMN = 64
 """Rows of a column in pretraining: long enough for recurrent networks to learn from, short enough to shuffle."""
 
@@ -155,10 +157,11 @@ class Cloning:
             fresh: `[R]`, which of its steps the running moments of observations have not counted yet.
         """
         if normalized := {name for model in self._models.values() for name in model.normalized}:
-            size = 1 << (len(fresh) - 1).bit_length()
-            observation = {name: _padded(trace.observation[name], size) for name in normalized}
-            valid = np.arange(size) < len(fresh)
-            self._weights = self._count(self._weights, observation, valid & _padded(fresh, size))
+            rows = np.flatnonzero(fresh)
+            for k in range(0, len(rows), COUNTED):
+                own = rows[k : k + COUNTED]
+                observation = {name: _padded(trace.observation[name][own], COUNTED) for name in normalized}
+                self._weights = self._count(self._weights, observation, np.arange(COUNTED) < len(own))
         columns = self._cut(trace)
         value = float("nan")
         for _ in range(passes):

@@ -469,7 +469,8 @@ class Trainer:
         try:
             training.restore(found)
         except MismatchError as error:
-            raise MismatchError(f"{error}\n{differing} Give what it was trained with.".strip()) from None
+            told = f"\n{differing} Give what it was trained with." if differing else ""
+            raise MismatchError(f"{error}{told}") from None
         if differing:
             warnings.warn(
                 f"{differing} Numbers used in updates, such as lr, are the checkpoint's.",

@@ -72,14 +72,20 @@ def claimed(run: RunConfig, agent: str) -> Iterator[Path]:
             except FileExistsError:
                 continue  # somebody was faster
             with held(directory):
+                for left in directory.glob(f"{durable.TEMPORARY}*"):
+                    left.unlink(missing_ok=True)
                 yield directory
             return
 
 
 def _is_free(directory: Path) -> bool:
     """Tell whether there is nothing in a folder, but for the claim of a process that died before it wrote what its run is."""
-    names = {path.name for path in directory.iterdir()}
-    return not names or (names == {CLAIM} and _is_abandoned(directory))
+    paths = list(directory.iterdir())
+    left = all(
+        path.name == CLAIM or path.name.startswith(durable.TEMPORARY) or (path.is_dir() and _is_free(path))
+        for path in paths
+    )
+    return not paths or (left and (directory / CLAIM).exists() and _is_abandoned(directory))
 
 
 def _is_abandoned(directory: Path) -> bool:
@@ -228,7 +234,7 @@ def describe(
     loaded: str | None = None,
     origin: Origin | None = None,
 ) -> None:
-    """Make the run's folder and write what the run is.
+    """Write what the run is.
 
     Args:
         directory: its folder.
@@ -254,7 +260,6 @@ def describe(
         "vector": None if environments.vector is None else environments.vector.mode,
         "weights": {path: provenance.digest(path) for path in run.weights},
     }
-    directory.mkdir(parents=True, exist_ok=True)
     _write(directory, data)
 
 

@@ -178,18 +178,20 @@ class Summarizer:
             metrics: by name.
             weights: variables by `<model>/<name>`; empty unless `wants_weights`.
         """
+        from tensorboardX.summary import histogram, scalar
+
         begins = tuple(begin for label in self._labels for begin in METRICS.get(label, ()))
-        for name, value in metrics.items():
-            if name.startswith(begins):
-                self._add("scalar", name, value, number)
+        found = [scalar(name, value) for name, value in metrics.items() if name.startswith(begins)]
         for name, x in weights.items():
             if "variables" in self._labels:
-                self._add("scalar", f"variables/{name}", float(np.mean(x)), number)
-                self._add("histogram", f"variables/{name}-histogram", x, number, bins=EDGES)
+                found.append(scalar(f"variables/{name}", float(np.mean(x))))
+                found.append(histogram(f"variables/{name}-histogram", x, EDGES))
             if "updates" in self._labels and name in self._weights:
                 change = x - self._weights[name]
-                self._add("scalar", f"updates/{name}-mean", float(np.mean(change)), number)
-                self._add("scalar", f"updates/{name}-variance", float(np.var(change)), number)
+                found.append(scalar(f"updates/{name}-mean", float(np.mean(change))))
+                found.append(scalar(f"updates/{name}-variance", float(np.var(change))))
+        if found:
+            self._write(number, *found)
         self._weights = dict(weights)
 
     def custom(self, name: str, value: Any, step: int | None) -> None:
@@ -238,9 +240,9 @@ class Summarizer:
 
         self._write(step, getattr(summary, kind)(name, value, **how))
 
-    def _write(self, step: int, summary: Any) -> None:
+    def _write(self, step: int, *summaries: Any) -> None:
         with durable.outliving(f"A summary waits for {str(self.folder)!r}"):
-            self._file.add(step, summary)
+            self._file.add(step, *summaries)
 
     def _sound(self, name: str, x: np.ndarray, step: int, rate: int) -> None:
         """Write a sound as 16-bit WAV; tensorboardX would want a further package for it."""

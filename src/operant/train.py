@@ -79,8 +79,8 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
     known = options(RunConfig)
     own = {n: v for n, v in changes.items() if n not in known}
     changes = {n: v for n, v in changes.items() if n in known}
-    if "env" in changes:
-        changes["env"] = full_id(changes["env"])
+    if "env" in changes and full_id(changes["env"]) == full_id(saved["run"]["env"]):
+        changes["env"] = saved["run"]["env"]
     numbers = _changeable(agent) if own else ()
     refused = [n for n, v in changes.items() if n not in RESUMABLE and saved["run"].get(n, ...) != v]
     for name in refused + [n for n, v in own.items() if n not in numbers and agent.get(n, ...) != v]:

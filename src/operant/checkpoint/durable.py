@@ -25,7 +25,9 @@ _CHUNK = 8 << 20  # bytes that are hashed while the next ones are read
 ALIGN = 64
 """Array files put their arrays at multiples of this many bytes."""
 _UNKNOWN = frozenset({errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
-"""How file systems say that they have no locks of folders: some of the network, some of clusters."""
+"""How file systems say that they have no locks of folders, or cannot force them to the disk: some of the network, some of clusters."""
+TEMPORARY = ".tmp-"
+"""How names begin of files that are being written: they stay where a process dies."""
 
 
 def write(path: Path, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
@@ -97,12 +99,15 @@ def _read_hashed(path: Path, file: Any, size: int, sha256: str | None) -> np.nda
 
 
 def sync(folder: Path) -> None:
-    """Force the names in a folder to the disk."""
+    """Force the names in a folder to the disk, where the file system can."""
     if os.name != "posix":
         return  # a folder can be neither opened nor forced to the disk there
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _UNKNOWN:
+            raise
     finally:
         os.close(descriptor)
 
@@ -110,7 +115,7 @@ def sync(folder: Path) -> None:
 @contextlib.contextmanager
 def replaced(final: Path) -> Iterator[Path]:
     """Lend a name, which no other process has, for a file that takes the place of `final` once it is written and forced to the disk."""
-    temporary = final.with_name(f".tmp-{secrets.token_hex(4)}-{final.name}")
+    temporary = final.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{final.name}")
     try:
         yield temporary
         with open(temporary, "r+b") as file:

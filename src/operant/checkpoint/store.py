@@ -29,7 +29,6 @@ from operant.spec import plain
 from operant.types import Tree
 
 _BEST = "best.json"
-_TEMPORARY = ".tmp-"
 _REPLACED = ".old-"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _NUMBER = re.compile(r"-\d+$")
@@ -85,7 +84,7 @@ def save(
         _refuse_others(place / name)
         others = {path: order for path, order in _ordered(place) if path.name != name}
         manifest["order"] = 1 + max((order for order in others.values() if order < math.inf), default=0)
-        temporary = place / f"{_TEMPORARY}{name}-{secrets.token_hex(4)}"
+        temporary = place / f"{durable.TEMPORARY}{name}-{secrets.token_hex(4)}"
         temporary.mkdir()
         try:
             manifest["files"] = {
@@ -138,7 +137,7 @@ def mark_best(path: str | Path) -> None:
     if not (path / MANIFEST).is_file():
         raise CheckpointError(f"{path} cannot be marked as best: it is not a checkpoint.")
     with durable.locked(path.parent):
-        temporary = path.parent / f"{_TEMPORARY}{_BEST}"
+        temporary = path.parent / f"{durable.TEMPORARY}{_BEST}"
         temporary.unlink(missing_ok=True)
         durable.write(temporary, [json.dumps({"name": path.name}).encode()])
         os.replace(temporary, path.parent / _BEST)
@@ -203,14 +202,14 @@ def _clean(folder: Path) -> None:
 
     The folder may be anyone's: what could not be a checkpoint is left alone.
     """
-    (folder / f"{_TEMPORARY}{_BEST}").unlink(missing_ok=True)
+    (folder / f"{durable.TEMPORARY}{_BEST}").unlink(missing_ok=True)
     for path in filter(_is_own, folder.glob(f"{_REPLACED}*")):
         final = path.with_name(path.name.removeprefix(_REPLACED))
         if final.exists():
             shutil.rmtree(path, ignore_errors=True)
         else:
             os.rename(path, final)
-    for path in filter(_is_own, folder.glob(f"{_TEMPORARY}*")):
+    for path in filter(_is_own, folder.glob(f"{durable.TEMPORARY}*")):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -227,7 +226,7 @@ def _prune(folder: Path, others: dict[Path, float], keep: int, name: str) -> Non
     old = [p for p in old if _is_own(p)]
     for path in old[: max(len(old) - keep, 0)]:
         # Renamed first: a removal that is cut short must not look like a checkpoint.
-        gone = path.with_name(f"{_TEMPORARY}{path.name}-{secrets.token_hex(4)}")
+        gone = path.with_name(f"{durable.TEMPORARY}{path.name}-{secrets.token_hex(4)}")
         os.rename(path, gone)
         shutil.rmtree(gone, ignore_errors=True)
 
@@ -284,7 +283,7 @@ def _ordered(folder: Path) -> list[tuple[Path, float]]:
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
         stands_in = path == _standing(folder / path.name.removeprefix(_REPLACED))
-        if stands_in and not path.name.startswith(_TEMPORARY) and (path / MANIFEST).exists():
+        if stands_in and not path.name.startswith(durable.TEMPORARY) and (path / MANIFEST).exists():
             try:
                 order: float = read_manifest(path)["order"]
             except CheckpointError:

@@ -27,7 +27,7 @@ _STEP = "(state, Step(observation, reward, terminated))"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Around:
-    """An environment in another one's place, like it but for what a subclass says. Compared and hashed by identity."""
+    """An environment in another one's place, like it but for what a subclass says."""
 
     env: NativeEnv
 
@@ -101,6 +101,14 @@ class Declared(_Around):
 @dataclasses.dataclass(frozen=True, eq=False)
 class ByIdentity(_Around):
     """An environment that has no hash, as one with arrays: programs are compiled for the object."""
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether it is the same object."""
+        return isinstance(other, ByIdentity) and other.env is self.env
+
+    def __hash__(self) -> int:
+        """Return that of the object's identity."""
+        return id(self.env)
 
 
 class _Form(NamedTuple):
@@ -331,7 +339,8 @@ def _hashable(env: Any) -> bool:
 
 def _converts(env: Any) -> bool:
     """Tell whether an environment counts from 0 whatever its spaces say: the adapters of other libraries' convert themselves."""
-    return isinstance(env, Adapter) or (isinstance(env, TimeLimit) and _converts(env.env))
+    inner = isinstance(env, TimeLimit | _Around) and _converts(env.env)
+    return inner or isinstance(env, Adapter | Declared)
 
 
 def _from_zero(value: Any, leaf: Leaf) -> Any:

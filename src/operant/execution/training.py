@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import time
 import warnings
@@ -441,7 +442,7 @@ class Training:
             newest = checkpoint.latest(self.directory)
             after = "begins anew: there is no other" if newest is None else f"goes on from {str(newest)!r}"
             raise OSError(
-                error.errno,
+                error.errno or errno.EIO,
                 f"{error.strerror or error}: the last checkpoint, at step {self.step}, could not be written to "
                 f"{str(self.directory)!r}. Make room there, then resume the run, which {after}.",
             ) from error

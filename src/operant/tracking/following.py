@@ -53,11 +53,13 @@ class Following:
 
     def close(self, runner: Runner) -> None:
         """Save, and record what is left."""
-        if self._directory:
-            self._save(runner)
-        if self._sink is not None:
-            self._record(runner)
-            self._sink.close()
+        try:
+            if self._directory:
+                self._save(runner)
+        finally:
+            if self._sink is not None:
+                self._record(runner)
+                self._sink.close()
 
     def _save(self, runner: Runner) -> None:
         self._saved = time.monotonic()
