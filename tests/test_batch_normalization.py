@@ -198,7 +198,9 @@ def test_padding_is_no_part_of_a_batch(name):
     assert not equal(seen.state, made.absorb(train, block)[0].state)  # rows that count do matter
 
 
-@pytest.mark.parametrize("name", ["a2c", "dqn", "modular", "td3"])
+@pytest.mark.parametrize(
+    "name", ["a2c", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dqn", "modular", "td3"))]
+)
 def test_padding_is_no_part_of_a_batch_of_imitation(name):
     made = compile_agent(name, countdown(name), **networks(name, NORMALISED))
     engine, (_, blocks, _) = made.engine(0), made.run(0, 1)
@@ -229,8 +231,8 @@ def test_padding_is_no_part_of_a_batch_of_imitation(name):
     ("name", "options"),
     [
         ("a2c", {}),
-        ("ppo", {"mini_batches": 1}),
-        ("pqn", {"mini_batches": 1}),
+        pytest.param("ppo", {"mini_batches": 1}, marks=pytest.mark.slow),
+        pytest.param("pqn", {"mini_batches": 1}, marks=pytest.mark.slow),
         ("trpo", {"mini_batches": 1, "fvp_n_steps": 1}),
         ("acer", {"buffer_initial_size": 90}),
     ],

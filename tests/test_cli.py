@@ -366,6 +366,7 @@ def test_presets_have_no_options_without_effect():
 
 def test_a_run_too_short_for_its_options_says_so(capsys, tmp_path):
     words = ["--buffer-initial-size", "50", "--buffer-max-size", "50", "--run-dir", str(tmp_path / "run")]
+    words += ["--seed", "1"]  # of which an episode ends after step 10: the history counts on from there
     assert main(["train", "dqn", "--env", "jax:CartPole-v1", "--max-steps", "40", *words]) == 0
     assert "Nothing is learnt: learning begins after 50 random steps" in capsys.readouterr().out
     agent = DQN("jax:CartPole-v1", buffer_max_size=50)
@@ -388,12 +389,14 @@ def test_a_flag_of_the_library_before_is_understood():
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--env", "CartPole-v1"], "--preset cartpole or --preset cartpole-500k"),
+        pytest.param(
+            ["--env", "CartPole-v1"], "--preset cartpole or --preset cartpole-500k", marks=pytest.mark.slow
+        ),
         (["--env", "CartPole"], "Settings for CartPole-v1: --preset cartpole or"),
         (["--env", "CartPole-v1", "--gamma", "0.9"], None),
-        (["--env", "Acrobot-v1"], None),
+        pytest.param(["--env", "Acrobot-v1"], None, marks=pytest.mark.slow),
         (["--env", "MountainCar-v0"], None),  # of which the only preset is one that must fail
-        (["--preset", "cartpole"], None),
+        pytest.param(["--preset", "cartpole"], None, marks=pytest.mark.slow),
     ],
 )
 def test_who_trains_with_defaults_is_told_of_presets(words, told, capsys, tmp_path):

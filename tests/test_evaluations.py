@@ -84,6 +84,7 @@ def test_training_does_not_notice_and_every_policy_is_scored(env):
     assert sorted(e.reward for e in again) == sorted(found["episode_reward"][-5:])
 
 
+@pytest.mark.slow
 def test_a_target_is_reached_where_it_is_without_evaluations():
     told = {"max_steps": 20_000, "target_reward": 15.0, "reward_buffer_size": 5}
     one = train(plan(eval_frequency=70, eval_episodes=1, **told)).outcome
@@ -222,6 +223,7 @@ def test_an_interrupted_evaluation_is_made_up_for(monkeypatch):
         np.testing.assert_array_equal(column, parts[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_seeds_at_once_are_evaluated_each():
     result = replicate(plan(eval_frequency=300, eval_episodes=3), 2)
     train(plan(eval_frequency=300, eval_episodes=3, run_dir="single"))

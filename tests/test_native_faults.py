@@ -75,7 +75,7 @@ def test_what_is_finite_goes_on(module):
     assert trainer.fit(max_steps=100).mean_reward == 9.0
 
 
-@pytest.mark.parametrize("seeds", [1, 2])
+@pytest.mark.parametrize("seeds", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_that_fails_is_saved_and_can_go_on(tmp_path, capsys, seeds):
     """The exit status tells; the history ends before it, and what goes on begins with new episodes."""
     place = tmp_path / "run"
@@ -97,7 +97,7 @@ def test_a_run_that_fails_is_saved_and_can_go_on(tmp_path, capsys, seeds):
     assert "(step 6 of its episode): The reward must be finite" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("seeds", [1, 2])
+@pytest.mark.parametrize("seeds", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_what_fails_in_the_first_call_tells_when(tmp_path, module, seeds):
     place = tmp_path / "run"
     words = [
@@ -137,7 +137,7 @@ NORMALISED = ["ppo", "--normalize-observations", "--normalize-rewards", *WORDS]
         pytest.param(STEPS, "state", 1, marks=pytest.mark.slow),
         pytest.param(STEPS, "reset", 1, marks=pytest.mark.slow),
         pytest.param(STEPS, "reward", 2, marks=pytest.mark.slow),
-        (NORMALISED, "reward", 1),
+        pytest.param(NORMALISED, "reward", 1, marks=pytest.mark.slow),
         pytest.param(NORMALISED, "state", 2, marks=pytest.mark.slow),
     ],
 )

@@ -91,6 +91,7 @@ def test_a_seed_is_a_run_that_can_be_resumed(tmp_path):
     assert outcome[:4] == whole[:4]
 
 
+@pytest.mark.slow
 def test_a_seed_is_not_resumed_while_it_trains(tmp_path, monkeypatch):
     def meanwhile(population, trainings, display):
         for i in (5, 6):
