@@ -248,6 +248,7 @@ def test_one_step_per_block_with_a_shared_baseline_is_the_actor_critic_of_blocks
         )
 
 
+@pytest.mark.slow
 def test_temperature_scales_what_every_policy_of_floats_draws():
     for distribution in ("clip", "squash", "beta"):
         drawn = []

@@ -315,6 +315,7 @@ class Listening:
         return b'{"prune": false}'
 
 
+@pytest.mark.slow
 def test_a_trial_is_scored_by_evaluations_of_all_its_seeds():
     from operant.agents.making import define
     from operant.tuning import trial
