@@ -550,6 +550,7 @@ def own(tmp_path, monkeypatch):
     forget()
 
 
+@pytest.mark.slow
 def test_an_agent_and_an_environment_of_the_users(own, capsys):
     assert main(["train", "my_agent:Mine"]) == main(["tune", "my_agent:Mine"]) == 0
     out = capsys.readouterr().out

@@ -339,6 +339,7 @@ def test_classes_evaluate_and_call_back(envs):
     agent.close()
 
 
+@pytest.mark.slow
 def test_classes_evaluate_in_what_they_are_given():
     with pytest.raises(SpecError, match="no other can be made like it.*eval_envs"):
         operant.PPO([Games(), Games()], NET, eval_frequency=100, **SMALL)
@@ -419,6 +420,7 @@ def test_a_class_says_that_it_trains_the_modular_form():
         operant.PPO("CartPole-v1", NET, batch_size=8, horizon=4, quiet=True).close()
 
 
+@pytest.mark.slow
 def test_classes_save_and_load():
     def made(**told):
         return operant.DQN("CartPole-v1", NET, n_envs=2, buffer_max_size=500, buffer_initial_size=50, **told)

@@ -73,6 +73,7 @@ class Constant:
         return state, Step({"state": state}, reward, jnp.bool_(True))
 
 
+@pytest.mark.slow
 def test_every_driver_checks_as_often():
     """The device looks at what came every 8192 steps, the host every 512."""
     found = []

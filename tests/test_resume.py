@@ -167,6 +167,7 @@ def test_checkpoints_without_the_memory(agent, tmp_path, monkeypatch, capsys):
     assert "with an empty replay memory" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_memory_of_the_newest_rows_is_always_saved(tmp_path, monkeypatch):
     """It is no replay memory, and small."""
     monkeypatch.chdir(tmp_path)
@@ -178,6 +179,7 @@ def test_a_memory_of_the_newest_rows_is_always_saved(tmp_path, monkeypatch):
     assert [name for name in saved if ".memory" in name] and header["training"]["memory"] is True
 
 
+@pytest.mark.slow
 def test_steps_left_out_are_counted_over_the_whole_run(tmp_path, monkeypatch, capsys):
     """With this learning rate every step overflows."""
     monkeypatch.chdir(tmp_path)
