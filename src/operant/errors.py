@@ -101,8 +101,8 @@ def suggest(name: str, known: Iterable[str], *, listed: bool = True, alike: floa
 def naming_misspelt(function: _Function) -> _Function:
     """Decorate a function: the message about a misspelt or missing argument names it, a misspelt one with the close match.
 
-    One without `**` arguments refuses what it does not know. One that passes such on adds the match to errors that say nothing like it. For functions that a
-    program calls once in a while: a call takes a microsecond more.
+    One without `**` arguments refuses what it does not know. One that passes such on adds the match to errors that say nothing like it. For
+    functions that a program calls once in a while: a call takes some microseconds more.
     """
     parameters = inspect.signature(function).parameters.values()
     passes_on = any(each.kind is each.VAR_KEYWORD for each in parameters)

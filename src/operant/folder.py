@@ -72,7 +72,7 @@ def claimed(run: RunConfig, agent: str) -> Iterator[Path]:
             except FileExistsError:
                 continue  # somebody was faster
             with held(directory):
-                for left in directory.glob(f"{durable.TEMPORARY}*"):
+                for left in filter(Path.is_file, directory.glob(f"{durable.TEMPORARY}*")):
                     left.unlink(missing_ok=True)
                 yield directory
             return
@@ -82,7 +82,7 @@ def _is_free(directory: Path) -> bool:
     """Tell whether there is nothing in a folder, but for the claim of a process that died before it wrote what its run is."""
     paths = list(directory.iterdir())
     left = all(
-        path.name == CLAIM or path.name.startswith(durable.TEMPORARY) or (path.is_dir() and _is_free(path))
+        _is_free(path) if path.is_dir() else path.name == CLAIM or path.name.startswith(durable.TEMPORARY)
         for path in paths
     )
     return not paths or (left and (directory / CLAIM).exists() and _is_abandoned(directory))

@@ -147,10 +147,11 @@ def accepted(env: Any, name: str) -> Any:
             f"spaces of {name!r} must be a property that returns Spaces.read(states=..., actions=...). Received: {_brief(spaces)}."
         )
     whole("max_episode_timesteps", env.max_episode_timesteps, optional=True)
+    leaves = [*spaces.observation_components.values(), *spaces.actions.components.values()]
+    counts_on = any(leaf.has_offset for leaf in leaves) and not _converts(env)
     if not _hashable(env):
         env = ByIdentity(env)
-    leaves = [*spaces.observation_components.values(), *spaces.actions.components.values()]
-    if any(leaf.has_offset for leaf in leaves) and not _converts(env):
+    if counts_on:
         env = Declared(env)
     key = jax.random.key(0)
     begun = _traced(env, name, "reset", lambda answer: _reset_answer(answer, name, spaces), key)
@@ -339,8 +340,7 @@ def _hashable(env: Any) -> bool:
 
 def _converts(env: Any) -> bool:
     """Tell whether an environment counts from 0 whatever its spaces say: the adapters of other libraries' convert themselves."""
-    inner = isinstance(env, TimeLimit | _Around) and _converts(env.env)
-    return inner or isinstance(env, Adapter | Declared)
+    return isinstance(env, Adapter) or (isinstance(env, TimeLimit) and _converts(env.env))
 
 
 def _from_zero(value: Any, leaf: Leaf) -> Any:

@@ -121,9 +121,9 @@ def host_vector(run: RunConfig, num_envs: int, given: Any = None) -> VectorEnv:
         vector: VectorEnv = made.vector
         # As in training, FIRE goes on after a lost life where lives were episodes.
         return whole_games(vector) if whole and run.episodic_life else vector
-    from operant.envs.batched import from_native
+    from operant.envs.batched import NativeVector
 
-    return from_native(made.native, num_envs, run.env)
+    return NativeVector(made.native, num_envs, run.env)
 
 
 def evaluation_count(run: RunConfig) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 from operant import checkpoint, interruption
 from operant.agents.learner import Train, without_replay
 from operant.agents.making import Definition
+from operant.checkpoint import durable
 from operant.errors import CheckpointError
 from operant.execution.config import RunConfig
 from operant.execution.episodes import Finished, info_means
@@ -342,9 +343,7 @@ class Training:
         logged, step = self._logged
         due, episodes = now - logged >= LOG_SECONDS, self.progress.score.episodes
         if self.run.log_frequency is not None:
-            # Where a run in one part looks too, not where only the end of this one is near.
-            looks = (self._earlier + self._collected) % self.driver.blocks == 0
-            due = looks and episodes - self.progress.logged >= self.run.log_frequency
+            due = self._looks and episodes - self.progress.logged >= self.run.log_frequency
         if due or found:
             self.progress.logged = episodes
         if due or found or reason is not None:
@@ -354,7 +353,8 @@ class Training:
             if reason is None and self._called_off:
                 reason = "callback"
         if self._due_to_save(now) and reason is None:
-            self._meanwhile(self.save)
+            with self._meanwhile():
+                self.save()
             self._saved, _ = self._agreed(self._time() - self._begun, False)
             self._saved_step = self.step
         self._called = time.perf_counter()
@@ -371,12 +371,14 @@ class Training:
         seconds = max(time.perf_counter() - self._called, 1e-6)
         self._pace = max(1, min(4 * self._asked, int(self._asked * CALL_SECONDS / seconds)))
 
-    def _meanwhile(self, write: Callable[[], Any]) -> None:
-        """Write files that are not the last. Training outlives a full disk, which may have room again for the next ones."""
-        try:
-            write()
-        except OSError as error:
-            warnings.warn(f"No checkpoint at step {self.step}: {error}", RuntimeWarning, stacklevel=3)
+    def _meanwhile(self) -> contextlib.AbstractContextManager[None]:
+        """Write files that are not the last: training outlives a full disk."""
+        return durable.outliving(f"No checkpoint at step {self.step}")
+
+    @property
+    def _looks(self) -> bool:
+        """Whether a run in one part looks at its progress here, too: else only the end of this part is near."""
+        return (self._earlier + self._collected) % self.driver.blocks == 0
 
     def _evaluate(self) -> dict[str, float]:
         """Evaluate the policy if it is time; return what is to be reported.
@@ -418,7 +420,8 @@ class Training:
                     ]
                 )
             if now.best_step == step:
-                self._meanwhile(self._keep_best)
+                with self._meanwhile():
+                    self._keep_best()
         return found
 
     def _keep_best(self) -> None:
@@ -476,7 +479,8 @@ class Training:
         """Report, beside what was found, metrics and the last episodes: to the callback first, then to the sinks."""
         record = self._record(found)
         if self.progress.score.improved() and self.evaluation is None:
-            self._meanwhile(self._keep_best)
+            with self._meanwhile():
+                self._keep_best()
         try:
             if self.on_record is not None:
                 told = record._replace(values=dict(record.values))
@@ -516,9 +520,7 @@ class Training:
 
     def _watch(self) -> str | None:
         """Lower the learning rate on plateaus, or stop: where a run in one part looks too, so that parts learn the same."""
-        if (self._earlier + self._collected) % self.driver.blocks:
-            return None
-        for verdict in self.progress.monitor.verdicts():
+        for verdict in self.progress.monitor.verdicts() if self._looks else ():
             if verdict == "stop":
                 return "early_stop"
             old, new = self.driver.scale_lr(self.run.plateau_reduce_factor)
