@@ -460,7 +460,8 @@ def test_integers_count_from_where_they_are_declared():
     assert accepted(env, "CountsOn") is env == accepted(CountsOn(), "CountsOn")
     trainer = operant.PPO(CountsOn(), n_envs=2, quiet=True, **SMALL)
     trainer.fit(max_steps=64)
-    assert -90 * 6 <= trainer.mean_reward <= 112 * 6 and trainer.mean_reward > 0
+    # Six rewards 100 a + b with b from 10 to 12, whatever was chosen; counted from 0, b is 2 at most.
+    assert trainer.total_rewards and all(60 <= reward % 100 <= 72 for reward in trainer.total_rewards)
 
 
 @dataclasses.dataclass(frozen=True)
