@@ -19,7 +19,6 @@ import operant
 from operant import checkpoint
 from operant.cli import main
 from operant.fit import Trainer
-from operant.tracking import read_history
 
 EXAMPLES = sorted((Path(__file__).parent / "data" / "examples").glob("*.py"))
 COMMANDS = [
@@ -80,8 +79,7 @@ def test_command_lines(command, tmp_path, monkeypatch):
     updates = [int(x) for name, x in tree.items() if name.endswith("counters.updates")]
     assert updates[0] > 0
     assert all(np.isfinite(np.asarray(x)).all() for name, x in tree.items() if "params" in name)
-    ended = len(read_history(Path("run") / "history.parquet")["step"])
-    if "--checkpoints" in arguments and ended:  # files are written at the first mean reward
+    if "--checkpoints" in arguments:
         files = [argument for argument in arguments if argument.endswith(".tf")]
         assert all(checkpoint.is_checkpoint(file) for file in files)
 

@@ -280,6 +280,32 @@ def test_an_optimizer_of_ones_own_has_no_learning_rate_to_lower():
         operant.PPO("CartPole-v1", NET, optimizer=optax.sgd(0.1), divergence_monitoring_steps=0)
 
 
+def same(one, other):
+    """Whether two trees hold the same arrays."""
+    return all(map(np.array_equal, jax.tree.leaves(one), jax.tree.leaves(other)))
+
+
+def test_weights_are_written_also_where_no_episode_ended(tmp_path, capsys):
+    """There is no mean reward that could choose them; but who asked for files has some, and never loses better ones."""
+    path = tmp_path / "net.tf"
+    agent = operant.A2C("Pendulum-v1", NET, checkpoints=[str(path)], seed=1)
+    saved = []
+    for steps in (10, 20):
+        agent.fit(max_steps=steps)
+        assert agent.games == 0
+        saved.append(checkpoint.load(path)[0])
+        assert f"the last weights were written to {path}" in capsys.readouterr().out
+    now = agent.session.learner.algorithm.weights(agent.session.driver.train.state)["model"]
+    agent.close()
+    assert not same(saved[0], saved[1])
+    assert same(checkpoint.load(path, now)[0], now)
+    other = operant.A2C("Pendulum-v1", NET, checkpoints=[str(path)], seed=2)
+    other.fit(max_steps=10)
+    other.close()
+    assert f"{path} left as before" in capsys.readouterr().out
+    assert same(checkpoint.load(path)[0], saved[1])
+
+
 @pytest.mark.slow
 def test_weights_of_a_policy_of_floats_load_into_a_reader_model(tmp_path):
     """Its learned deviation stands beside the network, which has no place for it."""

@@ -81,6 +81,7 @@ class Session:
             sinks,
             directory,
             self.weights.save,
+            self.weights.save_unjudged,
             getattr(self.driver, "agree", None),
             progress,
         )
@@ -130,6 +131,7 @@ class Weights:
         self.models = tuple(learner.algorithm.models)
         self.paths = run.checkpoints
         self.given = run.weights
+        self._begun = False
         if self.paths:
             _one_for_each(self.models, "checkpoints", self.paths)
             _expect_places(self.paths)
@@ -151,10 +153,27 @@ class Weights:
         """Write the variables of a better policy than before."""
         from operant import checkpoint
 
+        self._begun = True
         weights = self.algorithm.weights(train.state)
         for path, (name, variables) in zip(self.paths, weights.items(), strict=False):
             file = Path(path)
             checkpoint.save(file.parent, variables, {"weights": name}, name=file.name)
+
+    def save_unjudged(self, train: Train) -> str | None:
+        """Write the variables of a run that ended before there was any mean reward; never over others, which may be better.
+
+        Returns:
+            What became of the files; None if none were asked for.
+        """
+        from operant import checkpoint
+
+        if not self.paths:
+            return None
+        shown = ", ".join(self.paths)
+        if not self._begun and any(checkpoint.is_checkpoint(path) for path in self.paths):
+            return f"The run ended before there was a mean reward to judge by: {shown} left as before"
+        self.save(train)
+        return f"The run ended before there was a mean reward to judge by: the last weights were written to {shown}"
 
     def load(self, driver: Any) -> None:
         """Put variables into a run that has not begun."""

@@ -114,6 +114,11 @@ class Score:
             return True
         return False
 
+    @property
+    def judged(self) -> bool:
+        """Whether `improved` has ever said yes, here or in an earlier history."""
+        return math.isfinite(self._kept)
+
     def go_on(self, episodes: int, best: float) -> None:
         """Count on from an earlier history. The window stays empty: its episodes are of another policy."""
         self.episodes, self.best, self._kept = episodes, best, best

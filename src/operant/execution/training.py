@@ -133,6 +133,7 @@ class Training:
         directory: folder of the run's checkpoints; None: none are written.
         on_best: called with the `Train` when the rolling mean is better than ever, at a log point; in a run with evaluations, when
             one of these is.
+        unjudged: called with the `Train` of a run that ends before `on_best` could ever be; returns a line for the user, if any.
         agree: turns seconds and a flag of this process into those that hold for all processes of the run; None: there is one.
         progress: what an earlier part of the run came to, which this one goes on from and changes; None: nothing.
     """
@@ -146,6 +147,7 @@ class Training:
         sinks: Sink,
         directory: Path | None = None,
         on_best: Callable[[Train], None] | None = None,
+        unjudged: Callable[[Train], str | None] | None = None,
         agree: Agree | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -156,6 +158,7 @@ class Training:
         self.sinks = sinks
         self.directory = directory
         self.on_best = on_best
+        self.unjudged = unjudged
         self._agree = agree
         self.progress = Progress(run) if progress is None else progress
         self.most_blocks: int | None = None
@@ -449,6 +452,11 @@ class Training:
                 f"{error.strerror or error}: the last checkpoint, at step {self.step}, could not be written to "
                 f"{str(self.directory)!r}. Make room there, then resume the run, which {after}.",
             ) from error
+        judged = self.progress.score.judged if self.evaluation is None else self.progress.evaluated.best_step
+        if self.unjudged is not None and not judged:
+            with self._meanwhile():
+                if said := self.unjudged(self.driver.train):
+                    self.sinks.message(said)
         return self._outcome(reason)
 
     def _time(self) -> float:
