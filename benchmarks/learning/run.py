@@ -43,6 +43,7 @@ from operant.train import Plan, opened, resumed, train
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
+IMAGES = ROOT / "docs" / "images"
 LAST_EPISODES = 100
 CURVE_POINTS = 1000
 ENOUGH_SEEDS = 5
@@ -67,6 +68,11 @@ GATES = {
     "dqn:cartpole-500k": Gate(470.0, "CleanRL's settings: 488.69 ± 16.11"),
     "ddqn:cartpole-500k": Gate(470.0, "as DQN"),
     "dqn:cartpole-500k-c51": Gate(460.0, "CleanRL's settings: 481.20 ± 20.53"),
+    "dqn:cartpole-500k-quantile": Gate(470.0, "as DQN"),
+    "dqn:cartpole-500k-dueling": Gate(470.0, "as DQN"),
+    "dqn:cartpole-500k-n-step": Gate(470.0, "as DQN"),
+    "dqn:cartpole-500k-prioritized": Gate(470.0, "as DQN"),
+    "dqn:cartpole-500k-noisy": Gate(470.0, "as DQN"),
     "pqn:cartpole-500k": Gate(470.0, "CleanRL's settings: 495.13 ± 6.89"),
     "a2c:cartpole-500k": Gate(480.0, "rl-zoo3: 500.0 ± 0.0 (500k steps, one run)"),
     "acer:cartpole-500k": Gate(470.0, "SB2 zoo: 498.62 ± 23.86 (500k steps, one run)"),
@@ -286,6 +292,14 @@ def estimated(ends: Sequence[float | None]) -> str:
     return f"{center}" if low is None else f"{center} [{low}, {high}]"
 
 
+def linked(name: str) -> str:
+    """Return the name of a preset, as a link to its picture where there is one, or will be."""
+    folder = name.replace(":", "-")
+    picture = IMAGES / f"{folder}.png"
+    shown = picture.exists() or (RESULTS / "curves" / folder).is_dir()
+    return f"[{name}](../../docs/images/{picture.name})" if shown else name
+
+
 def write(rows: list[dict[str, Any]], unfinished: list[dict[str, Any]], command: str) -> dict[str, Any]:
     """Put rows beside those that are there and return all; a seed trained to its end leaves those trained in part."""
     RESULTS.mkdir(exist_ok=True)
@@ -324,7 +338,7 @@ def write(rows: list[dict[str, Any]], unfinished: list[dict[str, Any]], command:
         bound, below = row.get("gate"), row.get("below")
         within = "-" if bound is None else f"above {bound}" if below is None else f"{bound} to {below}"
         lines.append(
-            f"| {row['preset']} | {row['seeds'][0]['steps']:,} | {len(row['seeds'])} | {mean}{' greedy' if row.get('greedy') else ''} | {iqm} | {within} | "
+            f"| {linked(row['preset'])} | {row['seeds'][0]['steps']:,} | {len(row['seeds'])} | {mean}{' greedy' if row.get('greedy') else ''} | {iqm} | {within} | "
             f"{'yes' if row.get('passed') else 'no' if 'passed' in row else '-'} | {seconds:g} | {row.get('published', '-')} |"
         )
     if parts:
@@ -338,7 +352,7 @@ def write(rows: list[dict[str, Any]], unfinished: list[dict[str, Any]], command:
             "|---|---|---|---|---|---|---|",
         ]
         lines += [
-            f"| [{name}](../../docs/images/{name.replace(':', '-')}.png) | {r['seed']} | {r['steps']:,} | {row['settings']['max_steps']:,} | {r['first']} | {r['score']} | {r['training_seconds']:g} |"
+            f"| {linked(name)} | {r['seed']} | {r['steps']:,} | {row['settings']['max_steps']:,} | {r['first']} | {r['score']} | {r['training_seconds']:g} |"
             for name, row in parts.items()
             for r in row["seeds"]
         ]
@@ -367,20 +381,18 @@ def main() -> None:
     )
     if arguments.so_far:
         rows = [so_far(name, runs) for name in arguments.presets]
-        results = write([], rows, command)
     else:
         rows = [run_preset(name, arguments.seeds, arguments.max_steps, runs) for name in arguments.presets]
-        results = write(rows, [], command)
     keep_curves(rows, runs)
-    images = ROOT / "docs" / "images"
-    images.mkdir(parents=True, exist_ok=True)
+    results = write([], rows, command) if arguments.so_far else write(rows, [], command)
+    IMAGES.mkdir(parents=True, exist_ok=True)
     pictured = {name: drawn(name, results) for name in arguments.presets}
     for name, seeds in pictured.items():
-        picture = images / f"{name.replace(':', '-')}.png"
+        picture = IMAGES / f"{name.replace(':', '-')}.png"
         learning_curve(seeds, picture, title=name, plot=column(chain(*seeds.values())))
     if arguments.plot:
         together = {label: seeds for shown in pictured.values() for label, seeds in shown.items()}
-        learning_curve(together, images / arguments.plot, title="")
+        learning_curve(together, IMAGES / arguments.plot, title="")
     if arguments.runs is None:
         shutil.rmtree(runs)
     failed = [row["preset"] for row in rows if row.get("passed") is False]
