@@ -183,7 +183,7 @@ def test_mismatches_are_named(tmp_path):
     assert "not expected: ['n']" in text
     assert "['key'] is key<fry>[] where key<rbg>[] is expected" in text
     with pytest.raises(CheckpointError, match="does not fit"):
-        checkpoint.load_latest(tmp_path, like)
+        checkpoint.newest(tmp_path).load(like)
 
 
 def test_sixty_four_bits_are_not_cut_silently(tmp_path):
@@ -237,44 +237,69 @@ def test_newest_is_last_written_not_last_by_name(tmp_path):
     assert names(tmp_path / "copy") == ["b", "c", "a"]
     save(tmp_path, "b")
     assert names(tmp_path) == ["c", "a", "b"]
-    assert checkpoint.load_latest(tmp_path)[1] == {"name": "b"}
+    assert checkpoint.newest(tmp_path).header == {"name": "b"}
 
 
 def test_an_empty_folder_has_none(tmp_path):
     assert checkpoint.latest(tmp_path / "nowhere") is None
     assert checkpoint.list_checkpoints(tmp_path) == []
     assert not checkpoint.is_checkpoint(tmp_path)
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
-        checkpoint.load_latest(tmp_path)
+    assert checkpoint.newest(tmp_path) is None
+    assert checkpoint.latest_header(tmp_path) is None
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The names of the files of arrays that are read."""
+    found, read = [], durable.read
+
+    def noted(path, *rest):
+        found.extend([path.name] if path.suffix == ".safetensors" else [])
+        return read(path, *rest)
+
+    monkeypatch.setattr(durable, "read", noted)
+    return found
+
+
+def test_the_newest_is_verified_and_loaded_in_one_pass(tmp_path, monkeypatch, reads):
+    monkeypatch.setattr(checkpoint.store, "_SHARD", 100)
+    tree = {"a": np.arange(30.0), "b": [np.arange(40.0), 7], "c": jnp.ones(3)}
+    checkpoint.save(tmp_path, tree, {"step": 1}, name="x")
+    found = checkpoint.newest(tmp_path)
+    assert found.path == tmp_path / "x" and found.header == {"step": 1}
+    assert_equal(found.part("b", tree["b"]), tree["b"])
+    assert_equal(found.leaves(["['c']", "['nothing']"]), {"['c']": tree["c"]})
+    assert_equal(found.part("a", tree["a"]), tree["a"])
+    assert sorted(reads) == ["arrays-1.safetensors", "arrays-2.safetensors", "arrays.safetensors"]
+    found.part("a", tree["a"])[:] = 0  # what was given out belongs to whom it was given to, and is read again
+    assert_equal(found.part("a", tree["a"]), tree["a"])
+    assert_equal(found.load(tree), tree)
+
+
+def test_a_header_is_found_without_reading_arrays(tmp_path, reads):
+    save(tmp_path, "a")
+    save(tmp_path, "b")
+    cut = save(tmp_path, "c") / "arrays.safetensors"
+    os.truncate(cut, 40)
+    with pytest.warns(RuntimeWarning, match="Checkpoint skipped: .* has 40 bytes where"):
+        assert checkpoint.latest_header(tmp_path) == {"name": "b"}
+    cut.unlink()
+    with pytest.warns(RuntimeWarning, match="Checkpoint skipped: .* cannot be read"):
+        assert checkpoint.latest_header(tmp_path) == {"name": "b"}
+    assert not reads
 
 
 def test_keep_spares_the_best(tmp_path):
+    save(tmp_path, "best", keep=2)
     for i in range(6):
-        path = save(tmp_path, f"step-{i}", keep=2)
-        if i == 1:
-            checkpoint.mark_best(path)
-    # the two newest, and the best, which was third from the end of what was kept when it was passed
-    assert names(tmp_path) == ["step-1", "step-4", "step-5"]
-    assert checkpoint.best(tmp_path) == tmp_path / "step-1"
-    checkpoint.mark_best(tmp_path / "step-4")
-    save(tmp_path, "step-6", keep=1)
-    assert names(tmp_path) == ["step-4", "step-6"]
+        save(tmp_path, f"step-{i}", keep=2)
+    assert names(tmp_path) == ["best", "step-4", "step-5"]
     save(tmp_path, "best", keep=1)
-    save(tmp_path, "step-7", keep=1)
-    assert names(tmp_path) == ["step-4", "best", "step-7"]
+    save(tmp_path, "step-6", keep=1)
+    assert names(tmp_path) == ["best", "step-6"]
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     with pytest.raises(SpecError, match="keep must be"):
         save(tmp_path, "x", keep=0)
-    with pytest.raises(CheckpointError, match="not a checkpoint"):
-        checkpoint.mark_best(tmp_path / "nothing")
-
-
-def test_a_marker_that_points_outside_is_ignored(tmp_path):
-    save(tmp_path, "elsewhere")
-    inner = tmp_path / "inner"
-    save(inner, "a")
-    (inner / "best.json").write_text('{"name": "../elsewhere"}')
-    assert checkpoint.best(inner) is None
 
 
 def test_a_failed_save_leaves_nothing(tmp_path, monkeypatch):
@@ -430,7 +455,8 @@ FAULTS = {
     ),
     "oversize shape": (lambda p: resign(p, **leaf(shape=[2**62, 2**62])), "array .* is F64"),
     "missing field": (lambda p: resign(p, leaves={"['x']": {}}), r"manifest\.json is malformed: 'kind'"),
-    "other leaf": (lambda p: resign(p, leaves={}), "holds the arrays"),
+    "other leaf": (lambda p: resign(p, leaves={}), r"no leaf is in the file 'arrays\.safetensors'"),
+    "further array": (lambda p: replace_arrays(p, table().replace(b'"[\'x\']"', b'"[\'y\']"')), "holds the arrays"),
     "python leaf": (
         lambda p: resign(p, leaves={"x": {"kind": "python", "dtype": "int", "shape": [], "value": "1"}}),
         "leaf x is not the int",
@@ -463,7 +489,7 @@ def test_bad_files_are_refused_and_passed_over(tmp_path, fault):
     with pytest.warns(RuntimeWarning, match=reason):
         assert checkpoint.latest(tmp_path) == tmp_path / "good"
     with pytest.warns(RuntimeWarning, match="Checkpoint skipped"):
-        assert checkpoint.load_latest(tmp_path)[1] == {"name": "good"}
+        assert checkpoint.newest(tmp_path).header == {"name": "good"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         save(tmp_path, "next", keep=2)  # a bad one hinders no later ones

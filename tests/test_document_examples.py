@@ -74,7 +74,7 @@ def test_command_lines(command, tmp_path, monkeypatch):
         "1",
     ]
     assert main([*arguments, *budget, "--quiet"]) == 0
-    tree, header = checkpoint.load_latest(Path("run") / "checkpoints")
+    tree, header = checkpoint.load(checkpoint.latest(Path("run") / "checkpoints"))
     assert header["training"]["step"] >= 700
     updates = [int(x) for name, x in tree.items() if name.endswith("counters.updates")]
     assert updates[0] > 0

@@ -24,7 +24,7 @@ from operant.execution.training import Training
 from operant.replay import replay
 from operant.tracking import Tracker, read_history
 from operant.tracking.runs import read
-from operant.train import opened, resumed
+from operant.train import finished, opened, resumed
 
 NET = ["--model", '[{"type": "dense", "size": 16}]']
 RUNS = {
@@ -36,7 +36,7 @@ RUNS = {
 
 
 def leaves(directory):
-    tree, header = checkpoint.load_latest(directory / "checkpoints")
+    tree, header = checkpoint.load(checkpoint.latest(directory / "checkpoints"))
     data = {}
     for name, leaf in tree.items():
         is_key = hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
@@ -261,6 +261,10 @@ def test_an_end_that_was_damaged_is_reached_again(tmp_path, monkeypatch):
     assert main(["train", "ppo", *SHORT, *NET, *saves]) == 0
     whole, _ = leaves(tmp_path / "run")
     last = checkpoint.latest("run/checkpoints")
+    # Of the right size, so that only reading it tells.
+    (last / "arrays.safetensors").write_bytes(bytes((last / "arrays.safetensors").stat().st_size))
+    plan = resumed("run", {"max_steps": 300})
+    assert plan.run.max_steps == 300 and not finished(plan)
     os.truncate(last / "arrays.safetensors", 100)
     assert resumed("run", {"max_steps": 300}).run.max_steps == 300
     with pytest.warns(RuntimeWarning, match="Checkpoint skipped: .*has 100 bytes"):
@@ -284,7 +288,7 @@ def test_a_number_that_changed_stays_so_where_the_part_came_to_no_checkpoint(tmp
         with pytest.raises(RuntimeError, match="power"):
             main(["train", "--resume", "run", "--max-steps", "600", "--lr", "0.25"])
     assert main(["train", "--resume", "run", "--max-steps", "900"]) == 0
-    tree, header = checkpoint.load_latest(Path("run/checkpoints"))
+    tree, header = checkpoint.load(checkpoint.latest(Path("run/checkpoints")))
     assert header["specification"]["agent"]["lr"] == 0.25
     (hyper,) = (value for name, value in tree.items() if name.endswith("hyper"))
     assert 0.25 in np.asarray(hyper).tolist()
@@ -348,7 +352,9 @@ def test_a_rate_that_plateaus_reduced_is_that_which_is_given(tmp_path, monkeypat
 
     def reduced(path):
         (hyper,) = (
-            np.asarray(x) for name, x in checkpoint.load_latest(path)[0].items() if name.endswith("hyper")
+            np.asarray(x)
+            for name, x in checkpoint.load(checkpoint.latest(path))[0].items()
+            if name.endswith("hyper")
         )
         return hyper
 
@@ -357,7 +363,7 @@ def test_a_rate_that_plateaus_reduced_is_that_which_is_given(tmp_path, monkeypat
     training = session.training(
         RunConfig.from_dict({"env": "jax:CartPole-v1", "max_steps": 1, "seed": 3}), Tracker()
     )
-    training.restore(checkpoint.latest("run/checkpoints"))
+    training.restore(checkpoint.newest("run/checkpoints"))
     session.driver.scale_lr(0.01)
     training.write(Path("run/checkpoints"), keep=None, memory=True)
     assert np.isclose(reduced("run/checkpoints"), 0.0025).any() and 0.25 not in reduced("run/checkpoints")

@@ -31,7 +31,7 @@ def operant(*arguments, **options):
 
 
 def leaves(directory):
-    tree, _ = checkpoint.load_latest(directory / "checkpoints")
+    tree, _ = checkpoint.load(checkpoint.latest(directory / "checkpoints"))
     return {
         name: np.asarray(
             jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf

@@ -398,22 +398,23 @@ class Agent(Interactive):
         path = Path(directory)
         if (path / "checkpoints").is_dir():
             path = path / "checkpoints"
-        weights = saving.find(path, filename, format) if format != "checkpoint" else None
-        if weights is not None and (format is not None or saving.find_checkpoint(path, filename) is None):
+        found = None if format in saving.FORMATS else saving.find_checkpoint(path, filename)
+        weights = saving.find(path, filename, format) if found is None and format != "checkpoint" else None
+        if weights is not None:
             header = {"specification": saving.header(weights)}
             loaded = Agent._loaded(weights, header, environment, agent, parallel_interactions)
             loaded._put_weights(saving.read(weights), weights)
         elif format in saving.FORMATS:
             raise CheckpointError(f"There are no weights (*{saving.FORMATS[format]}) in {str(directory)!r}.")
         else:
-            path = saving.checkpoint_in(path, filename)
-            header = checkpoint.read_header(path)
-            loaded = Agent._loaded(path, header, environment, agent, parallel_interactions)
+            found = found or saving.checkpoint_in(path, filename, numbered=True)
+            header = found.header
+            loaded = Agent._loaded(found.path, header, environment, agent, parallel_interactions)
             actors = header["specification"]["parallel_interactions"]
             if loaded.parallel_interactions == actors:
-                loaded._restore(path, header.get("interaction"))
+                loaded._restore(found, header.get("interaction"))
             else:
-                loaded._take_over(path, actors)
+                loaded._take_over(found, actors)
                 told = header.get("interaction") or header.get("training") or {}
                 loaded._draws = told.get("draws", 0)
         loaded._write_by(writers)
@@ -432,17 +433,16 @@ class Agent(Interactive):
         self._start()
         self._reported = self.updates
 
-    def _resume(self, path: Path) -> None:
+    def _resume(self, found: checkpoint.Checkpoint) -> None:
         """Continue from a checkpoint of the same agent."""
-        header = checkpoint.read_header(path)
-        saved, own = header.get("specification"), self.get_specification()
+        saved, own = found.header.get("specification"), self.get_specification()
         for name in ("spaces", "parallel_interactions"):
             if saved is None or saved.get(name) != plain(own[name]):
                 raise CheckpointError(
-                    f"The checkpoint {str(path)!r} does not fit the agent: its {name} differ. Saved: "
+                    f"The checkpoint {str(found.path)!r} does not fit the agent: its {name} differ. Saved: "
                     f"{None if saved is None else saved.get(name)}. The agent's: {own[name]}."
                 )
-        self._restore(path, header.get("interaction"))
+        self._restore(found, found.header.get("interaction"))
 
     @staticmethod
     def _loaded(
@@ -477,12 +477,12 @@ class Agent(Interactive):
                 settings=settings,
             )
 
-    def _take_over(self, path: Path, actors: int) -> None:
+    def _take_over(self, found: checkpoint.Checkpoint, actors: int) -> None:
         """Restore what was learnt from a checkpoint of another number of actors."""
         fresh = self._engine.train
         if jax.tree.leaves(fresh.memory):
             warnings.warn(
-                f"The replay memory starts empty: that of {str(path)!r} belongs to another number of actors.",
+                f"The replay memory starts empty: that of {str(found.path)!r} belongs to another number of actors.",
                 RuntimeWarning,
                 stacklevel=4,
             )
@@ -492,7 +492,7 @@ class Agent(Interactive):
         if scale != ():  # the running returns are the actors'
             others = scale._replace(total=np.zeros(actors, np.float32))
             like = fresh._replace(state=fresh.state._replace(reward_scale=others))
-        parts = {name: checkpoint.load_part(path, "train", getattr(like, name), name) for name in fields}
+        parts = {name: found.part("train", getattr(like, name), name) for name in fields}
         if scale != ():
             kept = parts["state"].reward_scale._replace(total=scale.total)
             parts["state"] = parts["state"]._replace(reward_scale=kept)
@@ -500,32 +500,31 @@ class Agent(Interactive):
         self._start()
         self._reported = self.updates
 
-    def _last_seen(self, path: Path) -> dict[str, np.ndarray]:
+    def _last_seen(self, saved: checkpoint.Checkpoint) -> dict[str, np.ndarray]:
         """Return the observations `[N, ...]` with which a training run's checkpoint ends: those of its environments, which nobody goes on with."""
         found: dict[str, np.ndarray] = {}
         for place in ("['driver']['observation']", "['driver']['world'].actors.observation"):
             names = {f"{place}[{name!r}]": name for name in self.spaces.observation_components}
-            leaves = checkpoint.load_leaves(path, names)
-            found |= {names[leaf]: np.asarray(x) for leaf, x in leaves.items()}
+            found |= {names[leaf]: np.asarray(x) for leaf, x in saved.leaves(names).items()}
         return found if found.keys() == self.spaces.observation_components.keys() else {}
 
-    def _restore(self, path: Path, interaction: dict[str, Any] | None) -> None:
+    def _restore(self, found: checkpoint.Checkpoint, interaction: dict[str, Any] | None) -> None:
         if interaction is None:  # a training run's: environments are not part of it
             fresh = self._engine.train
-            training = checkpoint.read_header(path)["training"]
+            training = found.header["training"]
             anew = not training.get("memory", True)
-            saved = checkpoint.load_part(path, "train", without_replay(fresh) if anew else fresh)
+            saved = found.part("train", without_replay(fresh) if anew else fresh)
             self._engine.put(saved._replace(memory=fresh.memory) if anew else saved)
             if anew:
-                text = f"The replay memory starts empty: {str(path)!r} leaves it out."
+                text = f"The replay memory starts empty: {str(found.path)!r} leaves it out."
                 warnings.warn(text, RuntimeWarning, stacklevel=4)
             self._start()
             self._reported, self._draws = self.updates, training.get("draws", 0)
-            if (last := self._last_seen(path)) and self._engine.counter("rows"):
+            if (last := self._last_seen(found)) and self._engine.counter("rows"):
                 self.actors.end_at(last, self.learner.block_shape(1))
             return
         like = self.actors.snapshot_like(self.learner.block_shape(1), interaction)
-        tree, _ = checkpoint.load(path, {"train": self._engine.train, **like})
+        tree = found.load({"train": self._engine.train, **like})
         self._engine.put(tree["train"])
         self.actors.restore(tree, interaction)
         self._reported = interaction["reported"]

@@ -483,14 +483,14 @@ class Trainer:
     if not TYPE_CHECKING:  # to which it is a method like others
         load = _OfObjects(load)
 
-    def _differing(self, path: Path) -> str:
+    def _differing(self, found: checkpoint.Checkpoint) -> str:
         """Say in a sentence with which other options, or in what other spaces, a checkpoint was made.
 
         Raises:
             CheckpointError: it was by another agent, or in another number of environments.
         """
         saved, own = (
-            checkpoint.read_header(path).get("specification") or {},
+            found.header.get("specification") or {},
             plain(self.session.specification),
         )
         agents = saved.get("agent") or {}, own["agent"]
@@ -501,14 +501,14 @@ class Trainer:
         for name, (there, here) in told.items():
             if there != here:
                 raise CheckpointError(
-                    f"The checkpoint {str(path)!r} does not fit {type(self).__name__}: its {name} is {there}, not {here}."
+                    f"The checkpoint {str(found.path)!r} does not fit {type(self).__name__}: its {name} is {there}, not {here}."
                 )
         there, here = (
             {**(each.get("spaces") or {}), **each["agent"]} for each in ({"agent": {}, **saved}, own)
         )
         differing = [name for name in here if name in there and there[name] != here[name]]
         shown = ", ".join(f"{name} {there[name]!r} there, {here[name]!r} here" for name in differing)
-        return f"The checkpoint {str(path)!r} was made with: {shown}." if differing else ""
+        return f"The checkpoint {str(found.path)!r} was made with: {shown}." if differing else ""
 
     def _reported(self, training: Training) -> Outcome:
         """Train from report to report: at steps that are the same in every trial, so that a pruner compares like with like."""

@@ -208,10 +208,10 @@ def _entry(directory: Path, data: dict[str, Any]) -> Entry:
     """Return what `run.json` and the newest checkpoint tell."""
     run = data["run"]
     entry = Entry(directory, data["begun"], data["agent"]["type"], run["env"], run["seed"])
-    newest = checkpoint.latest(directory / "checkpoints")
-    if newest is None:
+    header = checkpoint.latest_header(directory / "checkpoints")
+    if header is None:
         return entry
-    training = checkpoint.read_header(newest)["training"]
+    training = header["training"]
     return entry._replace(
         step=training["step"] + training.get("origin", {}).get("step", 0),
         episodes=training["score"]["episodes"],

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from operant.agents.learner import Learner, Train
+    from operant.checkpoint import Checkpoint
     from operant.envs.vector_env import VectorEnv
     from operant.execution.episodes import Finished
     from operant.watch import Output
@@ -188,20 +189,23 @@ def play(config: PlayConfig, agent: Any = None, **options: Any) -> Played:
         if agent is not None or options:
             raise SpecError("An exported policy plays without an agent. Leave the agent and its options out.")
         return _exported(config, config.policy)
+    return run(*_prepared(config, agent, options), config)
 
-    from operant import checkpoint
+
+def _prepared(config: PlayConfig, agent: Any, options: dict[str, Any]) -> tuple[Learner, Train, VectorEnv]:
+    """Return what plays, its state, and the environment; what was read beside is let go of."""
     from operant.agents.learner import Learner
     from operant.agents.making import define, define_saved, from_file
 
-    path = None if config.run_dir is None else _newest(config.run_dir, config.best)
-    saved = None if path is None else checkpoint.read_header(path)["specification"]
+    found = None if config.run_dir is None else _newest(config.run_dir, config.best)
+    saved = None if found is None else found.header["specification"]
     if saved is None and agent is None:
         raise SpecError(
             "play needs an agent or run_dir: `operant play <agent> --env ...` or `operant play RUN`."
         )
     guard: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if saved is not None and (agent is None or not options):
-        what = f"The checkpoint {str(path)!r}"
+    if found is not None and saved is not None and (agent is None or not options):
+        what = f"The checkpoint {str(found.path)!r}"
         agent = define_saved(saved["agent"], what, None if agent is None else define(agent))
         guard = from_file(what)
     definition = define(agent, **options)
@@ -213,11 +217,11 @@ def play(config: PlayConfig, agent: Any = None, **options: Any) -> Played:
         actors = saved["parallel_interactions"] if saved else getattr(definition.config, "mini_batches", 1)
         with guard:
             learner = Learner(definition.cls.create(definition.config, env.spaces, actors))
-        train = _train(learner, config, path)
+        train = _train(learner, config, found)
     except BaseException:
         env.close()
         raise
-    return run(learner, train, env, config)
+    return learner, train, env
 
 
 def _expect_spaces(run: str, saved: Any, env: VectorEnv) -> None:
@@ -267,14 +271,14 @@ def _exported(config: PlayConfig, path: str) -> Played:
     )
 
 
-def _newest(directory: str, best: bool) -> Path:
+def _newest(directory: str, best: bool) -> Checkpoint:
     """Return the newest whole checkpoint of a run or of a saved agent, or that of a run's best evaluation."""
     from operant import checkpoint
     from operant.folder import BEST, runs_within
 
     if best:
         place = Path(directory) / BEST
-        found = checkpoint.latest(place) if place.is_dir() else None
+        found = checkpoint.newest(place) if place.is_dir() else None
         if found is not None:
             return found
         if not runs_within(directory):
@@ -283,27 +287,25 @@ def _newest(directory: str, best: bool) -> Path:
             )
     else:
         for place in (Path(directory) / "checkpoints", Path(directory)):
-            found = checkpoint.latest(place) if place.is_dir() else None
+            found = checkpoint.newest(place) if place.is_dir() else None
             if found is not None:
                 return found
     remedy = runs_within(directory) or " Give the folder of a run or of a saved agent."
     raise SpecError(f"There is no checkpoint in run_dir={directory!r}.{remedy}")
 
 
-def _train(learner: Learner, config: PlayConfig, path: Path | None) -> Train:
+def _train(learner: Learner, config: PlayConfig, found: Checkpoint | None) -> Train:
     """Make the state that acting needs, without a replay memory: that of a checkpoint, or that of an untrained agent."""
     import jax
 
-    from operant import checkpoint
     from operant.agents.learner import Train
     from operant.session import load_weights
 
     key, hyper = jax.random.key(config.seed), learner.hyper()
     shapes = jax.eval_shape(learner.init, key, hyper)
-    if path is not None:
+    if found is not None:
         parts = {
-            name: checkpoint.load_part(path, "train", getattr(shapes, name), name)
-            for name in ("state", "hyper", "counters")
+            name: found.part("train", getattr(shapes, name), name) for name in ("state", "hyper", "counters")
         }
         train = Train(memory=(), key=key, **parts)
     else:

@@ -205,16 +205,19 @@ def find(directory: Path, filename: str | None, format: str | None) -> Path | No
     return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
 
 
-def find_checkpoint(directory: Path, filename: str | None) -> Path | None:
-    """Return the checkpoint of that name in a folder, else the newest, or the folder if it is one; None if there is none."""
-    if filename is not None:
-        return directory / filename if checkpoint.is_checkpoint(directory / filename) else None
-    if checkpoint.is_checkpoint(directory):
-        return directory
-    return checkpoint.latest(directory) if directory.is_dir() else None
+def find_checkpoint(directory: Path, filename: str | None) -> checkpoint.Checkpoint | None:
+    """Return the checkpoint of that name in a folder, else the newest, or the folder if it is one; None if there is none.
+
+    Raises:
+        CheckpointError: the one of that name, or that is the folder, cannot be read.
+    """
+    named = directory if filename is None else directory / filename
+    if checkpoint.is_checkpoint(named):
+        return checkpoint.Checkpoint(named)
+    return checkpoint.newest(directory) if filename is None and directory.is_dir() else None
 
 
-def checkpoint_in(directory: Path, filename: str | None, *, numbered: bool = False) -> Path:
+def checkpoint_in(directory: Path, filename: str | None, *, numbered: bool = False) -> checkpoint.Checkpoint:
     """As `find_checkpoint`, or else the newest ``<filename>-<number>``; that there is none is an error.
 
     Args:
@@ -223,11 +226,11 @@ def checkpoint_in(directory: Path, filename: str | None, *, numbered: bool = Fal
         numbered: the newest also where one of just that name is there, as a saver continues.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is none, or it cannot be read.
     """
     found = None if numbered else find_checkpoint(directory, filename)
     if found is None and filename is not None:
-        found = checkpoint.latest(directory, filename)
+        found = checkpoint.newest(directory, filename)
     if found is None:
         named = "" if filename is None else f" {filename!r}"
         policies = [p.name for suffix in export.FORMATS.values() for p in directory.glob(f"*{suffix}")]

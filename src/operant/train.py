@@ -99,10 +99,10 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
     run = RunConfig.from_dict(
         {**with_effect(saved["run"]), **limits, **alone, **changes, "run_dir": str(directory)}
     )
-    reached = 0 if changes.get("max_steps") is None else _reached(directory)
-    if run.max_steps is not None and 0 < run.max_steps <= reached:
+    limit = run.max_steps if changes.get("max_steps") is not None else None
+    if limit is not None and 0 < limit <= (reached := _reached(directory, limit)):
         raise UsageError(
-            f"The run in {str(directory)!r} has {reached} steps already. Received: max_steps={run.max_steps}. "
+            f"The run in {str(directory)!r} has {reached} steps already. Received: max_steps={limit}. "
             "Give more, which counts them in."
         )
     return Plan(agent, {n: v for n, v in own.items() if n in numbers}, run, directory)
@@ -124,17 +124,29 @@ def _without_weights(run: RunConfig, directory: Path) -> RunConfig:
 def finished(plan: Plan) -> bool:
     """Return whether the run that is to be continued has gone as far as it may."""
     limit = plan.run.max_steps
-    return plan.resume is not None and limit is not None and _reached(plan.resume) >= limit
+    return plan.resume is not None and limit is not None and _reached(plan.resume, limit) >= limit
 
 
-def _reached(directory: Path) -> int:
-    """Return the step of the checkpoint that a run goes on from; 0 where it has none."""
+def _reached(directory: Path, limit: int) -> int:
+    """Return the step of the checkpoint that a run goes on from; 0 where it has none.
+
+    What is at the limit or beyond, from which nothing would go on, is not believed before all of it is read.
+    """
+    place = directory / "checkpoints"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # going on from it says which ones were skipped
-        newest = checkpoint.latest(directory / "checkpoints")
-    if newest is None:
+        step = _step(checkpoint.latest_header(place))
+        if step >= limit:
+            whole = checkpoint.newest(place)
+            step = _step(None if whole is None else whole.header)
+    return step
+
+
+def _step(header: dict[str, Any] | None) -> int:
+    """Return the step of a run that the header of its checkpoint tells; 0 where there is none."""
+    if header is None:
         return 0
-    saved = checkpoint.read_header(newest)["training"]
+    saved = header["training"]
     return int(saved["step"]) + int(saved.get("origin", {}).get("step", 0))
 
 
@@ -321,10 +333,10 @@ def _restored(training: Training, directory: Path, changed: Collection[str] = ()
     Raises:
         SpecError: the run went on with a history of others, and its `run.json`, of an earlier version, does not say where that ended.
     """
-    newest = checkpoint.latest(directory / "checkpoints")
+    newest = checkpoint.newest(directory / "checkpoints")
     if newest is not None:
         # Beside those, what an earlier part changed that came to no checkpoint of its own.
-        there = _in_full(checkpoint.read_header(newest)["specification"]["agent"])
+        there = _in_full(newest.header["specification"]["agent"])
         here = plain(training.specification["agent"])
         training.restore(newest, {*changed, *(n for n in here if there.get(n) != here[n])})
     elif training.run.history_checkpoint is not None:

@@ -60,6 +60,21 @@ def read(path: Path, limit: int, size: int | None = None, sha256: str | None = N
     Raises:
         CheckpointError: naming the file and what is wrong.
     """
+    with _opened(path, size) as (file, found):
+        if found > limit:
+            raise CheckpointError(f"{path} has {found} bytes; at most {limit} are read.")
+        return _read_hashed(path, file, found, sha256)
+
+
+def measure(path: Path, size: int) -> None:
+    """Check without reading it that a plain file has a size in bytes. Raises `CheckpointError` as `read` does."""
+    with _opened(path, size):
+        pass
+
+
+@contextlib.contextmanager
+def _opened(path: Path, size: int | None) -> Iterator[tuple[Any, int]]:
+    """Open a plain file, of that size if one is given; yield it and its size. What fails meanwhile is a `CheckpointError`."""
     flags = (
         os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     )
@@ -72,9 +87,7 @@ def read(path: Path, limit: int, size: int | None = None, sha256: str | None = N
                 raise CheckpointError(
                     f"{path} has {status.st_size} bytes where {size} were written: truncated?"
                 )
-            if status.st_size > limit:
-                raise CheckpointError(f"{path} has {status.st_size} bytes; at most {limit} are read.")
-            return _read_hashed(path, file, status.st_size, sha256)
+            yield file, status.st_size
     except (OSError, MemoryError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}.") from None
 

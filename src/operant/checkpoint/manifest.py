@@ -85,3 +85,6 @@ def _check(manifest: dict[str, Any]) -> None:
             raise ValueError(f"leaf {name} is of the unknown kind {kind!r} or dtype {dtype!r}")
         if leaf["file"] not in manifest["files"]:
             raise ValueError(f"leaf {name} is in the file {leaf['file']!r}, which is not listed")
+    named = {leaf.get("file") for leaf in manifest["leaves"].values()}
+    for file in manifest["files"].keys() - named:
+        raise ValueError(f"no leaf is in the file {file!r}")

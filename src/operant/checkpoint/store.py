@@ -28,7 +28,6 @@ from operant.errors import CheckpointError, MismatchError, as_folder, value_erro
 from operant.spec import plain
 from operant.types import Tree
 
-_BEST = "best.json"
 _REPLACED = ".old-"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _NUMBER = re.compile(r"-\d+$")
@@ -50,8 +49,7 @@ def save(
         directory: folder of checkpoints; made if missing.
         tree: pytree of JAX and NumPy arrays, typed keys, Python numbers, strings and None.
         header: JSON data to store beside it (configs are written as dicts).
-        keep: how many of the newest checkpoints to keep; None keeps all. The one marked best (`mark_best`),
-            and one named ``best``, are kept beside them.
+        keep: how many of the newest checkpoints to keep; None keeps all. One named ``best`` is kept beside them.
         name: folder name: letters, digits, ``.``, ``_``, ``-``. A checkpoint of that name, or an empty folder, is replaced.
 
     Returns:
@@ -131,19 +129,6 @@ def _refuse_others(final: Path) -> None:
             )
 
 
-def mark_best(path: str | Path) -> None:
-    """Mark a checkpoint as the best of its folder: `best` returns it and `keep` never removes it."""
-    path = Path(path)
-    if not (path / MANIFEST).is_file():
-        raise CheckpointError(f"{path} cannot be marked as best: it is not a checkpoint.")
-    with durable.locked(path.parent):
-        temporary = path.parent / f"{durable.TEMPORARY}{_BEST}"
-        temporary.unlink(missing_ok=True)
-        durable.write(temporary, [json.dumps({"name": path.name}).encode()])
-        os.replace(temporary, path.parent / _BEST)
-        durable.sync(path.parent)
-
-
 def _named(tree: Tree) -> Iterator[tuple[str, Any]]:
     """Leaves by their path in the tree. None counts as a leaf, so that its place is checked on loading."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: x is None):
@@ -202,7 +187,6 @@ def _clean(folder: Path) -> None:
 
     The folder may be anyone's: what could not be a checkpoint is left alone.
     """
-    (folder / f"{durable.TEMPORARY}{_BEST}").unlink(missing_ok=True)
     for path in filter(_is_own, folder.glob(f"{_REPLACED}*")):
         final = path.with_name(path.name.removeprefix(_REPLACED))
         if final.exists():
@@ -218,11 +202,11 @@ def _prune(folder: Path, others: dict[Path, float], keep: int, name: str) -> Non
 
     What has another name, or cannot be read, is left to the user.
     """
-    marked, kind = best(folder), _NUMBER.sub("", name)
+    kind = _NUMBER.sub("", name)
     if kind == name:
         return
     alike = {path: order for path, order in others.items() if _NUMBER.sub("", path.name) == kind != path.name}
-    old = [p for p, order in alike.items() if order < math.inf and p != marked and p.name != "best"]
+    old = [p for p, order in alike.items() if order < math.inf and p.name != "best"]
     old = [p for p in old if _is_own(p)]
     for path in old[: max(len(old) - keep, 0)]:
         # Renamed first: a removal that is cut short must not look like a checkpoint.
@@ -236,38 +220,92 @@ def list_checkpoints(directory: str | Path) -> list[Path]:
     return [path for path, _ in _ordered(Path(directory))]
 
 
-def best(directory: str | Path) -> Path | None:
-    """Return the checkpoint that `mark_best` marked, if it still exists."""
-    try:
-        name = json.loads((Path(directory) / _BEST).read_text(encoding="utf-8"))["name"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    if not _NAME.fullmatch(str(name)):
-        return None
-    path = _standing(Path(directory) / str(name))
-    return path if (path / MANIFEST).exists() else None
+class Checkpoint:
+    """A checkpoint on the disk. What several parts are taken from is read, and verified, once.
+
+    Args:
+        path: the folder that `save` wrote.
+
+    Raises:
+        CheckpointError: it has no manifest that can be read; naming the file and the reason.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = _standing(Path(path))
+        self._manifest = read_manifest(self.path)
+        self._kept: dict[str, Any] = {}  # leaves that were read with others, and that nobody has taken yet
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """The caller's data beside the arrays."""
+        header: dict[str, Any] = self._manifest["header"]
+        return header
+
+    def measure(self) -> None:
+        """Check that every file has the size that was written, without reading it. Raises `CheckpointError`."""
+        for file, entry in self._manifest["files"].items():
+            durable.measure(self.path / file, entry["bytes"])
+
+    def read(self) -> None:
+        """Read and verify all of it; it stays in memory until it is taken. Raises `CheckpointError`."""
+        self._kept = _read_leaves(self.path, self._manifest)
+
+    def load(self, like: Tree = None) -> Tree:
+        """Take the whole tree: see the function `load`."""
+        entries = self._manifest["leaves"]
+        if like is not None:
+            _fit(self.path, entries, like)  # before reading what may be large
+        return _rebuild(self.path, entries, self._take(entries), like)
+
+    def part(self, part: str, like: Tree, field: str | None = None) -> Tree:
+        """Take a part: see `load_part`."""
+        one: Any = collections.namedtuple("one", [field]) if field else lambda tree: tree
+        wanted, prefix = {part: one(like)}, next(_named({part: one(0)}))[0]
+        entries = {
+            n: e
+            for n, e in self._manifest["leaves"].items()
+            if n == prefix or n.startswith((f"{prefix}[", f"{prefix}."))
+        }
+        _fit(self.path, entries, wanted)
+        found = _rebuild(self.path, entries, self._take(entries), wanted)[part]
+        return found[0] if field else found
+
+    def leaves(self, names: Iterable[str]) -> dict[str, Any]:
+        """Take some leaves: see `load_leaves`."""
+        every = self._manifest["leaves"]
+        entries = {name: every[name] for name in names if name in every}
+        taken = self._take(entries)
+        return {name: _leaf(self.path, name, entry, taken[name]) for name, entry in entries.items()}
+
+    def _take(self, entries: dict[str, Any]) -> dict[str, Any]:
+        """Give out what was read of these leaves (keys as their data), once: who takes it may write to it, or let go of it."""
+        lacking = [name for name in entries if name not in self._kept]
+        if lacking:
+            self._kept |= _read_leaves(self.path, self._manifest, lacking)
+        return {name: self._kept.pop(name) for name in entries}
 
 
-def latest(directory: str | Path, name: str | None = None) -> Path | None:
-    """Return the newest checkpoint that is whole, or None. Newer ones that are not are reported by a warning.
+def newest(directory: str | Path, name: str | None = None) -> Checkpoint | None:
+    """Return the newest checkpoint that is whole, read and verified, or None. Newer ones that are not are reported by a warning.
 
     With `name`, only those count that have that name, or it and a number: ``<name>-<number>``.
     """
-    found = _newest(directory, lambda path: _read_leaves(path, read_manifest(path)), name)
-    return None if found is None else found[0]
+    return _newest(directory, Checkpoint.read, name)
 
 
-def load_latest(directory: str | Path, like: Tree = None) -> tuple[Tree, dict[str, Any]]:
-    """Load the newest checkpoint that is whole (see `load`); newer ones that are not are reported by a warning.
+def latest(directory: str | Path, name: str | None = None) -> Path | None:
+    """Return the path of the newest checkpoint that is whole (see `newest`), or None."""
+    found = _newest(directory, Checkpoint.read, name)
+    return None if found is None else found.path
 
-    Raises:
-        CheckpointError: if there is none, or it does not fit `like`.
+
+def latest_header(directory: str | Path) -> dict[str, Any] | None:
+    """Return the header of the newest checkpoint whose files have their sizes, or None. Others are reported by a warning.
+
+    No array is read: of one that was changed on the disk since, this is not noticed.
     """
-    found = _newest(directory, lambda path: (read_manifest(path), _read_leaves(path, read_manifest(path))))
-    if found is None:
-        raise CheckpointError(f"{directory} holds no checkpoint that can be loaded.")
-    path, (manifest, leaves) = found
-    return _rebuild(path, manifest["leaves"], leaves, like), manifest["header"]
+    found = _newest(directory, Checkpoint.measure)
+    return None if found is None else found.header
 
 
 def _standing(path: Path) -> Path:
@@ -293,16 +331,19 @@ def _ordered(folder: Path) -> list[tuple[Path, float]]:
 
 
 def _newest(
-    directory: str | Path, read: Callable[[Path], Any], name: str | None = None
-) -> tuple[Path, Any] | None:
+    directory: str | Path, check: Callable[[Checkpoint], None], name: str | None = None
+) -> Checkpoint | None:
     wanted = re.compile(".*" if name is None else rf"(?:{re.escape(_REPLACED)})?{re.escape(name)}(?:-\d+)?")
     for path in reversed(list_checkpoints(directory)):
         if wanted.fullmatch(path.name) is None:
             continue
         try:
-            return path, read(path)
+            found = Checkpoint(path)
+            check(found)
         except CheckpointError as error:
             warnings.warn(f"Checkpoint skipped: {error}", RuntimeWarning, stacklevel=3)
+        else:
+            return found
     return None
 
 
@@ -321,11 +362,8 @@ def load(path: str | Path, like: Tree = None) -> tuple[Tree, dict[str, Any]]:
             naming the file and the reason; or if it does not fit `like`, naming each leaf that is missing, not
             expected, or of another shape or dtype.
     """
-    path = _standing(Path(path))
-    manifest = read_manifest(path)
-    if like is not None:
-        _fit(path, manifest["leaves"], like)  # before reading what may be large
-    return _rebuild(path, manifest["leaves"], _read_leaves(path, manifest), like), manifest["header"]
+    found = Checkpoint(path)
+    return found.load(like), found.header
 
 
 def load_part(path: str | Path, part: str, like: Tree, field: str | None = None) -> Tree:
@@ -333,29 +371,12 @@ def load_part(path: str | Path, part: str, like: Tree, field: str | None = None)
 
     With `field`, only that field of a named tuple which stands there; other fields' arrays are not read.
     """
-    path = _standing(Path(path))
-    manifest = read_manifest(path)
-    one: Any = collections.namedtuple("one", [field]) if field else lambda tree: tree
-    wanted, prefix = {part: one(like)}, next(_named({part: one(0)}))[0]
-    entries = {
-        n: e
-        for n, e in manifest["leaves"].items()
-        if n == prefix or n.startswith((f"{prefix}[", f"{prefix}."))
-    }
-    _fit(path, entries, wanted)
-    found = _rebuild(path, entries, _read_leaves(path, manifest, entries), wanted)[part]
-    return found[0] if field else found
+    return Checkpoint(path).part(part, like, field)
 
 
 def load_leaves(path: str | Path, names: Iterable[str]) -> dict[str, Any]:
     """Read those leaves of these names (paths in the tree) that a checkpoint has. Raises `CheckpointError` as `load` does."""
-    path = _standing(Path(path))
-    manifest = read_manifest(path)
-    entries = {name: manifest["leaves"][name] for name in names if name in manifest["leaves"]}
-    if not entries:
-        return {}
-    leaves = _read_leaves(path, manifest, entries)
-    return {name: _leaf(path, name, entry, leaves[name]) for name, entry in entries.items()}
+    return Checkpoint(path).leaves(names)
 
 
 def is_checkpoint(path: str | Path) -> bool:
@@ -365,7 +386,7 @@ def is_checkpoint(path: str | Path) -> bool:
 
 def read_header(path: str | Path) -> dict[str, Any]:
     """Return the header of a checkpoint without reading its arrays. Raises `CheckpointError` as `load` does."""
-    return read_manifest(_standing(Path(path)))["header"]
+    return Checkpoint(path).header
 
 
 def _fit(path: Path, leaves: dict[str, Any], like: Tree) -> None:
@@ -384,8 +405,8 @@ def _fit(path: Path, leaves: dict[str, Any], like: Tree) -> None:
 def _read_leaves(
     path: Path, manifest: dict[str, Any], wanted: Container[str] | None = None
 ) -> dict[str, Any]:
-    """Read and check the files that hold wanted leaves (None: all); return leaves by name (keys as their data)."""
-    leaves = {name: leaf.get("value") for name, leaf in manifest["leaves"].items()}
+    """Read and check the files that hold wanted leaves (None: all); return all leaves of these by name (keys as their data)."""
+    leaves = {name: leaf["value"] for name, leaf in manifest["leaves"].items() if leaf["kind"] == "python"}
     needed = {leaf.get("file") for name, leaf in manifest["leaves"].items() if wanted and name in wanted}
     for file, entry in manifest["files"].items():
         if wanted is not None and file not in needed:

@@ -66,7 +66,7 @@ def _refuse_folder(agent: str) -> None:
         return
     from operant import checkpoint
 
-    if (folder / "run.json").exists() or checkpoint.latest(folder) is not None:
+    if (folder / "run.json").exists() or checkpoint.latest_header(folder) is not None:
         raise UsageError(
             f"{agent!r} is an agent, which alone plays untrained, and here also the folder of a run. For the run give its path: "
             f"operant play ./{agent}"
@@ -104,7 +104,7 @@ def _is_exported(folder: Path) -> bool:
         return False
     from operant import checkpoint
 
-    return checkpoint.latest(folder) is None
+    return checkpoint.latest_header(folder) is None
 
 
 def help_text(agent: str | None) -> str:

@@ -194,31 +194,30 @@ class Training:
         """The last environment step that the agent may come to, of its own: without those of a continued history; None: no limit."""
         return None if self.run.max_steps is None else self.run.max_steps - self.progress.origin.step
 
-    def restore(self, path: Path, changed: Collection[str] = ()) -> None:
+    def restore(self, saved: checkpoint.Checkpoint, changed: Collection[str] = ()) -> None:
         """Continue from a checkpoint of this run.
 
         Args:
-            path: the checkpoint.
+            saved: the checkpoint.
             changed: options that updates use as numbers, which are those of this run from here on, not the checkpoint's.
 
         Raises:
             CheckpointError: it does not fit.
         """
-        header = checkpoint.read_header(path)
-        if "training" not in header:
-            raise CheckpointError(f"The checkpoint {str(path)!r} is not one of a training run.")
-        saved, fresh = header["training"], self.driver.train
-        self.memory_anew = not saved.get("memory", True)
+        if "training" not in saved.header:
+            raise CheckpointError(f"The checkpoint {str(saved.path)!r} is not one of a training run.")
+        told, fresh = saved.header["training"], self.driver.train
+        self.memory_anew = not told.get("memory", True)
         like = without_replay(fresh) if self.memory_anew else fresh
-        tree, _ = checkpoint.load(path, {"train": like, "driver": self.driver.snapshot_like()})
+        tree = saved.load({"train": like, "driver": self.driver.snapshot_like()})
         train = tree["train"]
         train = train._replace(memory=fresh.memory) if self.memory_anew else train
         if changed:
             own = np.isin(traced(type(self.definition.config)), list(changed))
             train = train._replace(hyper=np.where(own, fresh.hyper, train.hyper))
-        self.driver.restore(train, tree["driver"], saved["step"])
-        self.progress.restore(saved)
-        self.ended = saved.get("ended")
+        self.driver.restore(train, tree["driver"], told["step"])
+        self.progress.restore(told)
+        self.ended = told.get("ended")
 
     def save(self) -> Path | None:
         """Write a checkpoint of the whole run.
