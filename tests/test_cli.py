@@ -413,6 +413,33 @@ def test_who_trains_with_defaults_is_told_of_presets(words, told, capsys, tmp_pa
         assert resumed(tmp_path / "run", {"env": words[1]}).run.env == env.replace("CartPole-v1", "CartPole")
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("-1e3", -1e3),
+        ("-.5e-3", -5e-4),
+        ("-2.E+2", -200.0),
+        ("-1_000", -1000.0),
+        ("-7", -7.0),
+        ("-0.5", -0.5),
+    ],
+)
+def test_a_negative_number_may_have_every_form(text, value):
+    given = parse.parse([RunConfig], ["--target-reward", text, "--quiet"], "train")
+    assert given == {"target_reward": value, "quiet": True}
+    several = parse.parse([config_class("ppo")], ["--lr", text, text], "tune", several=True)
+    assert several == {"lr": [value, value]}
+
+
+@pytest.mark.parametrize("text", ["-inf", "-Infinity"])
+def test_a_negative_infinity_is_a_number_too(capsys, text):
+    assert "target_reward must be" in fails(
+        capsys, "train", "ppo", "--env", "CartPole-v1", "--target-reward", text
+    )
+    err = fails(capsys, "train", "ppo", "--env", "CartPole-v1", "--target-reward", "-1e3", text)
+    assert f"--target-reward takes one value. Received: --target-reward -1e3 {text}." in err
+
+
 def test_an_id_without_version_is_that_of_the_latest():
     from operant.envs.table import full_id
 

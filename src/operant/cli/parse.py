@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import sys
 import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,8 +21,15 @@ NAMES = ("agent", "env", "environment", "level")
 """Options that may name something of a module."""
 
 
+_NEGATIVE = re.compile(r"-((\d[\d_]*\.?|[\d_]*\.\d)[\d_]*(e[+-]?\d+)?|inf(inity)?)$", re.IGNORECASE)
+
+
 class _Parser(argparse.ArgumentParser):
-    """Argparse whose errors are operant's."""
+    """Argparse whose errors are operant's, and which takes for a number all that Python does."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._negative_number_matcher = _NEGATIVE  # its own knows no exponents: it took -1e3 for a flag
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message[:1].upper() + message[1:] + ".")
@@ -118,7 +126,7 @@ def parse(
         raise _refused(error, configs) from None
     if unknown:
         bad = unknown[0]
-        if not bad.startswith("-"):
+        if not bad.startswith("-") or _NEGATIVE.match(bad):
             raise _stray(bad, list(arguments), known, command, tuned=several)
         raise UsageError(f"Unknown flag {bad!r} for {command}.{_meant(bad, known, command)}")
     for name in NAMES:
@@ -158,7 +166,10 @@ def _stray(
         tuned: whether flags of options with a search kind take several values.
     """
     at = arguments.index(bad)
-    begun = max((i for i in range(at) if arguments[i].startswith("-")), default=None)
+    begun = max(
+        (i for i in range(at) if arguments[i].startswith("-") and not _NEGATIVE.match(arguments[i])),
+        default=None,
+    )
     text = f"Unknown argument {bad!r} for {command}."
     if begun is not None:
         before = arguments[begun].partition("=")[0]
