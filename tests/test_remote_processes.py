@@ -423,3 +423,19 @@ def test_what_cannot_be_connected_to(module):
         SpecError, match=r"remote must be None, 'multiprocessing'.*Did you mean 'socket-client'"
     ):
         Environment.create("CartPole-v1", remote="socket-clint")
+
+
+def test_a_handler_that_python_did_not_set_is_no_obstacle(monkeypatch):
+    from operant.envs.remote import cluster
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                signal, "getsignal", lambda number: None
+            )  # as of a program in which Python is embedded
+            with cluster._undisturbed():
+                signal.signal(signal.SIGTERM, lambda *_: None)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)

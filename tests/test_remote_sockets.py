@@ -25,7 +25,7 @@ from operant.envs.remote import connect, wire
 from operant.envs.remote.auth import greet, read_token, welcome
 from operant.envs.remote.channel import Channel
 from operant.envs.remote.replaceable import Limits
-from operant.envs.remote.server import Patience, Server, tls_context
+from operant.envs.remote.server import PORT, Patience, Server, tls_context
 from operant.envs.remote.service import describe
 from operant.envs.spawn import LostError
 from operant.envs.table import resolve
@@ -381,6 +381,31 @@ def test_certificates_that_cannot_be_used(certificate, tmp_path):
         connect(remote="socket-client", host=HOST, port=1, certificate=str(tmp_path / "none"))
 
 
+def test_a_server_that_is_found_too_late_is_left(module, monkeypatch):
+    """Every part of reaching it may take its time: together they last longer than giving up waits."""
+    from operant.envs.remote import client
+
+    greeted, let = threading.Event(), threading.Event()
+
+    def slowly(*arguments):
+        greet(*arguments)
+        greeted.set()
+        let.wait(20.0)
+
+    monkeypatch.setattr(client, "greet", slowly)
+    monkeypatch.setattr(client, "_TRY_SECONDS", 1.0)
+    with serving(module.Count) as server:
+        dial = client.Dial(HOST, server.ports[0], b"", None, 20.0)
+        assert greeted.wait(20.0)
+        monkeypatch.setattr(client, "_TRY_SECONDS", 0.01)
+        dial.stop()
+        let.set()
+        wait_until(lambda: not dial._thread.is_alive())
+        monkeypatch.undo()
+        with clients(server.ports[0], start_seconds=20.0) as (connection,):  # its one environment is free
+            assert ask(connection).terminal == 0
+
+
 # What is lost
 
 
@@ -629,6 +654,11 @@ def test_hosts_and_ports(host, port, num_parallel, want):
     from operant.envs.remote import _addresses
 
     assert _addresses(host, port, num_parallel) == want
+
+
+def test_a_server_listens_where_it_is_told_to_be_looked_for():
+    """`operant serve` does not load what serves before it is asked to, so that its port stands there once more."""
+    assert ServeConfig().port == PORT
 
 
 @pytest.mark.parametrize(

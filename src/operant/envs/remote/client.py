@@ -45,6 +45,9 @@ class Dial:
         self._host, self._port, self._token, self._context = host, port, token, context
         self._seconds = seconds
         self._stop = threading.Event()
+        self._lock = (
+            threading.Lock()
+        )  # so that what is found either is stopped with the rest, or sees that it came too late
         self._found: tuple[Channel, Description] | None = None
         self._error: LostError | None = None
         self._thread = threading.Thread(target=self._run, name="operant-dial", daemon=True)
@@ -64,8 +67,9 @@ class Dial:
         return self._found
 
     def stop(self) -> None:
-        """Give up."""
-        self._stop.set()
+        """Give up. A server that only answers after a while, each step of the way being within its time, is left then."""
+        with self._lock:
+            self._stop.set()
         self._thread.join(_TRY_SECONDS)
         if self._found is not None:
             self._found[0].close()
@@ -81,7 +85,12 @@ class Dial:
                 )
                 return
             try:
-                self._found = self._reach(min(left, _TRY_SECONDS))
+                found = self._reach(min(left, _TRY_SECONDS))
+                with self._lock:
+                    if not self._stop.is_set():
+                        self._found = found
+                        return
+                found[0].close()
                 return
             except RefusedError as error:
                 self._error = LostError(str(error), final=True)

@@ -280,4 +280,5 @@ def _undisturbed() -> Iterator[None]:
     finally:
         os.environ.update(hidden)
         if main:
-            signal.signal(signal.SIGTERM, handler)
+            # None: it was not set by Python, and cannot be put back.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)

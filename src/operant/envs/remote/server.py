@@ -208,15 +208,23 @@ class Server:
                 thread = threading.Thread(target=self._client, args=(sock, address), daemon=True)
                 with self._lock:
                     self._threads.add(thread)
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError as error:  # no more can be had now; the next client may find one
+                    with self._lock:
+                        self._threads.discard(thread)
+                        self._greeting -= 1
+                    sock.close()
+                    self._reject(address, str(error))
 
     def _client(self, sock: socket.socket, address: object) -> None:
         """Greet one client and serve it."""
-        channel = Channel(sock)
-        with self._lock:
-            self._channels.add(channel)
         greeting = True
+        channel: Channel | None = None
         try:
+            channel = Channel(sock)
+            with self._lock:
+                self._channels.add(channel)
             if self._context is not None:
                 channel.secure(self._context, self._patience.greeting_seconds)
             welcome(channel, self._token, self._patience.greeting_seconds)
@@ -231,14 +239,17 @@ class Server:
                 self._reject(address, str(error))
             else:
                 _log.info("Client %s %s.", address, error)
-        except Exception:
-            if not self._ended.is_set():
+        except Exception as error:
+            if greeting and isinstance(error, OSError):
+                self._reject(address, str(error))
+            elif not self._ended.is_set():
                 _log.exception("Client %s could not be served.", address)
         finally:
-            channel.close()
+            (channel or sock).close()
             with self._lock:
                 self._greeting -= greeting
-                self._channels.discard(channel)
+                if channel is not None:
+                    self._channels.discard(channel)
                 self._threads.discard(threading.current_thread())
 
     def _reject(self, address: object, reason: str) -> None:
