@@ -630,9 +630,11 @@ def test_loading_for_another_number_of_actors(tmp_path, spec):
         Agent.load(tmp_path, parallel_interactions=0)
 
 
-def test_debug_makes_an_update_that_is_not_finite_an_error():
+@pytest.mark.parametrize("summaries", [False, True])
+def test_debug_makes_an_update_that_is_not_finite_an_error(summaries, tmp_path):
     for debug in (False, True):
-        agent = create(config={"debug": debug}, seed=0)
+        writer = {"summarizer": {"directory": str(tmp_path), "frequency": 1}} if summaries else {}
+        agent = create(config={"debug": debug}, seed=0, **writer)
         with contextlib.ExitStack() as stack:
             if debug:
                 stack.enter_context(pytest.raises(NumericalError, match="Update 1 was left out.*rewards"))
@@ -640,6 +642,18 @@ def test_debug_makes_an_update_that_is_not_finite_an_error():
                 agent.act(np.full(3, 1e38))
                 agent.observe(reward=1e38)
     assert agent.updates == 1
+
+
+def test_every_reader_of_metrics_has_the_averages_since_its_own_last_call(tmp_path):
+    agent = create(REPLAY, summarizer={"directory": str(tmp_path), "frequency": 1})
+    alone = create(REPLAY)
+    for steps in (30, 20):
+        for each in (agent, alone):
+            run(each, steps)
+        read = alone.engine.metrics()
+        assert read and agent.engine.metrics("another") == pytest.approx(read, rel=1e-5)
+        assert agent.engine.metrics() == pytest.approx(read, rel=1e-5)
+        assert agent.engine.metrics() == {}
 
 
 def test_a_device_that_is_not_there_is_told_with_those_that_are():

@@ -151,6 +151,8 @@ class Engine:
         self._keys = Ahead(lambda key, update: jax.random.key_data(learner.update_key(key, update)))
         self._impl = jax.random.key_impl(key)
         self.meter: Array = learner.meter()
+        # What each reader has not read yet of what was taken from the meter; None: who has not read at all.
+        self._unread: dict[str | None, np.ndarray] = {None: np.zeros(self.meter.shape, np.float32)}
         self.put(jax.jit(learner.init)(key, learner.hyper()))
 
     def _compiled(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -301,15 +303,19 @@ class Engine:
                 self.train = self._remember(self.train, own, np.asarray([index], np.int32))
             self.learn(block, columns)
 
-    def metrics(self) -> dict[str, float]:
-        """Return the averages of the metrics since the last call; those that never applied are left out."""
+    def metrics(self, reader: str = "") -> dict[str, float]:
+        """Return the averages of the metrics since the last call by this reader; those that never applied are left out."""
         meter = np.asarray(self.meter)
         self.meter = jnp.zeros_like(self.meter)
-        return self.learner.read(meter)
+        for each in self._unread:
+            self._unread[each] = self._unread[each] + meter
+        unread = self._unread.get(reader, self._unread[None])
+        self._unread[reader] = np.zeros_like(unread)
+        return self.learner.read(unread)
 
     def skipped(self) -> int:
-        """Return how many gradient steps were left out since the last call of `metrics`, for not being finite."""
-        return self.learner.skipped(np.asarray(self.meter))
+        """Return how many gradient steps were left out since the last call of `metrics` (by the reader ""), for not being finite."""
+        return self.learner.skipped(self._unread.get("", self._unread[None]) + np.asarray(self.meter))
 
     def counter(self, name: str) -> int:
         """Return one of the counters: timesteps, episodes, updates, rows."""

@@ -131,7 +131,7 @@ class Writers:
             weights = {
                 name.replace("/params/", "/"): np.array(x) for name, x in flat.items() if "/params/" in name
             }
-        self._summarizer.update(self._agent.updates, engine.metrics(), weights)
+        self._summarizer.update(self._agent.updates, engine.metrics("summarizer"), weights)
 
     def changed(self) -> None:
         """Take note that the agent learnt, though it counts no update."""

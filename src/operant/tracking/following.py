@@ -78,7 +78,7 @@ class Following:
             values["evaluation/reward_std"] = statistics.pstdev(returns)
             values["evaluation/length_mean"] = statistics.fmean(runner.evaluation_timesteps[-self._horizon :])
         if runner.agent.engine is not None:
-            values |= runner.agent.engine.metrics()
+            values |= runner.agent.engine.metrics("run")
         self._sink.record(Record(runner.timesteps, self._recorded - self._began, values))
 
 
