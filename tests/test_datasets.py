@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -154,6 +155,12 @@ def test_what_is_wrong_is_said(monkeypatch):
         SpecError, match=r"Episode 0 of the Minari dataset 'toy/some-v0' does not fit .* \(4,\)"
     ):
         datasets.Episodes("toy/some-v0", agent)[0]
+    found, empty = datasets.Episodes("toy/some-v0", spaces), types.SimpleNamespace(rewards=np.zeros(0))
+    monkeypatch.setattr(found._dataset, "iterate_episodes", lambda indices: [empty])
+    with pytest.raises(
+        SpecError, match=r"Episode 0 of the Minari dataset 'toy/some-v0' .* It has no steps\."
+    ):
+        found[0]
     with pytest.raises(SpecError, match="There is a Minari dataset 'toy/some-v0' already"):
         datasets.write("toy/some-v0", spaces, [drawn(spaces, [2])])
     with pytest.raises(SpecError, match="name must be such as 'group/name-v0'"):

@@ -86,9 +86,12 @@ class Episodes(Sequence[Trace]):
             ) from None
 
     def _read(self, episode: Any) -> Trace:
+        steps = len(episode.rewards)
+        if not steps:
+            raise SpaceError("It has no steps.")
         observation = self._codec.observation.encode(episode.observations, True)
         action = self._given.actions.unflatten(self._codec.action.encode(episode.actions, True))
-        steps, given = len(episode.rewards), len(next(iter(observation.values())))
+        given = len(next(iter(observation.values())))
         if given not in (steps, steps + 1):
             raise SpaceError(f"It has {steps} rewards and {given} observations, which must be one more.")
         terminal = np.zeros(steps, np.int64)
