@@ -18,6 +18,9 @@ HOST = "api.wandb.ai"
 class WandB:
     """Writes every record's scalars at their true environment step, under their names of `METRICS`.
 
+    W&B ignores records of steps before the last that it has: what a run that goes on from an earlier checkpoint takes again stays
+    there as it was first logged.
+
     Offline (files under `directory`, for ``wandb sync``) where ``WANDB_MODE`` says so, or where no key is known: a run must not
     wait for someone to log in.
 
