@@ -14,7 +14,6 @@ References: Lin 1992, "Self-improving reactive agents" (replay); Mnih et al. 201
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -117,11 +116,6 @@ class Replay:
             priorities=sum_tree.init(size) if self.prioritised else (),
             highest=jnp.float32(1.0) if self.prioritised else (),
         )
-
-    def nbytes(self, example: Row) -> int:
-        """Return how many bytes a memory for rows like `example` takes, without allocating it."""
-        leaves = jax.tree.leaves(jax.eval_shape(lambda: self.init(example)))
-        return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
     @staticmethod
     def size(state: ReplayState) -> Int[Array, ""]:

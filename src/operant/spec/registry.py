@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from operant.errors import SpecError, suggest
-from operant.spec.config import build
 from operant.spec.sources import import_object, imported, read_json
 
 T = TypeVar("T")
@@ -26,12 +25,6 @@ class Registry(Generic[T]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries
-
-    def add(self, name: str, entry: Callable[..., T] | str) -> None:
-        """Register one more name; an existing name is an error."""
-        if name in self._entries:
-            raise SpecError(f"There already is a {self.what} named {name!r}.")
-        self._entries[name] = entry
 
     def get(self, name: str) -> Callable[..., T]:
         """Return what a name stands for; unknown names are errors with the close match."""
@@ -85,8 +78,3 @@ class Registry(Generic[T]):
         raise SpecError(
             f"A {self.what} must be a name, a dict with 'type', a JSON file or a class. Received: {spec!r}."
         )
-
-    def create(self, spec: Any, **extra: Any) -> T:
-        """Build what a specification describes."""
-        target, arguments, label = self.parse(spec, **extra)
-        return build(target, arguments, label)
