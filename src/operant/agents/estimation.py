@@ -11,8 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt32
 
 from operant.ops import returns
-from operant.ops.optimise import Scalar
-from operant.types import Array, Block
+from operant.types import Array, Block, Scalar
 
 NEVER = np.uint32(2**32 - 1)
 """Rows that have come since, for what is still to come."""

@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from operant.agents.protocol import fold
-from operant.ops.optimise import Scalar
 from operant.spaces import Spaces
-from operant.types import Array, Arrays, Key, Tree
+from operant.types import Array, Arrays, Key, Scalar, Tree
 
 
 def noise(key: Key, spaces: Spaces, n: int) -> Tree:

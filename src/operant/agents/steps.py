@@ -17,8 +17,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Bool, Int, UInt32
 
 from operant.ops import optimise, random, trust_region
-from operant.ops.optimise import Scalar
-from operant.types import Array, Metrics, Tree
+from operant.types import Array, Metrics, Scalar, Tree
 
 CHUNK = 1024
 """Rows that a loss is called with at once, if there are more."""

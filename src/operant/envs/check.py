@@ -14,7 +14,7 @@ from operant.envs import gymnasium as adapter
 from operant.envs.batched import Single, from_native
 from operant.envs.checked import Checked
 from operant.envs.environment import Environment
-from operant.envs.faults import mask_fault, value_faults
+from operant.envs.faults import mask_fault, outline, value_faults
 from operant.envs.source import Source
 from operant.envs.table import resolve
 from operant.envs.vector_env import Flat
@@ -159,7 +159,7 @@ class _GymnasiumTrial:
     def reset(self, seed: int | None) -> tuple[Any, Flat]:
         answer = _try(self._report, "reset", lambda: self._env.reset(seed=seed))
         if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
-            self._report.stop(f"reset must return (observation, info). Received: {_form(answer)}.")
+            self._report.stop(f"reset must return (observation, info). Received: {outline(answer)}.")
         return answer[0], self._flat(answer[0], "reset")
 
     def step(self, actions: Flat) -> tuple[Any, _Row]:
@@ -167,7 +167,7 @@ class _GymnasiumTrial:
         answer = _try(self._report, f"step({action!r})", lambda: self._env.step(action))
         if not isinstance(answer, tuple) or len(answer) != 5:
             form = "(observation, reward, terminated, truncated, info)"
-            self._report.stop(f"step must return {form}. Received: {_form(answer)}.")
+            self._report.stop(f"step must return {form}. Received: {outline(answer)}.")
         raw, reward, terminated, truncated, _ = answer
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(flag, bool | np.bool_):
@@ -213,7 +213,7 @@ class _EnvironmentTrial:
         action = self.spaces.actions.unflatten({name: value[0] for name, value in actions.items()})
         answer = _try(self._report, f"execute({action!r})", lambda: self._env.execute(action))
         if not isinstance(answer, tuple) or len(answer) != 3:
-            self._report.stop(f"execute must return (states, terminal, reward). Received: {_form(answer)}.")
+            self._report.stop(f"execute must return (states, terminal, reward). Received: {outline(answer)}.")
         raw, terminal, reward = answer
         if not isinstance(terminal, bool | np.bool_ | int | np.integer) or int(terminal) not in (0, 1, 2):
             self._report.fault(
@@ -373,7 +373,3 @@ def _same(a: Any, b: Any) -> bool:
         return all(_same(x, y) for x, y in zip(a, b, strict=True))
     x, y = np.asarray(a), np.asarray(b)
     return bool(np.array_equal(x, y, equal_nan=x.dtype.kind == "f"))
-
-
-def _form(answer: Any) -> str:
-    return f"a tuple of {len(answer)}" if isinstance(answer, tuple) else type(answer).__name__

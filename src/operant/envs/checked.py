@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from operant.envs.environment import Environment, Shaping, rows, take
-from operant.envs.faults import reward_fault
+from operant.envs.faults import brief, reward_fault
 from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError, value_error, whole
 from operant.spaces import Spaces, mask_name
 
@@ -329,5 +329,4 @@ def _checked_shaping(shaping: Any) -> Shaping | None:
 def _brief(value: Any) -> str:
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
-    text = repr(value)
-    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+    return brief(value)

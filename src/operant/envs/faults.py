@@ -61,7 +61,7 @@ def value_faults(space: Any, value: Any, name: str = "observation", *, strict: b
             yield from value_faults(branch, value[key], f"{name}[{key!r}]", strict=strict)
     elif isinstance(space, spaces.Tuple):
         if not isinstance(value, tuple) or len(value) != len(space.spaces):
-            yield f"The {name} must be a tuple of {len(space.spaces)}. Received: {_brief(value)}."
+            yield f"The {name} must be a tuple of {len(space.spaces)}. Received: {brief(value)}."
             return
         for i, branch in enumerate(space.spaces):
             yield from value_faults(branch, value[i], f"{name}[{i}]", strict=strict)
@@ -77,7 +77,7 @@ def _array_faults(space: Any, value: Any, name: str, strict: bool) -> Iterator[s
     kind = space.dtype.kind
     binary = type(space).__name__ == "MultiBinary"
     if array.dtype.kind not in _ACCEPTED[kind] + ("b" if binary else ""):
-        yield f"The {name} must be {_KINDS[kind]} ({space.dtype}). Received: {_brief(value)}."
+        yield f"The {name} must be {_KINDS[kind]} ({space.dtype}). Received: {brief(value)}."
         return
     if array.shape != (space.shape or ()):
         yield f"The {name} must have shape {space.shape}. Received: shape {array.shape}."
@@ -85,7 +85,7 @@ def _array_faults(space: Any, value: Any, name: str, strict: bool) -> Iterator[s
     if strict and (
         (not isinstance(value, np.ndarray) and space.shape) or (array.dtype != space.dtype and space.shape)
     ):
-        received = f"dtype {array.dtype}" if isinstance(value, np.ndarray) else _brief(value)
+        received = f"dtype {array.dtype}" if isinstance(value, np.ndarray) else brief(value)
         yield f"The {name} must be an array of dtype {space.dtype}. Received: {received}."
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         yield f"The {name} must be finite. Received: {first(array, ~np.isfinite(array))}."
@@ -201,9 +201,15 @@ def first(array: np.ndarray, bad: np.ndarray) -> str:
     return f"{array[index]} at index {index}" if index else f"{array[index]}"
 
 
-def _brief(value: Any) -> str:
+def brief(value: Any) -> str:
+    """Show a value and its type, in at most a line."""
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+
+
+def outline(answer: Any) -> str:
+    """Show of what form an answer is that has the wrong one."""
+    return f"a tuple of {len(answer)}" if isinstance(answer, tuple) else type(answer).__name__
 
 
 def raised_at(error: BaseException) -> str:

@@ -16,6 +16,7 @@ from operant.envs.faults import (
     look,
     look_at_masks,
     nonfinite,
+    outline,
     raised_at,
     state_label,
     value_faults,
@@ -78,7 +79,7 @@ class GymnasiumCell:
         answer = self.env.reset(seed=seed)
         if full:
             if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
-                raise EnvironmentError(f"reset must return (observation, info). Received: {_form(answer)}.")
+                raise EnvironmentError(f"reset must return (observation, info). Received: {outline(answer)}.")
             self._look(answer[0])
         return self._encode(answer[0], False)
 
@@ -93,7 +94,7 @@ class GymnasiumCell:
         answer = self._step(action)
         if not isinstance(answer, tuple) or len(answer) != 5:
             raise EnvironmentError(
-                f"step must return (observation, reward, terminated, truncated, info). Received: {_form(answer)}."
+                f"step must return (observation, reward, terminated, truncated, info). Received: {outline(answer)}."
             )
         observation, reward, terminated, truncated, self.info = answer
         self._look(observation)
@@ -320,7 +321,3 @@ class InProcess(VectorEnv):
 
 def _no_number(reward: Any) -> str:
     return f"The reward must be a number. Received: {reward!r} ({type(reward).__name__})."
-
-
-def _form(answer: Any) -> str:
-    return f"a tuple of {len(answer)}" if isinstance(answer, tuple) else type(answer).__name__

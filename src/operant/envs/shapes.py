@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from operant.envs import native_ids
-from operant.envs.faults import raised_at, state_label
+from operant.envs.faults import brief, raised_at, state_label
 from operant.envs.functional import Adapter
 from operant.envs.native import NativeEnv, Step, TimeLimit
 from operant.errors import EnvironmentError, OperantError, SpecError, whole
@@ -381,5 +381,4 @@ def _brief(value: Any) -> str:
         return f"a {type(value).__name__} of {len(value)}"
     if isinstance(value, jax.Array):
         return _shown(value)
-    text = repr(value)
-    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+    return brief(value)

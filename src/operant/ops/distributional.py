@@ -8,15 +8,12 @@ Distributional Perspective on Reinforcement Learning"); a *quantile* distributio
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from operant.types import Array
-
-Scalar: TypeAlias = float | Float[Array, ""]
+from operant.types import Array, Scalar
 
 
 def support(low: Scalar, high: Scalar, atoms: int) -> Float[Array, " K"]:

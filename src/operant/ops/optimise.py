@@ -15,9 +15,8 @@ from jaxtyping import Bool
 
 from operant.errors import SpecError, suggest, value_error
 from operant.ops import scalings, schedules
-from operant.ops.scalings import Scalar as Scalar
 from operant.spec import Schedule, build
-from operant.types import Array, Metrics, Tree
+from operant.types import Array, Metrics, Scalar, Tree
 
 WEIGHT_DECAY = 1e-4
 """Decoupled weight decay of the optimisers whose name ends in `w` and of `lamb`, per step and learning rate."""
@@ -226,11 +225,6 @@ def options_of(optimizer: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "optimizer": own if len(own) > 1 else recipe.type}
 
 
-def names() -> tuple[str, ...]:
-    """Return the names that `optimizer` knows, in order."""
-    return tuple(scalings.SCALINGS)
-
-
 def optimizer(
     name: str | Mapping[str, Any] | Given,
     lr: Scalar,
@@ -242,7 +236,7 @@ def optimizer(
     """Build an optimiser. Its numbers may be traced: its state has no place for them.
 
     Args:
-        name: one of `names()`, or a dict with it as `type` and arguments of `Recipe`; or a transformation of the user's
+        name: one of `scalings.SCALINGS`, or a dict with it as `type` and arguments of `Recipe`; or a transformation of the user's
             (`Given`), which takes the place of all but `max_norm`.
         lr: learning rate.
         beta1: decay of the mean of gradients; the momentum of `momentum` and `nesterov`.

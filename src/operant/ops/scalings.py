@@ -8,11 +8,9 @@ from typing import NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Float
 
-from operant.types import Array, Tree
+from operant.types import Array, Scalar, Tree
 
-Scalar: TypeAlias = float | Float[Array, ""]
 Make: TypeAlias = Callable[[Scalar, Scalar, Scalar], optax.GradientTransformation]
 
 

@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from operant.ops.optimise import Scalar
-from operant.types import Array, Tree
+from operant.types import Array, Scalar, Tree
 
 Vector = Float[Array, " D"]
 
