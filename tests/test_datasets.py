@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -155,7 +155,10 @@ def test_what_is_wrong_is_said(monkeypatch):
         SpecError, match=r"Episode 0 of the Minari dataset 'toy/some-v0' does not fit .* \(4,\)"
     ):
         datasets.Episodes("toy/some-v0", agent)[0]
-    found, empty = datasets.Episodes("toy/some-v0", spaces), types.SimpleNamespace(rewards=np.zeros(0))
+    found = datasets.Episodes("toy/some-v0", spaces)
+    (whole,) = found._dataset.iterate_episodes([0])
+    none = {name: getattr(whole, name)[:0] for name in ("actions", "rewards", "terminations", "truncations")}
+    empty = dataclasses.replace(whole, observations=whole.observations[:1], **none)
     monkeypatch.setattr(found._dataset, "iterate_episodes", lambda indices: [empty])
     with pytest.raises(
         SpecError, match=r"Episode 0 of the Minari dataset 'toy/some-v0' .* It has no steps\."
