@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from tests.small_agents import RECURRENT, Countdown, compile_agent, compiled, differing, learner
+from tests.small_agents import RECURRENT, Countdown, compile_agent, compiled, differing, learned, learner
 
 from operant.agents import acer
 from operant.agents.acer import ACER, Config, Row, State, policy_gradient, project
@@ -379,6 +379,24 @@ def test_poisson_numbers_have_the_distribution(mean):
 def test_poisson_takes_keys_of_every_implementation():
     for impl in ("threefry2x32", "rbg"):
         assert int(random.poisson(jax.random.key(0, impl=impl), 4.0)) >= 0
+
+
+def test_metrics_leave_out_steps_on_blocks_without_any_action():
+    agent = compiled("acer", Countdown(), replay_ratio=8)
+    train, world = agent.begin(0)
+    for _ in range(12):
+        block, world = agent.collect(train, world)
+        train, whole = agent.absorb(train, block)
+    assert whole["memory/replays"] > 0
+    nothing = block._replace(valid=jnp.zeros_like(block.valid))
+    learn = jax.jit(agent.learner.learn)  # the memory holds rows with actions
+    _, metrics = learn(train, nothing, jax.random.key(1))
+    assert metrics["memory/replays"] > 0 and metrics["update/skipped"] == 0
+    assert metrics["policy/entropy"] > 0.9 * whole["policy/entropy"]
+    never = agent.learner.hyper(agent.learner.algorithm.config.replace(replay_ratio=0))
+    after, metrics = learn(train._replace(hyper=never), nothing, jax.random.key(2))
+    assert all(np.isnan(metrics[name]) for name in ("policy/entropy", "loss/critic", "value/mean"))
+    assert differing(learned(train.state), learned(after.state)) == []
 
 
 def later():

@@ -420,24 +420,23 @@ class ACER:
         # As plain numbers: JAX's check of key reuse takes any key that a loop reads for one used by every round.
         impl, words = jax.random.key_impl(key_sample), jax.random.key_data(key_sample)
 
-        def replay(i: Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
-            state, total = carry
+        def replay(i: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
+            state, meter = carry
             own = fold(jax.random.wrap_key_data(words, impl=impl), i)
             sample = self.memory.sample_sequences(memory, own, c.buffer_batch_size * self.actors, c.n_steps)
             if self.model.averages:  # the newest block comes without padding, stored ones do not
                 sample = stability.filled(sample, self.spaces)
             reward = stability.scale_replayed(c, state.reward_scale, sample.reward)
             state, metrics = self._step(state, sample._replace(reward=reward), own)
-            return state, {name: total[name] + x for name, x in metrics.items()}
+            return state, meter + stability.tally(jnp.stack([*metrics.values()]))
 
-        fresh = {**metrics, "memory/importance_weight": jnp.zeros(())}
-        state, total = jax.lax.fori_loop(0, count, replay, (state, fresh))
-        replays = count.astype(jnp.float32)
-        skipped, weights = total.pop("update/skipped"), total.pop("memory/importance_weight")
-        metrics = {name: x / (1.0 + replays) for name, x in total.items()} | {
-            "memory/replays": replays,
-            "memory/importance_weight": weights / replays,  # NaN, so left out, without a replay
-            "update/skipped": skipped,
+        fresh = {**metrics, "memory/importance_weight": jnp.float32(jnp.nan)}
+        start = (state, stability.tally(jnp.stack([*fresh.values()])))
+        state, (sums, numbers) = jax.lax.fori_loop(0, count, replay, start)
+        mean = dict(zip(metrics, sums / numbers, strict=True))  # NaN, so left out, where none applies
+        metrics = mean | {
+            "memory/replays": count.astype(jnp.float32),
+            "update/skipped": sums[list(metrics).index("update/skipped")],
             "update/lr": jnp.asarray(c.lr, jnp.float32),
         }
         return state, memory, metrics
@@ -456,4 +455,5 @@ class ACER:
         state = state._replace(
             variables={**state.variables, "params": params}, average=average, optimizer=opt_state
         )
-        return state, {**metrics, **{f"update/{name}": x for name, x in info.items()}}
+        metrics |= {f"update/{name}": x for name, x in info.items()}
+        return state, stability.applying(metrics, there)

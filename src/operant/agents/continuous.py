@@ -420,9 +420,7 @@ class Continuous(abc.ABC):
             batch = self._sampled(memory, draw)
             batch = batch._replace(reward=stability.scale_replayed(c, state.reward_scale, batch.reward))
             state, metrics = step(state, batch, own)
-            values = jnp.stack([metrics[name] for name in names])
-            applies = ~jnp.isnan(values)
-            return state, meter + jnp.stack([jnp.where(applies, values, 0.0), applies.astype(jnp.float32)])
+            return state, meter + stability.tally(jnp.stack([metrics[name] for name in names]))
 
         # A loop of no or some rounds, not a condition: XLA copies what a condition returns, a loop works in place.
         state, meter = jax.lax.fori_loop(0, steps, one, (state, jnp.zeros((2, len(names)))))

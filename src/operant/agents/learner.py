@@ -307,9 +307,7 @@ class Learner:
             return meter
         self.metric_names = tuple(metrics)  # known from tracing on, which is before any is read
         values = jnp.stack([jnp.asarray(x, jnp.float32) for x in metrics.values()])
-        applies = ~jnp.isnan(values)
-        added = jnp.stack([jnp.where(applies, values, 0.0), applies.astype(jnp.float32)])
-        return meter.at[:, : len(metrics)].add(added)
+        return meter.at[:, : len(metrics)].add(stability.tally(values))
 
     def read(self, meter: np.ndarray) -> dict[str, float]:
         """Return averages from a meter, of what is in `COUNTS` sums; metrics that never applied are left out."""

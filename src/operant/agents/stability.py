@@ -68,6 +68,12 @@ def applying(metrics: Metrics, there: Array) -> Metrics:
     return {k: x if k in COUNTED else jnp.where(there, x, jnp.nan) for k, x in metrics.items()}
 
 
+def tally(values: Array) -> Array:
+    """Return numbers `[M]`, and how often each applies, `[2, M]`, to be summed: 0 and 0 where one is NaN (does not apply)."""
+    applies = ~jnp.isnan(values)
+    return jnp.stack([jnp.where(applies, values, 0.0), applies.astype(jnp.float32)])
+
+
 def scale_replayed(config: AgentConfig, scale: Tree, reward: Array) -> Array:
     """Scale rewards that come from a memory by what was seen so far, before they are summed."""
     return statistics.scaled(scale, reward) if config.normalize_rewards else jnp.asarray(reward)
