@@ -371,6 +371,22 @@ def test_pretraining_imitates(name, tmp_path):
     agent.close()
 
 
+def test_pretraining_takes_what_schedules_say(tmp_path):
+    draw = np.random.default_rng(0)
+    halved = {"type": "linear", "unit": "updates", "start": 0.5, "end": 0.5, "steps": 10}
+    found = {}
+    for gamma in (0.5, 1.0, halved):
+        agent = make("a2c", gamma=gamma)
+        trace = Trace.read(
+            agent.spaces, draw.normal(size=(20, 3)), np.zeros(20, int), np.arange(20) == 19, np.ones(20)
+        )
+        if not found:
+            traces.write(tmp_path / "t.npz", agent.spaces, trace)
+        agent.pretrain(tmp_path, num_iterations=2, lr=0.01)
+        found[str(gamma)] = agent
+    assert same(found[str(halved)], found["0.5"]) and not same(found["0.5"], found["1.0"])
+
+
 @pytest.mark.parametrize("count", [None, 1])
 def test_pretraining_counts_every_observation_once(tmp_path, monkeypatch, count):
     """Moments that had counted the passes, too, would hardly adapt to what the agent itself sees afterwards."""

@@ -116,6 +116,7 @@ class Cloning:
         self._key, self._taken = jax.random.key(seed), 0
         self._step, self._count = jax.jit(self._stepped), jax.jit(self._counted)
         self._models = engine.learner.algorithm.models
+        self._hyper = engine.learner.now(engine.train.hyper, engine.train.counters)
         weights = engine.learner.algorithm.weights(engine.train.state)
         self._weights = jax.tree.map(jnp.copy, weights)
         self._state = self._optimizer.init({name: w["params"] for name, w in weights.items()})
@@ -169,7 +170,7 @@ class Cloning:
             for block in self._batches(columns):
                 key = jax.random.fold_in(self._key, self._taken)
                 self._weights, self._state, one = self._step(
-                    self._weights, self._state, self._engine.train.hyper, block, key
+                    self._weights, self._state, self._hyper, block, key
                 )
                 self._taken += 1
                 values.append(float(one))

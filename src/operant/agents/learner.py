@@ -93,18 +93,18 @@ class Learner:
             for i, name in enumerate(self.names)
             if (name == "lr" or name.endswith("_lr")) and getattr(config, name) is not None
         ]
-        old = float(self._now(train.hyper, train.counters)[self.names.index("lr")])
+        old = float(self.now(train.hyper, train.counters)[self.names.index("lr")])
         hyper = train.hyper.at[np.asarray(rates)].multiply(factor)
         return train._replace(hyper=hyper), old, old * factor
 
     def at(self, hyper: Float[Array, " H"]) -> Algorithm:
-        """Return the algorithm with these numbers as its traced options; what schedules say now is in them already (`_now`)."""
+        """Return the algorithm with these numbers as its traced options; what schedules say now is in them already (`now`)."""
         config = self.algorithm.config
         put = {n: hyper[i] for i, n in enumerate(self.names) if getattr(config, n) is not None}
         return dataclasses.replace(self.algorithm, config=config.with_values(put))  # type: ignore[type-var]
 
-    def _now(self, hyper: Float[Array, " H"], counters: Counters) -> Float[Array, " H"]:
-        """Evaluate the schedules."""
+    def now(self, hyper: Float[Array, " H"], counters: Counters) -> Float[Array, " H"]:
+        """Return the traced options as they are at these counters: factors become what their schedules say."""
         scheduled = {
             i: getattr(self.algorithm.config, name)
             for i, name in enumerate(self.names)
@@ -118,7 +118,7 @@ class Learner:
     def init(self, key: Key, hyper: Float[Array, " H"]) -> Train:
         """Return the start of a run: everything in it is a function of the key and the hyperparameters."""
         counters = Counters.zero()
-        algorithm = self.at(self._now(hyper, counters))
+        algorithm = self.at(self.now(hyper, counters))
         state = algorithm.init(fold(key, INIT))
         memory = () if algorithm.memory is None else algorithm.memory.init(self.example())
         return Train(state, memory, hyper, key, counters)
@@ -175,7 +175,7 @@ class Learner:
 
     def acting(self, train: Train) -> Acting:
         """Return what `act` needs."""
-        hyper = self._now(train.hyper, train.counters)
+        hyper = self.now(train.hyper, train.counters)
         return Acting(self.at(hyper).acting(train.state, train.counters), hyper)
 
     def noise(self, key: Key, row: Array, n: int) -> Tree:
@@ -339,7 +339,7 @@ class Learner:
             episodes=counted(before.episodes, episodes),
             rows=before.rows + jnp.uint32(block.reward.shape[0]),
         )
-        algorithm = self.at(self._now(train.hyper, counters))
+        algorithm = self.at(self.now(train.hyper, counters))
         state, memory, metrics = algorithm.update(train.state, train.memory, block, counters, key)
         made = (
             algorithm.updates(state)
