@@ -566,6 +566,19 @@ def test_bad_requests(key):
         replay.update_priorities(state, jnp.zeros((1, 2), jnp.int32), jnp.ones(1))
 
 
+@pytest.mark.parametrize(("longest", "held"), [(10_000, 119), (1, 65)])
+def test_a_memory_of_frames_has_begun_once_a_ring_is_full(longest, held):
+    """Not before: with long episodes that is the ring of rows, with short ones that of frames: 133, four for two rows."""
+    replay = Replay(120, 1, frames={"camera": 3})
+    plain = PlainMemory([Stream(0, 0, longest=longest)], replay.length, 3, replay.stacks.length)
+    state = replay.init(example(stacked=True))
+    for i in range(300):
+        rows = int(Cursor(*state.cursor).held[0])
+        assert bool(replay.begun(state, 120)) is (i >= held), i
+        assert bool(replay.begun(state, 10)) is (rows >= 10)
+        state = compiled(replay)[0](state, plain.block(1, [0], stacked=True))
+
+
 def test_a_memory_has_begun_with_so_many_rows_or_where_a_column_is_full():
     replay = Replay(40, 4)  # ten rows a column
     row, state = example(), replay.init(example())

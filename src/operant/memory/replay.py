@@ -133,9 +133,16 @@ class Replay:
         A column may be the only one that is written. Where episodes are short, the frames of their first rows leave room for
         fewer rows than `length`.
         """
-        held = Cursor(*state.cursor).held
-        full = held.max() >= self.stacks.longest_block - 1
-        return full | (held.sum() >= jnp.asarray(count).astype(jnp.int32))
+        cursor = Cursor(*state.cursor)
+        full = cursor.held >= self.length - 1
+        if self.frames:  # as long as the frames of a first row still fit, no row has left for want of room
+            column = jnp.arange(self.columns, dtype=jnp.int32)
+            oldest = take(
+                state.rows["frame"], column * self.length + (cursor.next - cursor.held) % self.length
+            )
+            used = (cursor.frame - 1 - oldest) % self.stacks.length + self.stacks.depth
+            full |= (cursor.held > 0) & (used + self.stacks.depth > self.stacks.length)
+        return full.any() | (cursor.held.sum() >= jnp.asarray(count).astype(jnp.int32))
 
     @staticmethod
     def has_sequence(state: ReplayState, length: int) -> Bool[Array, ""]:
