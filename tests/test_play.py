@@ -178,6 +178,31 @@ def test_a_run_plays_with_its_own_time_limit(tmp_path):
     assert play(PlayConfig(run_dir=path, max_episode_timesteps=30)).lengths == [30]
 
 
+NOTHING_LIMITS = "tests.test_play:Endless"
+
+
+class Endless(gymnasium.Wrapper):
+    """CartPole that no registry limits."""
+
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1").unwrapped)
+
+
+def test_an_agent_that_counts_episodes_plays_by_weights(tmp_path, capsys):
+    """Its memory has room for the longest episode, which the environment tells, or the option."""
+    path = str(tmp_path / "v.tf")
+    own = ["vpg", "--env", "CartPole-v1", *NET]
+    files = ["--checkpoints", path, "--run-dir", str(tmp_path / "run")]
+    assert main(["train", *own, "--max-steps", "600", "--quiet", *files]) == 0
+    assert main(["play", *own, "--weights", path]) == 0
+    assert "Total reward" in capsys.readouterr().out
+    own[2] = NOTHING_LIMITS
+    assert main(["play", *own, "--weights", path]) == 2
+    assert "needs to know how long episodes can be" in capsys.readouterr().err
+    assert main(["play", *own, "--weights", path, "--max-episode-timesteps", "5"]) == 0
+    assert "Total reward: 5" in capsys.readouterr().out
+
+
 def test_a_window_without_a_display(monkeypatch):
     pytest.importorskip("pygame", reason="needs the extra 'classic'")
     import pygame
