@@ -300,6 +300,23 @@ def test_mistakes_are_told(env, message):
         vector.create(env, 2)
 
 
+@jax.numpy_dtype_promotion("standard")
+def test_complex_numbers_do_not_lose_their_imaginary_part():
+    seen = stepped(lambda s, o, r, t: (s, Step({"state": o["state"] * (1 + 2j)}, r, t)))
+    with pytest.raises(EnvironmentError, match=r"The state must be float32\[1\]\. Received: complex64\[1\]"):
+        accepted(seen, "X")
+
+    def step(self, state, action, key):
+        reward = action["action"] * jnp.float32(1.0)
+        return jnp.float32(1.0), Step({"state": jnp.zeros(1)}, reward, jnp.bool_(False))
+
+    state = having(reset=lambda self, key: (2j, {"state": jnp.zeros(1)}), step=step)
+    with pytest.raises(
+        EnvironmentError, match=r"same shapes and dtypes as reset\. Received: state of float32"
+    ):
+        accepted(state, "X")
+
+
 def test_a_byte_is_not_made_of_what_may_not_fit():
     image = property(
         lambda self: Spaces.read({"shape": (1,), "dtype": "uint8"}, {"type": "int", "num_values": 2})

@@ -268,7 +268,7 @@ def _look_at(observation: Any, call: str, name: str, spaces: Spaces) -> bool:
 def _fits(form: jax.ShapeDtypeStruct, leaf: Leaf) -> bool:
     """Tell whether values are what is declared, only of a narrower kind, another width or no type of their own."""
     own, declared = _rank(form.dtype), _rank(leaf.storage)
-    if own is None or declared is None or own > declared:
+    if own < 0 or own > declared:
         return False
     return (
         form.weak_type or own < declared or bool(jnp.promote_types(form.dtype, leaf.storage) == leaf.storage)
@@ -356,8 +356,8 @@ def _as(x: Any, dtype: Any) -> Array:
 
 
 def _rank(dtype: Any) -> int:
-    """Return the place of a type among truth values, whole numbers and floats; -1: it is none of these."""
-    kinds = (jnp.bool_, jnp.integer, jnp.floating)
+    """Return the place of a type among truth values, whole numbers, floats and complex numbers; -1: it is none of these."""
+    kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
     return next((i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), -1)
 
 
