@@ -401,6 +401,7 @@ def test_minibatches_must_fit_the_block_or_the_sequences():
         make(n_steps=T, mini_batches=13)
     definition = define("trpo", actor_model=MODEL, critic_model=RECURRENT, mini_batches=3)
     with pytest.raises(
-        SpecError, match=r"mini_batches must be at most 2 \(2 environments: a recurrent critic"
+        SpecError,
+        match=r"mini_batches must be at most 2 \(2 environments: a recurrent critic.* fewer mini_batches, or more environments",
     ):
         definition.cls.create(definition.config, SPACES, N)

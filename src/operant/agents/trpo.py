@@ -215,9 +215,8 @@ class TRPO(ActorCritic):
         actor = build(config.actor_model, states, policy.heads(), normalize=normalize, name="actor")
         critic = build(config.critic_model, states, {"value": Head(())}, normalize=normalize, name="critic")
         if critic.recurrent:
-            divisible(
-                config, actors, f"{actors} environments: a recurrent critic learns from whole sequences"
-            )
+            whole = f"{actors} environments: a recurrent critic learns from whole sequences"
+            divisible(config, actors, whole, "or more environments")
         return cls(config, spaces, actors, actor, policy, critic)
 
     @property
