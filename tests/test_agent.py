@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import types
+import warnings
 from pathlib import Path
 
 import jax
@@ -602,6 +603,26 @@ def test_what_is_held_is_learnt_from_at_the_next_call():
     assert free.updates == 2
     assert run(free, 1, start=9) and run(held, 1, start=9)
     assert held.updates == free.updates and held.timesteps == free.timesteps == 10
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 4)])
+def test_an_update_is_due_in_time_after_loading_for_another_number_of_actors(tmp_path, before, after):
+    """The clock of an agent whose updates are of timesteps counts rows of all actors."""
+    often = {"type": "linear", "start": 8, "end": 8, "steps": 100}  # looked at with every row
+    spec = {"agent": "modular", "model": NET, "horizon": 1, "batch_size": 4, "frequency": often}
+    agent = create(spec, parallel_interactions=before)
+    for i in range(48):
+        run(agent, 1, i % before)
+    agent.save(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the memory starts empty
+        loaded = Agent.load(tmp_path, parallel_interactions=after)
+    made, steps = loaded.updates, 0
+    assert made == agent.updates > 0
+    while loaded.updates == made and steps < 40:
+        run(loaded, 1, steps % after)
+        steps += 1
+    assert 8 <= steps <= 8 + 2 * after
 
 
 @pytest.mark.slow

@@ -496,6 +496,8 @@ class Agent(Interactive):
         if scale != ():
             kept = parts["state"].reward_scale._replace(total=scale.total)
             parts["state"] = parts["state"]._replace(reward_scale=kept)
+        if isinstance(algorithm := self.learner.algorithm, Counting):  # timesteps are rows of all actors
+            parts["state"] = algorithm.resumed(parts["state"], parts["counters"])
         self._engine.put(fresh._replace(**parts))
         self._start()
         self._reported = self.updates
