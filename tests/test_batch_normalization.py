@@ -132,7 +132,7 @@ def test_rows_that_do_not_count_are_no_part_of_a_batch(length):
             rows,
             counts,
             steps.Plan(steps=2),
-            jax.random.key_data(jax.random.key(0)),
+            jax.random.key(0),
             steps.Learning(None, averaged),
         )[0]
     )(jnp.ones(()))

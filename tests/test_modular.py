@@ -88,6 +88,27 @@ def test_targets_rest_where_there_is_no_row_to_learn_from():
     assert {*seen} == {True, False}
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient": "evolutionary", "evolutionary_samples": 2},
+        {"baseline_model": MODEL, "baseline_optimizer": "sgd"},
+    ],
+)
+def test_noise_and_samples_are_drawn_by_keys_of_every_implementation(options):
+    """Of a key that is not of the default kind, such as one of a run that was begun where another kind was."""
+    dropout = [*MODEL, {"type": "dropout", "rate": 0.5}]
+    made = compile_agent(
+        "modular", Countdown(), 2, **{"model": dropout, "subsampling_fraction": 0.5, **options}
+    )
+    for impl in ("threefry2x32", "rbg"):
+        train, world = made.start(jax.random.key(0, impl=impl), made.learner.hyper())
+        while not train.counters.updates:
+            block, world = made.collect(train, world)
+            train, metrics = made.absorb(train, block)
+        assert metrics["update/skipped"] == 0 and metrics["update/grad_norm"] > 0
+
+
 @pytest.mark.slow
 def test_frequency_zero_never_updates():
     agent = small(update={"unit": "timesteps", "batch_size": 4, "frequency": "never"}, horizon=1)
@@ -156,11 +177,11 @@ def test_only_rows_that_count_take_part_whatever_their_number():
         return each, {"row": row}
 
     params = {"a": jnp.ones(())}
-    words = jax.random.key_data(jax.random.key(0))
+    key = jax.random.key(0)
     state = optimizer.init(params)
     moved, _, watched = jax.jit(
         lambda: steps.fit(
-            loss, params, state, optimizer, jnp.asarray(rows), jnp.asarray(counts), steps.Plan(2), words
+            loss, params, state, optimizer, jnp.asarray(rows), jnp.asarray(counts), steps.Plan(2), key
         )
     )()
     mean = rows[counts].mean()
@@ -179,10 +200,10 @@ def test_a_sample_has_so_many_rows_and_another_each_step(fraction, size):
         return params["a"][row] * 1.0, {}
 
     def fit(number):
-        words = jax.random.key_data(jax.random.key(3))
+        key = jax.random.key(3)
         moved = steps.fit(
             loss, params, optimizer.init(params), optimizer, jnp.arange(1500), jnp.asarray(counts),
-            steps.Plan(number, fraction), words,
+            steps.Plan(number, fraction), key,
         )[0]  # fmt: skip
         return -moved["a"]
 
@@ -196,7 +217,7 @@ def test_a_sample_has_so_many_rows_and_another_each_step(fraction, size):
 
 def test_l2_is_a_share_of_the_parameters():
     params, optimizer = {"a": jnp.asarray(3.0)}, optimise.optimizer("sgd", 0.1)
-    words = jax.random.key_data(jax.random.key(0))
+    key = jax.random.key(0)
 
     def loss(params, row):
         return params["a"] * row, {}
@@ -209,7 +230,7 @@ def test_l2_is_a_share_of_the_parameters():
         jnp.ones(2),
         jnp.ones(2, bool),
         steps.Plan(1, None, 0.5),
-        words,
+        key,
     )[0]
     assert float(moved["a"]) == pytest.approx(3 - 0.1 * (1 + 2 * 0.5 * 3))
 

@@ -15,7 +15,7 @@ from operant.errors import SpecError
 from operant.ops import optimise
 
 K = 4
-WORDS = jax.random.key_data(jax.random.key(3))
+KEY = jax.random.key(3)
 
 
 def fit(loss, params, rows, *, lr=0.1, count=None, **plan):
@@ -23,7 +23,7 @@ def fit(loss, params, rows, *, lr=0.1, count=None, **plan):
     counts = jnp.ones(len(jax.tree.leaves(rows)[0]), bool) if count is None else jnp.arange(len(rows)) < count
     found, _, watched = jax.jit(
         lambda p: steps.fit(
-            loss, p, optimizer.init(p), optimizer, rows, counts, steps.Plan(**{"steps": 1, **plan}), WORDS
+            loss, p, optimizer.init(p), optimizer, rows, counts, steps.Plan(**{"steps": 1, **plan}), KEY
         )
     )(params)
     return found, watched
@@ -138,7 +138,7 @@ def test_running_averages_are_no_part_of_penalties_and_estimates():
             jnp.ones(2),
             jnp.ones(2, bool),
             plan,
-            WORDS,
+            KEY,
             learning,
         )
         assert moved["average"] == 100 and moved["w"] < 3

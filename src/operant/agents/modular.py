@@ -384,8 +384,8 @@ class Modular:
     ) -> tuple[State, Metrics]:
         """Make one update."""
         c, objective = self.config, self.objective
-        own_key = jax.random.wrap_key_data(words[0], impl=impl)
-        rows, counts, metrics = self.prepared(state, late).batch(memory, own_key)
+        keys = jax.random.wrap_key_data(words, impl=impl)
+        rows, counts, metrics = self.prepared(state, late).batch(memory, keys[0])
         together, own = self._learned(state)
         frozen = self.frozen(state)
         optimizers, whole = self._optimizers(), bool(self.recurrent)
@@ -396,8 +396,8 @@ class Modular:
 
         together, opt_state, watched = steps.fit(
             lambda params, rows: with_own(params, frozen, rows),
-            together, state.optimizer, optimizers[0], rows, counts, plan, words[1],
-            self._learning(with_own, frozen, used=plan.natural is not None), whole=whole,
+            together, state.optimizer, optimizers[0], rows, counts, plan, keys[1],
+            self._learning(with_own, frozen, impl, used=plan.natural is not None), whole=whole,
         )  # fmt: skip
         grad_norm, skipped = watched.pop("grad_norm"), watched.pop("skipped")
         state = state._replace(optimizer=opt_state)
@@ -407,8 +407,8 @@ class Modular:
             own, opt_state, other = steps.fit(
                 lambda params, rows: baseline.value_loss(params, frozen, rows),
                 own, state.baseline_optimizer, optimizers[1], rows, counts,
-                steps.Plan(c.baseline_multi_step, c.subsampling_fraction, c.l2_regularization), words[2],
-                self._learning(baseline.value_loss, frozen), whole=whole,
+                steps.Plan(c.baseline_multi_step, c.subsampling_fraction, c.l2_regularization), keys[2],
+                self._learning(baseline.value_loss, frozen, impl), whole=whole,
             )  # fmt: skip
             grad_norm, skipped = jnp.hypot(grad_norm, other.pop("grad_norm")), skipped + other.pop("skipped")
             watched, state = {**watched, **other}, state._replace(baseline_optimizer=opt_state)
@@ -425,6 +425,7 @@ class Modular:
         self,
         loss: Callable[[Tree, Tree, Rows], tuple[Array, Metrics]],
         frozen: Tree,
+        impl: Any,
         used: bool = False,
     ) -> steps.Learning | None:
         """Return how networks are applied in gradient steps, None if as in use.
@@ -435,7 +436,7 @@ class Modular:
             return None
 
         def marked(words: Array) -> Tree:
-            key = jax.random.wrap_key_data(words)
+            key = jax.random.wrap_key_data(words, impl=impl)
             return {
                 name: model.learning({"params": {}, "state": frozen[name]}, key, i)["state"]
                 for i, (name, model) in enumerate(self.models.items())

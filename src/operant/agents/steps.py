@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Bool, Int, UInt32
+from jaxtyping import Bool, Int
 
 from operant.ops import optimise, random, trust_region
-from operant.types import Array, Metrics, Scalar, Tree
+from operant.types import Array, Key, Metrics, Scalar, Tree
 
 CHUNK = 1024
 """Rows that a loss is called with at once, if there are more."""
@@ -103,7 +103,7 @@ def fit(
     rows: Any,
     counts: Bool[Array, " R"],
     plan: Plan,
-    words: UInt32[Array, " K"],
+    key: Key,
     learning: Learning | None = None,
     *,
     whole: bool = False,
@@ -118,13 +118,15 @@ def fit(
         rows: leaves `[R, ...]`.
         counts: which rows make the batch. If there are none, nothing changes.
         plan: how many steps on how many rows.
-        words: key data, for the samples and the noise of networks.
+        key: consumed, for the samples and the noise of networks.
         learning: for networks that learning applies otherwise than use does.
         whole: whether the loss must see all rows in their own order, also those that do not count.
 
     Returns:
         Parameters, the optimizer's state, means of what is watched over the steps, and the sum of those skipped.
     """
+    # As plain numbers: JAX's check of key reuse takes any key that a loop reads for one used by every round.
+    words, impl = jax.random.key_data(key), jax.random.key_impl(key)
     number = jnp.sum(counts, dtype=jnp.int32)
     size = number if plan.fraction is None else _size(plan.fraction, number)
     shapes = jax.eval_shape(
@@ -135,8 +137,10 @@ def fit(
 
     def step(i: Array, carry: tuple[Tree, Tree, Array]) -> tuple[Tree, Tree, Array]:
         params, opt_state, total = carry
-        words_i = jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(words), i))
-        order = _ordered(counts, None if plan.fraction is None else jax.random.wrap_key_data(words_i))
+        words_i = jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(words, impl=impl), i))
+        order = _ordered(
+            counts, None if plan.fraction is None else jax.random.wrap_key_data(words_i, impl=impl)
+        )
         sample = Sample(rows, order, size, whole)
 
         own = loss if learning is None or learning.loss is None else learning.loss(words_i)
@@ -147,7 +151,7 @@ def fit(
             grads = jax.tree.map(jnp.add, grads, penalty)
         else:
             watched = value(params)[1]
-            grads = _estimated(value, params, plan.evolution, trained, words_i)
+            grads = _estimated(value, params, plan.evolution, trained, words_i, impl)
         if plan.natural is None:
             moved, opt_state, info = optimise.apply(optimizer, params, opt_state, grads)
         else:
@@ -260,14 +264,19 @@ def _head(sample: Sample) -> tuple[Any, Array]:
 
 
 def _estimated(
-    value: Value, params: Tree, evolution: Evolution, trained: Callable[[Tree], Tree], words: Array
+    value: Value,
+    params: Tree,
+    evolution: Evolution,
+    trained: Callable[[Tree], Tree],
+    words: Array,
+    impl: Any,
 ) -> Tree:
     """Estimate the gradient of the loss: the mean of ε (L(θ + σε) - L(θ - σε)) / 2σ over normal ε."""
     start, tree = ravel_pytree(params)
     deviation = jnp.asarray(evolution.deviation, start.dtype)
 
     def pair(i: Array, total: Array) -> Array:
-        key = jax.random.fold_in(jax.random.wrap_key_data(words), i)
+        key = jax.random.fold_in(jax.random.wrap_key_data(words, impl=impl), i)
         away = ravel_pytree(trained(tree(jax.random.normal(key, start.shape, start.dtype))))[0]
         rise = value(tree(start + deviation * away))[0] - value(tree(start - deviation * away))[0]
         return total + away * rise / (2.0 * deviation)
