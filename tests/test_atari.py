@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import gymnasium
 import numpy as np
 import pytest
@@ -17,6 +19,8 @@ from operant.errors import SpecError
 from operant.execution.config import RunConfig
 from operant.execution.environments import host_vector, make_environments
 from operant.execution.episodes import Accounts
+from operant.inputs import play_env
+from operant.play import PlayConfig
 from operant.spaces import Spaces
 
 needs_ale = pytest.mark.skipif(
@@ -250,6 +254,139 @@ def test_a_game_by_which_a_policy_is_judged_goes_on_after_a_lost_life():
     assert [(f.reward, f.length) for f in finished] == [(11, 4)]
     script.cells = []
     assert whole_games(script) is script  # nothing waits for FIRE
+
+
+# Games however they are given
+
+
+class Ale:
+    def __init__(self):
+        self.left = 2
+
+    def lives(self):
+        return self.left
+
+
+class Lives(gymnasium.Env):
+    """Two lives of three frames, each of which brings 3; it waits for FIRE after a lost life."""
+
+    observation_space, action_space = spaces.Box(0, 255, (6, 4, 3), np.uint8), spaces.Discrete(3)
+
+    def __init__(self):
+        self.ale, self.t, self.waits = Ale(), 0, False
+
+    def get_action_meanings(self):
+        return ["NOOP", "LEFT", "FIRE"]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.ale.left, self.waits = 0, 2, False
+        return np.zeros((6, 4, 3), np.uint8), {}
+
+    def step(self, action):
+        self.waits &= action != 2
+        if not self.waits:
+            self.t += 1
+        if self.t == 3 and self.ale.left == 2:
+            self.ale.left, self.waits = 1, True
+        return np.full((6, 4, 3), self.t, np.uint8), 3.0, self.t == 6, False, {}
+
+
+def lives():
+    return Preprocessed(Lives(), Preprocessing(size=2, frame_skip=1, noop_max=0, fire_reset=True))
+
+
+GIVEN = {
+    "objects": lambda: [lives(), lives()],
+    "one object": lives,
+    "a function": lambda: lives,
+    "functions": lambda: [lives, lives],
+    "within a wrapper": lambda: [gymnasium.wrappers.RecordEpisodeStatistics(lives()) for _ in range(2)],
+}
+
+
+def seen(env, n):
+    """Return rewards, ends and scores of five steps without FIRE; the first one is taken by the reset."""
+    env.reset(0)
+    found = []
+    for _ in range(5):
+        step = env.step({"action": np.zeros(n, np.int32)})
+        score = None if env.game is None else float(env.game.score[0])
+        found.append((float(step.reward[0]), bool(step.terminated[0]), score))
+    env.close()
+    return found
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_games_are_trained_alike_however_they_are_given(given):
+    n = 1 if given == "one object" else 2
+    count = 2 if given == "a function" else None
+    run = RunConfig.from_dict({"env": "lives", "max_steps": 1, "n_envs": n})
+    lost, between = (1.0, True, 3.0), (0.0, False, 3.0)
+    made = make_environments(run, GIVEN[given](), count).vector
+    assert seen(made, n) == [(1.0, False, 3.0), lost, between, (1.0, False, 3.0), (1.0, True, 3.0)]
+    judged = host_vector(run, n, GIVEN[given]())
+    assert [reward for reward, *_ in seen(judged, n)] == [
+        3.0
+    ] * 5  # whole games, which FIRE brings to their end
+    plain = run.replace(clip_rewards=False, episodic_life=False)
+    for env in (
+        make_environments(plain, GIVEN[given](), count).vector,
+        host_vector(plain, n, GIVEN[given]()),
+    ):
+        assert seen(env, n) == [(3.0, False, None)] * 5  # it waits for FIRE
+    score = make_environments(run.replace(clip_rewards=False), GIVEN[given](), count).vector
+    assert seen(score, n)[:2] == [(3.0, False, 3.0), (3.0, True, 3.0)]
+
+
+@pytest.mark.parametrize("given", ["a function", "functions"])
+def test_lives_are_counted_in_this_process_also_where_a_function_makes_the_games(given, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])
+    monkeypatch.setattr(vector, "PROCESSES_PAY_SECONDS", 0.0)
+    monkeypatch.setattr(vector, "processors", lambda: 2)
+    run = RunConfig.from_dict({"env": "lives", "max_steps": 1, "n_envs": 2})
+    for made in (make_environments(run, GIVEN[given](), 2).vector, host_vector(run, 2, GIVEN[given]())):
+        assert made.mode == "in-process" and "lives are counted in this process" in made.why
+        made.close()
+    apart = run.replace(vector="processes")
+    with pytest.raises(SpecError, match="The lives of games in worker processes are not known"):
+        make_environments(apart, GIVEN[given](), 2)
+    with make_environments(apart.replace(episodic_life=False), GIVEN[given](), 2).vector as made:
+        assert made.mode == "processes"
+        assert seen(made, 2)[:2] == [(1.0, False, 3.0)] * 2
+
+
+def test_options_of_games_are_refused_where_none_were_made():
+    closed = []
+
+    class Plain(Film):
+        def __init__(self):
+            super().__init__(flat_images(range(3)))
+
+        def close(self):
+            closed.append(self)
+
+    run = RunConfig.from_dict({"env": "plain", "max_steps": 1, "n_envs": 2, "clip_rewards": False})
+    for given, count in ((Plain, 2), ([Plain, Plain], None), ([Plain(), Plain()], None)):
+        with pytest.raises(SpecError, match="clip_rewards is for preprocessed games"):
+            make_environments(run, given, count)
+    assert len(closed) == 4  # objects are left open
+    with pytest.raises(SpecError, match="clip_rewards is for preprocessed games"):
+        make_environments(run, vector.create(lives, 2))  # which has rules of its own
+    as_given = vector.create(lives, 2, clip_rewards=True)
+    assert make_environments(run.replace(clip_rewards=True), as_given).vector is as_given
+    assert host_vector(run, 2, as_given) is as_given
+
+
+def test_play_presses_fire_in_games_that_are_objects():
+    config = PlayConfig.from_dict({"env": "lives"})
+    own = make_environments(RunConfig.from_dict({"env": "lives", "max_steps": 1}), lives()).vector.spaces
+    for given in (lives(), lives):
+        for pressed in (True, False):
+            with play_env(config, "lives", given, own, pressed) as env:
+                env.reset(0)
+                steps = [env.step({"action": np.zeros(1, np.int32)}) for _ in range(5)]
+                assert any(step.terminated[0] for step in steps) is pressed
 
 
 # ALE's games

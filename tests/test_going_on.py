@@ -657,6 +657,9 @@ def test_options_without_effect_are_refused_but_those_of_stored_runs_forgotten(m
     (tmp_path / "run" / "run.json").write_text(json.dumps({"agent": {"type": "a2c"}, "run": stored}))
     run = resumed("run", {"max_steps": 128}).run
     assert (run.early_stop_patience, run.clip_rewards) == (3, True)
+    games = {"agent": {"type": "a2c"}, "run": stored, "preprocessed": True}  # as a function may make them
+    (tmp_path / "run" / "run.json").write_text(json.dumps(games))
+    assert not resumed("run", {"max_steps": 128}).run.clip_rewards
 
 
 def test_a_target_is_reached_at_the_same_step_in_two_parts_as_in_one(monkeypatch, tmp_path):

@@ -413,7 +413,8 @@ class Trainer:
                 "max_episode_timesteps": self.run.max_episode_timesteps,
             }
         )
-        made = play_env(config, self._envs, env, self.session.environments.spaces)
+        spaces = self.session.environments.spaces
+        made = play_env(config, self._envs, env, spaces, self.run.episodic_life)
         leave = env is not None and not makes(env)
         played = run_episodes(
             self.session.learner, self.session.driver.train, made, config, self._plays, leave_open=leave

@@ -258,6 +258,7 @@ def describe(
         "loaded": loaded,
         "origin": None if origin is None else origin._asdict(),
         "vector": None if environments.vector is None else environments.vector.mode,
+        "preprocessed": environments.preprocessed,
         "weights": {path: provenance.digest(path) for path in run.weights},
     }
     _write(directory, data)

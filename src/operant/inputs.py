@@ -9,10 +9,11 @@ from typing import Any
 import gymnasium
 
 from operant.envs import table, vector
+from operant.envs.games import whole_games
 from operant.envs.source import is_environment, is_native, lacking
 from operant.envs.vector_env import VectorEnv
 from operant.errors import SpaceError, SpecError, UsageError, value_error, whole
-from operant.execution.config import GAMES, RunConfig
+from operant.execution.config import RunConfig
 from operant.execution.environments import evaluation_count, host_vector
 from operant.play import PlayConfig, environment
 from operant.spaces import Codec, Spaces
@@ -175,7 +176,7 @@ def evaluation_envs(run: RunConfig, envs: Any, given: Any, spaces: Spaces) -> Ve
     elif callable(given):
         env = host_vector(run, count, given)
     else:  # as they are: options say how those of an id or a class are made
-        made = run.replace(env_kwargs=None, preprocess=False, max_frame=False, **dict.fromkeys(GAMES, True))
+        made = run.replace(env_kwargs=None, preprocess=False, max_frame=False)
         number = len(given) if isinstance(given, list | tuple) else getattr(given, "num_envs", 1)
         env = host_vector(made, count if is_native(given) else number, given)
     if env.spaces != spaces:
@@ -213,7 +214,7 @@ def refuse_shared(argument: str, envs: Any, others: Any) -> None:
             raise value_error(argument, "other objects than those that train", env, "Make others.")
 
 
-def play_env(config: PlayConfig, envs: Any, given: Any, spaces: Spaces) -> VectorEnv:
+def play_env(config: PlayConfig, envs: Any, given: Any, spaces: Spaces, lives: bool) -> VectorEnv:
     """Make the environment to play in: of what was given, or one more like those that train.
 
     Args:
@@ -221,27 +222,29 @@ def play_env(config: PlayConfig, envs: Any, given: Any, spaces: Spaces) -> Vecto
         envs: what it trains in.
         given: one environment, or what makes one; None: nothing.
         spaces: of what it trains in.
+        lives: whether it learnt of games with an episode for each life, so that FIRE goes on after a lost one.
 
     Raises:
         SpecError: no other can be made, or `given` is no single environment or trains, too.
         SpaceError: `given` has other states or actions.
     """
     if given is not None:
-        return _given(config, envs, given, spaces)
+        return _given(config, envs, given, spaces, lives)
     first = envs[0] if isinstance(envs, list | tuple) else envs
     if isinstance(first, str):
-        return environment(config)
+        return environment(config, lives=lives)
     if callable(first) or is_native(first):
-        return environment(config, first)
+        return environment(config, first, lives)
     if not isinstance(first, gymnasium.Env):
         raise SpecError(
             f"play makes an environment like the first one, and cannot make another {first!r}. Give one: play(env=...)."
         )
     limit = config.max_episode_timesteps
-    return vector.create(made_again(first, "rgb_array"), mode="in-process", max_episode_timesteps=limit)
+    made = vector.create(made_again(first, "rgb_array"), mode="in-process", max_episode_timesteps=limit)
+    return whole_games(made) if lives else made
 
 
-def _given(config: PlayConfig, envs: Any, given: Any, spaces: Spaces) -> VectorEnv:
+def _given(config: PlayConfig, envs: Any, given: Any, spaces: Spaces, lives: bool) -> VectorEnv:
     """Make what was given one environment with the spaces of those that train."""
     if not (makes(given) or is_environment(given)) or isinstance(given, gymnasium.vector.VectorEnv):
         raise value_error("env", "one environment: an id, an object, a class or a function", given)
@@ -250,12 +253,13 @@ def _given(config: PlayConfig, envs: Any, given: Any, spaces: Spaces) -> VectorE
     if not known:
         config = config.replace(env_kwargs=None, max_episode_timesteps=None)
     if isinstance(given, str):
-        made = environment(config.replace(env=given))
+        made = environment(config.replace(env=given), lives=lives)
     elif callable(given) or is_native(given):  # preprocessed where it is made
-        made = environment(config.replace(preprocess=False, max_frame=False), given)
+        made = environment(config.replace(preprocess=False, max_frame=False), given, lives)
     else:
         refuse_shared("env", envs, given)
         made = vector.create(given, mode="in-process")
+        made = whole_games(made) if lives else made
     if made.spaces != spaces:
         if makes(given):
             made.close()

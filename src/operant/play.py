@@ -317,12 +317,13 @@ def _train(learner: Learner, config: PlayConfig, found: Checkpoint | None) -> Tr
     return train
 
 
-def environment(config: PlayConfig, given: Any = None) -> VectorEnv:
+def environment(config: PlayConfig, given: Any = None, lives: bool = True) -> VectorEnv:
     """Make the one environment, one that gives pictures where they are asked for.
 
     Args:
         config: what to play, and how to show it.
         given: a class or a function that makes it, or a JAX-native object, instead of the id.
+        lives: whether the policy learnt of games with an episode for each life, where no run's folder says it: FIRE goes on then.
 
     Raises:
         SpecError: it cannot be made, or not be shown.
@@ -333,7 +334,7 @@ def environment(config: PlayConfig, given: Any = None) -> VectorEnv:
 
     name = config.env if given is None else given
     told = {"preprocess": config.preprocess, "max_frame": config.max_frame}
-    limit, lives = config.max_episode_timesteps, True
+    limit = config.max_episode_timesteps
     file = Path(config.run_dir or "") / "run.json"
     if config.run_dir is not None and file.is_file():
         from operant.tracking.runs import read_run
@@ -342,7 +343,7 @@ def environment(config: PlayConfig, given: Any = None) -> VectorEnv:
         saved = record["run"]
         if name == "" or (isinstance(name, str) and full_id(name) == full_id(saved["env"])):
             told = {key: value or bool(saved.get(key, False)) for key, value in told.items()}
-            lives = bool(saved.get("episodic_life", True))
+            lives = bool(saved.get("episodic_life", lives))
             limit = saved.get("max_episode_timesteps") if limit is None else limit
             config = _with_arguments(config, saved.get("env_kwargs") or {}, str(file.parent))
         if not name:
@@ -371,7 +372,7 @@ def environment(config: PlayConfig, given: Any = None) -> VectorEnv:
     make = functools.partial(vector.create, name, 1, mode=mode, max_episode_timesteps=limit, env_kwargs=own)
     try:
         made = make(**arguments)
-        return whole_games(made) if told["preprocess"] and lives else made
+        return whole_games(made) if lives else made
     except SpecError as error:
         if not (config.watched and "takes no argument 'render_mode'" in str(error)):
             raise

@@ -96,8 +96,9 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
     last = saved.get("resumed", [{}])[-1]
     limits = {name: last[name] for name in LIMITS if name in last}
     alone = dict.fromkeys(PROCESSES)
+    games = saved.get("preprocessed", saved["run"].get("preprocess", False))
     run = RunConfig.from_dict(
-        {**with_effect(saved["run"]), **limits, **alone, **changes, "run_dir": str(directory)}
+        {**with_effect(saved["run"], bool(games)), **limits, **alone, **changes, "run_dir": str(directory)}
     )
     limit = run.max_steps if changes.get("max_steps") is not None else None
     if limit is not None and 0 < limit <= (reached := _reached(directory, limit)):

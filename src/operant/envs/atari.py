@@ -136,6 +136,8 @@ class _FramesLast(gymnasium.vector.VectorWrapper):
 class AtariVector(GymnasiumVector):
     """Atari games in ALE's vector, preprocessed."""
 
+    preprocessed = has_lives = True
+
     def __init__(
         self,
         vector: _FramesLast,

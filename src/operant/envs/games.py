@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import gymnasium
 import numpy as np
 
 from operant.envs.atari import AtariVector
-from operant.envs.preprocessing import Preprocessed
+from operant.envs.preprocessing import within
 from operant.envs.vector_env import Flat, Game, Step, VectorEnv
 from operant.spaces import Codec
 
@@ -58,6 +57,7 @@ class _Wrapper(VectorEnv):
         self._vector = vector
         self.num_envs, self.spaces, self.name = vector.num_envs, vector.spaces, vector.name
         self.mode, self.why = vector.mode, vector.why
+        self.preprocessed, self.has_lives = vector.preprocessed, vector.has_lives
         self.max_episode_timesteps = vector.max_episode_timesteps
         self._lives = _Lives(vector, counted)
 
@@ -99,7 +99,11 @@ class Games(_Wrapper):
 
     def __init__(self, vector: VectorEnv, *, clip_rewards: bool, episodic_life: bool) -> None:
         super().__init__(vector, episodic_life)
-        self._clip = clip_rewards
+        self._clip, self._lives_end = clip_rewards, episodic_life
+
+    def judged(self) -> VectorEnv:
+        """Return the same games as policies are judged by: whole ones with the rewards as they come (`WholeGames`)."""
+        return whole_games(self._vector) if self._lives_end else self._vector
 
     def step(self, actions: Mapping[str, np.ndarray]) -> Step:
         """Take one action everywhere, except where the last row ended a game or a life."""
@@ -147,7 +151,7 @@ def _counting(vector: VectorEnv) -> tuple[Callable[[], np.ndarray], Any]:
     """Return what counts the lives of a vector's games, and the action that goes on after a lost one."""
     if isinstance(vector, AtariVector):
         return lambda: vector.lives, vector.resume
-    games = [_within(getattr(cell, "env", None)) for cell in getattr(vector, "cells", ())]
+    games = [within(getattr(cell, "env", None)) for cell in getattr(vector, "cells", ())]
     first = next((game for game in games if game is not None), None)
     if first is None:
         return _uncounted(vector.num_envs)
@@ -156,12 +160,3 @@ def _counting(vector: VectorEnv) -> tuple[Callable[[], np.ndarray], Any]:
         return np.array([0 if game is None else game.lives for game in games], np.int32)
 
     return lives, first.resume
-
-
-def _within(env: Any) -> Preprocessed | None:
-    """Return the preprocessing within wrappers, if there is one."""
-    while not isinstance(env, Preprocessed):
-        if not isinstance(env, gymnasium.Wrapper):
-            return None
-        env = env.env
-    return env

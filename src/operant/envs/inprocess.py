@@ -23,6 +23,7 @@ from operant.envs.faults import (
     vdot,
 )
 from operant.envs.infos import Infos
+from operant.envs.preprocessing import within
 from operant.envs.source import Source
 from operant.envs.vector_env import Check, Flat, Step, VectorEnv, seed_of
 from operant.errors import EnvironmentError, SpaceError, UsageError
@@ -223,6 +224,9 @@ class InProcess(VectorEnv):
         self._masked = check == "always" and bool(self.spaces.masks)
         self._steps = [0] * self.num_envs
         self._ended = [False] * self.num_envs
+        games = [within(getattr(cell, "env", None)) for cell in self.cells]
+        self.preprocessed = None not in games
+        self.has_lives = any(game.has_lives for game in games if game is not None)
         self._infos = Infos(info_keywords, self.num_envs)
 
     @property

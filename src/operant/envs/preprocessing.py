@@ -125,10 +125,14 @@ class Preprocessed(gymnasium.Wrapper):
         return dataclasses.replace(spec, max_episode_steps=limit)
 
     @property
+    def has_lives(self) -> bool:
+        """Whether it is an Atari game."""
+        return getattr(self.unwrapped, "ale", None) is not None
+
+    @property
     def lives(self) -> int:
         """Lives left in an Atari game; 0 in others."""
-        ale = getattr(self.unwrapped, "ale", None)
-        return 0 if ale is None else int(ale.lives())
+        return int(self.unwrapped.ale.lives()) if self.has_lives else 0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -164,6 +168,15 @@ class Preprocessed(gymnasium.Wrapper):
         frame = np.rint(self._across(self._down(grey))).astype(np.uint8)
         self._stack = np.concatenate([self._stack[..., 1:], frame[..., None]], axis=-1)
         return self._stack
+
+
+def within(env: Any) -> Preprocessed | None:
+    """Return the preprocessing within an environment's wrappers, if there is one."""
+    while not isinstance(env, Preprocessed):
+        if not isinstance(env, gymnasium.Wrapper):
+            return None
+        env = env.env
+    return env
 
 
 def _is_image(space: gymnasium.spaces.Box) -> bool:

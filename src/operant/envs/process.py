@@ -118,14 +118,16 @@ class Processes(VectorEnv):
     def _meet(self, descriptor: int) -> None:
         """Learn the spaces from the workers, and share memory for them."""
         answers = [self._introduced(worker) for worker in self._workers]
-        for i, (spec, _) in enumerate(answers):
+        for i, (spec, *_) in enumerate(answers):
             if spec != answers[0][0]:
                 raise UsageError(
                     f"All environments of a vector must have the same spaces. Worker {i} has {spec}, worker 0 has "
                     f"{answers[0][0]}."
                 )
         self.spaces = Spaces.from_spec(answers[0][0])
-        limits = [limit for _, limit in answers]
+        limits = [limit for _, limit, _, _ in answers]
+        self.preprocessed = all(preprocessed for *_, preprocessed, _ in answers)
+        self.has_lives = any(has_lives for *_, has_lives in answers)
         self.max_episode_timesteps = None if None in limits else max(limits)
         fields = vector_fields(self._keywords)
         self._memory = Memory(self.spaces, self.num_envs, descriptor, fields, create=True)

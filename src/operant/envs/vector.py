@@ -31,6 +31,7 @@ OWN_VECTOR_PAYS_FROM = 6
 """Environments from which Gymnasium's own vectorised form is used. NumPy's calls cost the same for one environment as for
 many: CartPole's takes 45 µs a step, a loop 7 µs for each. A number, not a measurement: the two draw different random numbers,
 and a seed must give the same run every time."""
+LIVES_HERE = "lives are counted in this process"
 _MEASURE_SECONDS, _MEASURE_STEPS = 0.02, 50
 
 
@@ -39,6 +40,8 @@ class _Reads(NamedTuple):
 
     check: Check
     info_keywords: tuple[str, ...]
+    lives: bool
+    """Whether those of preprocessed games are counted."""
 
 
 def create(
@@ -50,6 +53,7 @@ def create(
     reward_shaping: Any = None,
     clip_rewards: bool = False,
     episodic_life: bool = False,
+    games_only: bool = False,
     check: Check = "always",
     num_workers: int | None = None,
     timeout_seconds: float = 60.0,
@@ -72,6 +76,7 @@ def create(
         reward_shaping: see `Environment.create`; runs in this process.
         clip_rewards: replace rewards by their sign; `VectorEnv.game` keeps the others.
         episodic_life: let an episode end with each lost life of an Atari game; see `operant.envs.games.Games`.
+        games_only: `clip_rewards` and `episodic_life` are for preprocessed environments, whoever made them so; others stay as they are.
         check: how often observations are looked at for NaN and infinity: at the `first` reset and step (then in full,
             with shapes and ranges), `always`, or `never`. Rewards are always looked at.
         num_workers: worker processes (default: one per processor, at most one per environment).
@@ -89,7 +94,7 @@ def create(
     """
     _one_of("mode", mode, ("auto", "native-vector", "in-process", "processes"))
     _one_of("check", check, ("first", "always", "never"))
-    reads = _Reads(check, keywords_of(info_keywords))
+    reads = _Reads(check, keywords_of(info_keywords), episodic_life)
     num_workers = whole("num_workers", num_workers, optional=True)
     max_restarts = whole("max_restarts", max_restarts, 0)
     if not timeout_seconds > 0:
@@ -103,8 +108,8 @@ def create(
         asked = {
             **options,
             "mode": mode,
-            "clip_rewards": clip_rewards,
-            "episodic_life": episodic_life,
+            "clip_rewards": clip_rewards and not games_only,
+            "episodic_life": episodic_life and not games_only,
             "info_keywords": reads.info_keywords,
         }
         return _as_it_is(environment, num_envs, asked)
@@ -122,12 +127,16 @@ def create(
     refuse_elsewhere(reads.info_keywords, (source.target for source in sources))
     workers = (num_workers, timeout_seconds, max_restarts)
     here = "" if reward_shaping is None else "reward_shaping runs in this process"
-    if episodic_life and any(map(atari.has_lives, sources)):
-        here = f"{own}; lives are counted in this process"
+    lives = episodic_life and any(
+        atari.has_lives(each) for each in sources if preprocessing.is_asked(each.arguments) or not games_only
+    )
+    if lives:
+        here = f"{own}; {LIVES_HERE}"
     vector = _made(sources, own, mode, reads, here, workers)
-    if not (clip_rewards or episodic_life):
+    if not (clip_rewards or episodic_life) or (games_only and not vector.preprocessed):
         return vector
-    if episodic_life and vector.mode == "processes" and any(map(atari.has_lives, sources)):
+    if vector.mode == "processes" and (lives or (episodic_life and vector.has_lives)):
+        vector.close()
         raise SpecError(
             "The lives of games in worker processes are not known. Leave mode at 'auto', or give episodic_life=False."
         )
@@ -198,7 +207,7 @@ def _vectorised(source: Source, num_envs: int, reads: _Reads) -> GymnasiumVector
     if source.reward_shaping is not None:
         return "rewards are shaped for one environment at a time"
     if preprocessing.is_asked(source.arguments):
-        return atari.own_vector(source, num_envs, *reads)
+        return atari.own_vector(source, num_envs, reads.check, reads.info_keywords)
     smaller_limit(source.max_episode_timesteps, spec.max_episode_steps, source.name)
     made = adapter.make_vector(spec, num_envs, source.arguments, source.max_episode_timesteps)
     if isinstance(made, str):
@@ -267,7 +276,9 @@ def _measured(
 ) -> VectorEnv:
     """Time one environment; a loop serves fast ones best, processes slow ones."""
     probe = _in_process(sources, reads._replace(info_keywords=()), 1)
-    if len(sources) == 1 or processors() == 1:
+    if reads.lives and probe.has_lives:
+        reason = LIVES_HERE
+    elif len(sources) == 1 or processors() == 1:
         reason = "there is one environment" if len(sources) == 1 else "there is one processor"
     elif any(source.is_object for source in sources):
         reason = _obstacle(sources)  # not timed: a wrapper of the user's may record the steps

@@ -58,6 +58,10 @@ class VectorEnv(abc.ABC):
     """Workers that died and were replaced."""
     game: Game | None = None
     """Of the last step, for reports; None: reward and flags say it."""
+    preprocessed: bool = False
+    """Whether all of its environments are images preprocessed here, such as games."""
+    has_lives: bool = False
+    """Whether any of them is a preprocessed game with lives."""
     infos: Mapping[str, np.ndarray] = MappingProxyType({})
     """What `info` said of the `info_keywords`, float64 `[N]` by name: of episodes that ended with the last step; else NaN."""
     _is_open: bool = True

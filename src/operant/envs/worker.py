@@ -106,8 +106,9 @@ class VectorTask:
         self.close = self._vector.close
 
     def describe(self) -> Any:
-        """Return spaces and time limit."""
-        return self._vector.spaces.to_spec(), self._vector.max_episode_timesteps
+        """Return spaces, time limit, and whether they are preprocessed and have lives."""
+        vector = self._vector
+        return vector.spaces.to_spec(), vector.max_episode_timesteps, vector.preprocessed, vector.has_lives
 
     def share(self, n: int, descriptor: int) -> None:
         """Map the memory."""

@@ -88,10 +88,10 @@ class RunConfig(Config):
         search="categorical",
     )
     clip_rewards: bool = option(
-        True, "With --preprocess: learn from the sign of rewards; scores are reported as they are"
+        True, "Of preprocessed games: learn from the sign of rewards; scores are reported as they are"
     )
     episodic_life: bool = option(
-        True, "With --preprocess: learn that a lost life ends an episode; whole games are reported"
+        True, "Of preprocessed games: learn that a lost life ends an episode; whole games are reported"
     )
     vector: Literal["auto", "native-vector", "in-process", "processes"] = option(
         "auto",
@@ -236,11 +236,11 @@ class RunConfig(Config):
                     )
 
 
-def with_effect(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out of the options of a stored run what had no effect and was accepted once."""
+def with_effect(run: Mapping[str, Any], preprocessed: bool) -> dict[str, Any]:
+    """Leave out of the options of a stored run, maybe of preprocessed games, what had no effect and was accepted once."""
     idle = {
         *(MONITORING if run.get("divergence_monitoring_steps") is None else ()),
-        *(() if run.get("preprocess") else GAMES),
+        *(() if preprocessed else GAMES),
     }
     return {name: value for name, value in run.items() if name not in idle}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from operant.envs.checked import smaller_limit
-from operant.envs.games import whole_games
+from operant.envs.games import Games
 from operant.envs.source import is_native
 from operant.envs.vector_env import VectorEnv
 from operant.errors import SpecError
@@ -31,6 +31,11 @@ class Environments(NamedTuple):
         return limit
 
     @property
+    def preprocessed(self) -> bool:
+        """Whether they are preprocessed games, or other such images."""
+        return self.vector is not None and bool(self.vector.preprocessed)
+
+    @property
     def how(self) -> str:
         """How they run, for the user."""
         if self.native is not None:
@@ -54,15 +59,23 @@ def make_environments(run: RunConfig, given: Any = None, count: int | None = Non
     Raises:
         OperantError: they cannot be made, or not so.
     """
-    from operant.envs import infos, preprocessing, table, vector
-
-    games = _games(run, given)
-    for name in () if games else GAMES:
+    made = _made(run, given, count)
+    # A vector of operant's has rules of its own, and stays as it is.
+    for name in GAMES if isinstance(given, VectorEnv) or not made.preprocessed else ():
         if not getattr(run, name):
+            if given is None or all(map(callable, given if isinstance(given, list | tuple) else [given])):
+                made.close()  # objects are closed by whoever made them
             raise SpecError(
                 f"{name} is for preprocessed games. Received: {name}=False, preprocess=False. "
                 f"Add --preprocess (preprocess=True), or leave --no-{name.replace('_', '-')} out."
             )
+    return made
+
+
+def _made(run: RunConfig, given: Any, count: int | None) -> Environments:
+    """Make environments; see `make_environments`."""
+    from operant.envs import infos, preprocessing, table, vector
+
     arguments = plain(run.env_kwargs or {})
     if arguments and given is not None and not isinstance(given, type):
         raise SpecError(
@@ -95,8 +108,9 @@ def make_environments(run: RunConfig, given: Any = None, count: int | None = Non
         run.n_envs if given is None else count,
         mode=run.vector,
         max_episode_timesteps=run.max_episode_timesteps,
-        clip_rewards=games and run.clip_rewards,
-        episodic_life=games and run.episodic_life,
+        clip_rewards=run.clip_rewards,
+        episodic_life=run.episodic_life,
+        games_only=True,
         env_kwargs=arguments,
         info_keywords=run.info_keywords,
         **frames,
@@ -114,13 +128,12 @@ def host_vector(run: RunConfig, num_envs: int, given: Any = None) -> VectorEnv:
         num_envs: how many.
         given: environments of the user's program instead, as `make_environments` takes them.
     """
-    whole = dict.fromkeys(GAMES, False) if _games(run, given) else {}
     counted = not isinstance(given, list | tuple)
-    made = make_environments(run.replace(n_envs=num_envs, **whole), given, num_envs if counted else None)
+    made = _made(run.replace(n_envs=num_envs), given, num_envs if counted else None)
     if made.native is None:
         vector: VectorEnv = made.vector
         # As in training, FIRE goes on after a lost life where lives were episodes.
-        return whole_games(vector) if whole and run.episodic_life else vector
+        return vector.judged() if isinstance(vector, Games) and vector is not given else vector
     from operant.envs.batched import NativeVector
 
     return NativeVector(made.native, num_envs, run.env)
@@ -129,12 +142,3 @@ def host_vector(run: RunConfig, num_envs: int, given: Any = None) -> VectorEnv:
 def evaluation_count(run: RunConfig) -> int:
     """Return how many environments evaluate, if nobody says so: as many as train, and no more than there are episodes."""
     return min(run.eval_episodes, run.n_envs)
-
-
-def _games(run: RunConfig, given: Any) -> bool:
-    """Tell whether the environments are preprocessed games."""
-    from operant.envs.preprocessing import Preprocessed
-
-    return run.preprocess or (
-        isinstance(given, list | tuple) and all(isinstance(env, Preprocessed) for env in given)
-    )
