@@ -8,6 +8,7 @@ import types
 
 import pytest
 
+from operant import Random
 from operant.errors import SpecError
 from operant.execution.records import Record
 from operant.tracking import WandB
@@ -21,7 +22,7 @@ def logged(monkeypatch):
     def init(**options):
         told.append(options)
         return types.SimpleNamespace(
-            id=options["id"] or "new", offline=options["mode"] == "offline",
+            id=options["id"] or f"new-{len(told)}", offline=options["mode"] == "offline",
             log=lambda values, step: told.append((step, values)), finish=lambda: told.append("finish"),
         )  # fmt: skip
 
@@ -40,7 +41,7 @@ def test_records_are_logged_at_their_step(logged, tmp_path):
     sink.close()
     assert logged[1:] == [(120, {"loss/td": 2.0, "time/elapsed": 1.5}), "finish"]
     assert logged[0]["name"] == "name" and logged[0]["config"] == {"lr": 1.0} and logged[0]["resume"] is None
-    assert sink.id == "new"
+    assert sink.id == "new-1"
 
 
 def test_without_a_key_it_is_offline_and_with_one_as_wandb_decides(logged, tmp_path, monkeypatch):
@@ -53,6 +54,28 @@ def test_without_a_key_it_is_offline_and_with_one_as_wandb_decides(logged, tmp_p
 def test_a_resumed_run_is_the_same_run(logged, tmp_path):
     assert WandB("a", tmp_path, {}, "old").id == "old"
     assert logged[0]["resume"] == "allow"
+
+
+def test_without_a_folder_each_object_is_a_run_and_its_fits_are_one(logged, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        agent = Random("CartPole-v1", quiet=True, seed=1)
+        agent.fit(max_steps=50, monitor_session="name")
+        agent.fit(max_steps=100, monitor_session="name")
+        agent.close()
+    ids = [options["id"] for options in logged if isinstance(options, dict)]
+    assert ids[0] is None and ids[2] is None  # runs of their own
+    assert None not in (ids[1], ids[3]) and ids[1] != ids[3]
+    assert not list(tmp_path.rglob("id"))
+
+
+def test_with_a_folder_the_run_is_that_of_the_folder(logged, tmp_path):
+    agent = Random("CartPole-v1", quiet=True, seed=1, run_dir=str(tmp_path / "run"))
+    agent.fit(max_steps=50, monitor_session="name")
+    first = (tmp_path / "run" / "wandb" / "id").read_text().strip()
+    agent.fit(max_steps=100, monitor_session="name")
+    agent.close()
+    assert [options["id"] for options in logged if isinstance(options, dict)] == [None, first]
 
 
 def test_the_package_is_asked_for(monkeypatch, tmp_path):

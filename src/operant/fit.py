@@ -228,7 +228,7 @@ class Trainer:
             target_reward: mean reward of the last `reward_buffer_size` episodes at which training ends.
             max_steps: environment steps of all environments, over all calls, at which training ends; those of the history
                 that `history_checkpoint` continues count.
-            monitor_session: name of a Weights & Biases run to write metrics to.
+            monitor_session: name of a Weights & Biases run to write metrics to, the same one in all calls.
             callback: called with this object and a `Record` of step, time and metrics whenever training reports: about every second, or
                 every `log_frequency` episodes, and after each evaluation. Numbers that it adds to `record.values`, or changes there, are
                 recorded with the others. Training ends where it returns False. A list: all are called with the same record, in order.

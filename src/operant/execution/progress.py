@@ -50,6 +50,8 @@ class Progress:
         """Calls so far that drew actions outside of training; each draws others."""
         self.logged = 0
         """Episodes at the last report from which `log_frequency` counts."""
+        self.monitored: str | None = None
+        """Id of the Weights & Biases run that is written to. No part of what is stored: a copy is a run of its own."""
 
     def begin_at(self, origin: Origin) -> None:
         """Count on from the end of an earlier history, its last episode; before the run begins.

@@ -28,7 +28,7 @@ def tracker(directory: Path | None, run: RunConfig, training: Training, again: b
         sinks.append(TensorBoard(directory / "events", resume_at_step=resume))
     sinks.append(console(run, training))
     if run.monitor_session is not None:
-        sinks.append(monitored(directory or Path("."), run, training.specification["agent"]))
+        sinks.append(monitored(directory, run, training))
     return Tracker(sinks)
 
 
@@ -48,12 +48,17 @@ def console(run: RunConfig, training: Training) -> Console:
     )
 
 
-def monitored(directory: Path, run: RunConfig, agent: dict[str, Any]) -> WandB:
-    """Return the Weights & Biases sink of a run; a resumed run goes on with its own."""
-    file = directory / "wandb" / "id"
-    known = file.read_text(encoding="utf-8").strip() if file.is_file() else None
+def monitored(directory: Path | None, run: RunConfig, training: Training) -> WandB:
+    """Return the Weights & Biases sink of a run; a later part goes on with the same, which the folder knows, or else the progress."""
+    file = None if directory is None else directory / "wandb" / "id"
+    known = training.progress.monitored
+    if file is not None:
+        known = file.read_text(encoding="utf-8").strip() if file.is_file() else None
     assert run.monitor_session is not None
-    sink = WandB(run.monitor_session, directory, {"agent": agent, "run": run.to_dict()}, known)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(sink.id + "\n", encoding="utf-8")
+    config = {"agent": training.specification["agent"], "run": run.to_dict()}
+    sink = WandB(run.monitor_session, directory or Path("."), config, known)
+    training.progress.monitored = sink.id
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(sink.id + "\n", encoding="utf-8")
     return sink
