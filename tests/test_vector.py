@@ -855,22 +855,24 @@ def test_environments_that_cannot_be_made_leave_no_process(module):
     assert "operant.envs.worker" not in children
 
 
-def test_workers_end_with_their_parent_and_know_its_classes(tmp_path):
+def run_script(tmp_path, text, *arguments):
     script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent(MODULE)
-        + textwrap.dedent(
-            """
-            if __name__ == "__main__":
-                from operant.envs.vector import create
-                env = create(Count, 2, "processes", num_workers=2)
-                env.reset(0)
-                print(*(worker.process.pid for worker in env._workers), flush=True)
-                os.kill(os.getpid(), 9)
-            """
-        )
+    script.write_text(textwrap.dedent(MODULE) + textwrap.dedent(text))
+    return subprocess.run(
+        [sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=60
     )
-    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+
+
+def test_workers_end_with_their_parent_and_know_its_classes(tmp_path):
+    text = """
+        if __name__ == "__main__":
+            from operant.envs.vector import create
+            env = create(Count, 2, "processes", num_workers=2)
+            env.reset(0)
+            print(*(worker.process.pid for worker in env._workers), flush=True)
+            os.kill(os.getpid(), 9)
+        """
+    run = run_script(tmp_path, text)
     found = [int(pid) for pid in run.stdout.split()]
     assert len(found) == 2, run.stderr
     deadline = time.monotonic() + 10
@@ -879,29 +881,56 @@ def test_workers_end_with_their_parent_and_know_its_classes(tmp_path):
     assert all(map(is_gone, found))
 
 
+def test_workers_have_the_command_line_of_the_program(tmp_path):
+    text = """
+        import argparse
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--length", type=int)
+        given = parser.parse_args().length
+
+        class Given(Count):
+            def step(self, action):
+                return self._observe(), float(given), True, False, {}
+
+        if __name__ == "__main__":
+            from operant.envs.vector import create
+            with create(Given, 1, "processes") as env:
+                env.reset(0)
+                print(env.step({"action": np.zeros(1, np.int64)}).reward)
+        """
+    run = run_script(tmp_path, text, "--length", "7")
+    assert run.stdout == "[7.]\n", run.stderr
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "from operant.envs import vector; vector.create(Count, 1, 'processes')",
+        "from operant.envs.remote import connect; connect(Count, remote='multiprocessing')",
+    ],
+)
+def test_a_program_without_a_guard_is_told_of_it(tmp_path, start):
+    run = run_script(tmp_path, f"\n{start}\n")
+    assert 'behind `if __name__ == "__main__":`, or define the environment in a module.' in run.stderr
+
+
 def test_a_program_is_run_by_workers_only_where_that_was_asked_for(tmp_path):
     """What a script without a guard does would be done once more in each of them."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent(MODULE)
-        + textwrap.dedent(
-            """
-            import time
-            from operant.envs.vector import create
+    text = """
+        import time
+        from operant.envs.vector import create
 
-            class Slow(Count):
-                def step(self, action):
-                    time.sleep(0.002)
-                    return super().step(0)
+        class Slow(Count):
+            def step(self, action):
+                time.sleep(0.002)
+                return super().step(0)
 
-            print("begun", flush=True)
-            env = create(Slow, 2)
-            print(env.mode, env.why, sep=": ")
-            env.close()
-            """
-        )
-    )
-    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+        print("begun", flush=True)
+        env = create(Slow, 2)
+        print(env.mode, env.why, sep=": ")
+        env.close()
+        """
+    run = run_script(tmp_path, text)
     assert run.stdout.count("begun") == 1, run.stderr
     if processors() > 1:
         assert "in-process: " in run.stdout and "defined in the program itself" in run.stdout
@@ -926,6 +955,15 @@ class Narrowing(gymnasium.Env):
     def step(self, action):
         self.t += 1
         return self.observe(), 0.0, self.t == self.length, False, {}
+
+
+def test_a_class_of_an_interactive_session_is_refused_with_the_remedy_of_each_caller(monkeypatch):
+    kind = type("Typed", (Narrowing,), {"__module__": "__main__"})
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+    message = r"interactive session.*: vector='in-process' \(Runner.*: remote=None; .*vector\.create: mode='in-process'\)"
+    for start in (lambda: create(kind, 1, "processes"), lambda: connect(kind, remote="multiprocessing")):
+        with pytest.raises(SpecError, match=message):
+            start()
 
 
 @pytest.mark.parametrize("form", [list, gymnasium.vector.SyncVectorEnv])

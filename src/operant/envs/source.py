@@ -19,6 +19,8 @@ from operant.envs.vector_env import VectorEnv
 from operant.errors import SpecError, UsageError
 from operant.spec import build, import_object
 
+HERE = "vector='in-process' (Runner and Environment.create: remote=None; operant.envs.vector.create: mode='in-process')"
+"""How those who start worker processes are told to do without, in messages."""
 _NATIVE = ("spaces", "reset", "step", "max_episode_timesteps")
 
 
@@ -193,7 +195,7 @@ def _path(target: Any, name: str) -> str:
 def _unsendable(name: str, what: str, remedy: str) -> SpecError:
     return SpecError(
         f"Environment {name!r} cannot run in worker processes: {what} cannot be sent. {remedy}, or run it in this process: "
-        "vector='in-process' (a Runner: remote=None; operant.envs.vector.create: mode='in-process')."
+        f"{HERE}."
     )
 
 

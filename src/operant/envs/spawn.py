@@ -23,6 +23,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
+from operant.envs.source import HERE
 from operant.envs.worker import CLOSE, FAULT, OK
 from operant.errors import EnvironmentError, OperantError, SpaceError, SpecError, UsageError
 
@@ -65,14 +66,24 @@ class Worker:
 
     def __init__(self, index: int, begin: Mapping[str, Any], descriptor: int) -> None:
         self.index = index
-        self._begin = repr(begin).encode()
+        # As multiprocessing does: what reads the command line at the top of a module must find the user's there, too.
+        self._begin = repr({"argv": [str(word) for word in sys.argv], **begin}).encode()
         self._descriptor = descriptor
         self.process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._poll: select.poll | None = None
 
     def start(self) -> None:
-        """Start the process and tell it what to make."""
+        """Start the process and tell it what to make.
+
+        Raises:
+            UsageError: this is a worker that runs the user's script once more.
+        """
+        if _in_rerun():
+            raise UsageError(
+                "The program starts worker processes whenever it is run, and they run it once more, to find the class of the environment "
+                'that it defines. Put what it does behind `if __name__ == "__main__":`, or define the environment in a module.'
+            )
         self._connection, theirs = Pipe()
         _bound(self._connection)
         self._poll = select.poll()  # many times faster than the connection's own
@@ -190,9 +201,15 @@ def main_file(literals: Sequence[str]) -> str | None:
     if file is None:
         raise SpecError(
             "An environment class of an interactive session cannot be sent to worker processes. Define it in a module, "
-            "or run it in this process: vector='in-process' (of operant.envs.vector.create: mode='in-process')."
+            f"or run it in this process: {HERE}."
         )
     return os.path.abspath(file)
+
+
+def _in_rerun() -> bool:
+    """Tell whether this is a worker that runs the user's script, operant's or multiprocessing's: its module is `__main__` only afterwards."""
+    module = sys.modules.get("__mp_main__")
+    return module is not None and module.__name__ == "__mp_main__" and module is not sys.modules["__main__"]
 
 
 def _bound(connection: Connection) -> None:

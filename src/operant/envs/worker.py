@@ -176,6 +176,7 @@ def _serve(connection: Connection, descriptor: int) -> None:
 
 
 def _make(begin: Mapping[str, Any]) -> Task:
+    sys.argv = begin["argv"]
     if begin["main"] is not None:
         # As multiprocessing does: the user's script under another name, so that its guarded part does not run.
         module = types.ModuleType("__mp_main__")
