@@ -400,7 +400,8 @@ def test_jax_native_objects_and_shaping():
 # Choosing
 
 
-def test_the_choice_follows_the_measured_step(module):
+def test_the_choice_follows_the_measured_step(module, monkeypatch):
+    monkeypatch.setattr(vector, "processors", lambda: 2)
     with create(module.Idle, 2) as quick:
         assert quick.mode == "in-process"
         assert "and processes pay above 300 µs" in quick.why
