@@ -76,6 +76,17 @@ def changed(base, **members):
     return type("Bad", (base,), members)
 
 
+def respaced(name, space):
+    """An environment that has another space from its second episode on."""
+
+    def reset(self, *, seed=None, options=None):
+        if hasattr(self, "t"):
+            setattr(self, name, space)
+        return Good.reset(self, seed=seed)
+
+    return changed(Good, reset=reset)
+
+
 def bad_step(index, value):
     def step(self, action):
         answer = list(Good.step(self, action))
@@ -123,6 +134,8 @@ def test_what_is_right_passes(environment):
         (changed(Good, step=lambda self, action: 1 / 0), "step.*raised ZeroDivisionError: division by zero"),
         (changed(Good, step=lambda self, action: (np.zeros(2, np.float32), 0.0, False, {})), "step must return.*Received: a tuple of 4"),
         (changed(Good, observation_space=spaces.Text(3)), "must be a Box, Discrete"),
+        (respaced("action_space", spaces.Discrete(2)), r"action_space must stay as it was made, Discrete.3.. Received: Discrete.2., after reset. .*set it in __init__"),
+        (respaced("observation_space", spaces.Box(0.0, 2.0, (2,), np.float32)), r"observation_space must stay as it was made, Box.*\(2,\), float32\)\. Received: Box"),
         (bad_step(1, None), "The reward must be a number. Received: None"),
         (bad_step(1, float("nan")), "The reward must be finite. Received: nan. Look for a division by zero"),
         (bad_step(1, np.zeros(1)), "The reward must be a number. Received: array"),

@@ -1,6 +1,7 @@
 """Gymnasium's environments as `Environment`: the same numbers as Gymnasium itself, every kind of space, what to install."""
 
 import re
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -275,3 +276,56 @@ def test_an_environment_without_spaces_is_told_to_define_them(make, cls, name):
     message = f"'{cls.__name__}' defines no {name}: set it in __init__ "
     with pytest.raises((SpaceError, EnvironmentError), match=message):
         make(cls)
+
+
+class Faulty(gymnasium.Env):
+    """Returns what it is told to."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+    first: Any = (np.zeros(2, np.float32), {})
+    later: Any = (np.zeros(2, np.float32), 0.0, False, False, {})
+
+    def reset(self, *, seed=None, options=None):
+        return self.first
+
+    def step(self, action):
+        return self.later
+
+
+class Old(Faulty):
+    def reset(self):
+        return self.first
+
+
+def taken(**given):
+    environment = Faulty()
+    for name, value in given.items():
+        setattr(environment, name, value)
+    return environment
+
+
+NONE = np.zeros(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("environment", "fault"),
+    [
+        (taken(first=NONE), r"reset must return \(observation, info\)\. Received: ndarray"),
+        (Old(), r"reset must take a seed, as reset\(self, \*, seed=None, options=None\)"),
+        (taken(first=(np.zeros(3, np.float32), {})), r"observation must have shape \(2,\)\. Received: shape \(3,\)"),
+        (taken(later=(np.zeros(3, np.float32), 0.0, False, False, {})), r"observation must have shape \(2,\)\. Received: shape \(3,\)"),
+        (taken(later=(NONE, 0.0, False, {})), r"step must return \(observation, reward, terminated, truncated, info\)\. Received: a tuple of 4"),
+        (taken(later=(NONE, 0.0, 0, False, {})), r"terminated must be True or False\. Received: 0 \(int\)"),
+        (taken(later=(NONE, None, False, False, {})), r"The reward must be a number\. Received: None"),
+    ],
+)  # fmt: skip
+def test_faults_are_told_alike_in_one_environment_and_in_a_vector(environment, fault):
+    with pytest.raises(EnvironmentError, match=f"'(Faulty|Old)'.*{fault}"):
+        one = Environment.create(environment)
+        one.reset(seed=0)
+        one.execute(actions=0)
+    with pytest.raises(EnvironmentError, match=f"'(Faulty|Old)'.*{fault}"):
+        several = vector.create([environment])
+        several.reset(0)
+        several.step({"action": np.zeros(1, np.int32)})

@@ -21,6 +21,8 @@ from operant.envs.vector_env import Flat
 from operant.errors import EnvironmentError, OperantError, SpaceError, UsageError, whole
 from operant.spaces import Spaces, mask_name
 
+_SPACES = ("observation_space", "action_space")
+
 
 def random_actions(
     spaces: Spaces, observation: Mapping[str, np.ndarray], generator: np.random.Generator
@@ -60,7 +62,7 @@ def check_env(environment: Any, steps: int = 200, seed: int = 0, **kwargs: Any) 
 
     Looked at: spaces; structure, shapes, dtypes, ranges and finiteness of what `reset` and `step` or `execute` return,
     and its order; that a seed determines the stream; that returned arrays are not written to again; that masks allow
-    something; that time limits are kept apart from terminations.
+    something; that time limits are kept apart from terminations; that spaces stay.
 
     Args:
         environment: what `Environment.create` takes. An object is not closed.
@@ -151,6 +153,7 @@ class _GymnasiumTrial:
     def __init__(self, env: Any, limit: int | None, report: _Report) -> None:
         self._env, self._report = env, report
         self.limit = limit
+        self._declared = {name: copy.deepcopy(getattr(env, name, None)) for name in _SPACES}
         try:
             self.spaces, self._codec = adapter.spaces_of(env)
         except SpaceError as error:
@@ -160,6 +163,12 @@ class _GymnasiumTrial:
         answer = _try(self._report, "reset", lambda: self._env.reset(seed=seed))
         if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
             self._report.stop(f"reset must return (observation, info). Received: {outline(answer)}.")
+        for name, space in self._declared.items():
+            if getattr(self._env, name) != space:
+                self._report.fault(
+                    f"{name} must stay as it was made, {space}. Received: {getattr(self._env, name)}, after reset.",
+                    "It is read once: set it in __init__, wide enough for all episodes.",
+                )
         return answer[0], self._flat(answer[0], "reset")
 
     def step(self, actions: Flat) -> tuple[Any, _Row]:

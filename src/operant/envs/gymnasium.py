@@ -17,11 +17,14 @@ from gymnasium.spaces import Box
 from gymnasium.wrappers import FrameStackObservation
 
 from operant.envs.environment import Environment
+from operant.envs.faults import outline, value_faults
 from operant.errors import EnvironmentError, OperantError, SpaceError, SpecError, suggest
 from operant.spaces import Codec, Leaf, Spaces, from_gymnasium
 from operant.spaces.space import Flat
 from operant.spec import refuse_code
 
+MISFIT = "Correct the environment's observation_space or what it returns."
+"""What is to be done where an observation is no member of its space."""
 ATARI = "ale_py.env:AtariEnv"
 _ATARI_ID = re.compile(r"^ALE/|(NoFrameskip|Deterministic)-v[04]$")
 _EXTRAS = {  # what an id's entry point starts with: the package that it needs, and the extra that brings it
@@ -248,6 +251,7 @@ class Gymnasium(Environment):
     def __init__(self, env: gymnasium.Env, max_episode_timesteps: int | None = None) -> None:
         self.gymnasium = env
         self._info: Mapping[str, Any] = {}
+        self._unchecked = True
         self.spaces, self.codec = spaces_of(env)
         self._limit = own_limit(env) if max_episode_timesteps is None else max_episode_timesteps
 
@@ -270,8 +274,11 @@ class Gymnasium(Environment):
 
     def reset(self, seed: int | None = None) -> Any:
         """Begin an episode."""
-        observation, _ = self.gymnasium.reset(seed=seed)
-        return self.spaces.unflatten(self.codec.encode(observation, False))
+        try:
+            observation = begin(self.gymnasium, seed)
+        except EnvironmentError as error:
+            raise EnvironmentError(f"{self._name}: {error}") from error.__cause__
+        return self.spaces.unflatten(self._encode(observation, "reset"))
 
     def execute(self, actions: Any) -> tuple[Any, int, float]:
         """Take actions; a truncation is terminal 2."""
@@ -281,14 +288,26 @@ class Gymnasium(Environment):
     def execute_flat(self, actions: Flat) -> tuple[Flat, int, float]:
         """As `execute`, of stored components and with them, masks among them: for processes, which pass them on."""
         answer = self.gymnasium.step(self.codec.decode(actions, False))
-        if not isinstance(answer, tuple) or len(answer) != 5:
-            raise EnvironmentError(
-                f"step of {self.gymnasium} must return (observation, reward, terminated, truncated, info). "
-                f"Received: {answer!r}."
-            )
+        if self._unchecked or not isinstance(answer, tuple) or len(answer) != 5:
+            try:
+                check_step(answer)
+            except EnvironmentError as error:
+                raise EnvironmentError(f"{self._name}: {error}") from None
+            self._unchecked = False
         observation, reward, terminated, truncated, self._info = answer
-        flat = self.codec.encode(observation, False)
+        flat = self._encode(observation, "step")
         return flat, 1 if terminated else 2 if truncated else 0, reward
+
+    def _encode(self, observation: Any, call: str) -> Flat:
+        try:
+            return self.codec.encode(observation, False)
+        except (SpaceError, KeyError, TypeError, IndexError, ValueError) as error:
+            fault = next(value_faults(self.gymnasium.observation_space, observation), str(error))
+            raise EnvironmentError(f"{call} of {self._name}: {fault} {MISFIT}") from error
+
+    @property
+    def _name(self) -> str:
+        return repr(type(self.gymnasium.unwrapped).__name__)
 
     def episode_info(self) -> Mapping[str, Any]:
         """Return the info of the last step."""
@@ -297,6 +316,54 @@ class Gymnasium(Environment):
     def close(self) -> None:
         """Close the environment."""
         self.gymnasium.close()
+
+
+def begin(env: gymnasium.Env, seed: int | None) -> Any:
+    """Begin an episode and return its first observation.
+
+    Raises:
+        EnvironmentError: `reset` takes no `seed`, or returns something else than `(observation, info)`.
+    """
+    try:
+        answer = env.reset(seed=seed)
+    except TypeError as error:
+        if "unexpected keyword argument 'seed'" not in str(error):
+            raise
+        raise EnvironmentError(
+            f"reset must take a seed, as reset(self, *, seed=None, options=None) of gymnasium.Env. It raised TypeError: {error}."
+        ) from error
+    if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
+        raise EnvironmentError(f"reset must return (observation, info). Received: {outline(answer)}.")
+    return answer[0]
+
+
+def check_step(answer: Any) -> None:
+    """Look at what `step` returned, but not at the observation.
+
+    Raises:
+        EnvironmentError: it is not `(observation, reward, terminated, truncated, info)`, a number and two truth values.
+    """
+    if not isinstance(answer, tuple) or len(answer) != 5:
+        raise EnvironmentError(
+            f"step must return (observation, reward, terminated, truncated, info). Received: {outline(answer)}."
+        )
+    _, reward, terminated, truncated, _ = answer
+    if (
+        isinstance(reward, bool | np.bool_)
+        or np.ndim(reward) != 0
+        or np.asarray(reward).dtype.kind not in "fiu"
+    ):
+        raise EnvironmentError(no_number(reward))
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        if not isinstance(flag, bool | np.bool_):
+            raise EnvironmentError(
+                f"{name} must be True or False. Received: {flag!r} ({type(flag).__name__})."
+            )
+
+
+def no_number(reward: Any) -> str:
+    """Say that a reward is none."""
+    return f"The reward must be a number. Received: {reward!r} ({type(reward).__name__})."
 
 
 def spaces_of(env: gymnasium.Env) -> tuple[Spaces, Codec]:

@@ -16,7 +16,6 @@ from operant.envs.faults import (
     look,
     look_at_masks,
     nonfinite,
-    outline,
     raised_at,
     state_label,
     value_faults,
@@ -77,12 +76,10 @@ class GymnasiumCell:
 
     def reset(self, seed: int | None, full: bool) -> Flat:
         """Begin an episode."""
-        answer = self.env.reset(seed=seed)
+        observation = adapter.begin(self.env, seed)
         if full:
-            if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
-                raise EnvironmentError(f"reset must return (observation, info). Received: {outline(answer)}.")
-            self._look(answer[0])
-        return self._encode(answer[0], False)
+            self._look(observation)
+        return self._encode(observation, False)
 
     def step(self, action: Any, full: bool) -> tuple[Flat, float, bool, bool]:
         """Take an action."""
@@ -93,28 +90,14 @@ class GymnasiumCell:
 
     def _full_step(self, action: Any) -> tuple[Flat, float, bool, bool]:
         answer = self._step(action)
-        if not isinstance(answer, tuple) or len(answer) != 5:
-            raise EnvironmentError(
-                f"step must return (observation, reward, terminated, truncated, info). Received: {outline(answer)}."
-            )
+        adapter.check_step(answer)
         observation, reward, terminated, truncated, self.info = answer
         self._look(observation)
-        if (
-            isinstance(reward, bool | np.bool_)
-            or np.ndim(reward) != 0
-            or np.asarray(reward).dtype.kind not in "fiu"
-        ):
-            raise EnvironmentError(_no_number(reward))
-        for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if not isinstance(flag, bool | np.bool_):
-                raise EnvironmentError(
-                    f"{name} must be True or False. Received: {flag!r} ({type(flag).__name__})."
-                )
         return self._encode(observation, False), reward, bool(terminated), bool(truncated)
 
     def _look(self, observation: Any) -> None:
         for fault in value_faults(self.env.observation_space, observation):
-            raise EnvironmentError(f"{fault} Correct the environment's observation_space or what it returns.")
+            raise EnvironmentError(f"{fault} {adapter.MISFIT}")
 
     def close(self) -> None:
         """Close the environment."""
@@ -278,7 +261,7 @@ class InProcess(VectorEnv):
                     steps[i] += 1  # before the call: what it raises is told to be of this step
                     flat, given, over, cut = cell.step(chosen[i], full)
                     if given is None:  # an array would hold NaN
-                        raise EnvironmentError(_no_number(given))
+                        raise EnvironmentError(adapter.no_number(given))
                     reward[i] = given
                     if over or cut or steps[i] >= limits[i]:
                         ended[i], terminated[i], truncated[i] = True, over, not over
@@ -321,7 +304,3 @@ class InProcess(VectorEnv):
             when = f" (step {step} of its episode)" if step else ""
             return EnvironmentError(f"{who}{when}: {error}")
         return EnvironmentError(f"{who} raised {type(error).__name__} in {call}: {error}{raised_at(error)}")
-
-
-def _no_number(reward: Any) -> str:
-    return f"The reward must be a number. Received: {reward!r} ({type(reward).__name__})."
