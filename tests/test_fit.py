@@ -328,7 +328,10 @@ def test_weights_with_means_of_observations_say_where_they_belong(tmp_path):
     agent = operant.A2C("CartPole-v1", model, normalize_observations=True, checkpoints=[path], quiet=True)
     agent.fit(max_steps=600)
     agent.close()
-    with pytest.raises(MismatchError, match=r"missing: (?s:.*)another network: give .* --model"):
+    with pytest.raises(
+        MismatchError,
+        match=r"missing: (?s:.*)another network: give .* --model.*normalize_observations and preprocess",
+    ):
         operant.A2C("CartPole-v1", NET, weights=[path], quiet=True).fit(max_steps=5)
     with pytest.raises(CheckpointError, match=r"normalize_observations=True, weights=\['.*net.tf'\]"):
         model.load_weights(path)

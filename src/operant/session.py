@@ -193,7 +193,7 @@ def load_weights(algorithm: Algorithm, state: Any, paths: Sequence[str]) -> Any:
         except MismatchError as error:
             raise MismatchError(
                 f"{error}\nThe weights belong to another network: give the one of their training (model=, on the command line --model, "
-                "--actor-model or --critic-model), and normalize_observations if it had that."
+                "--actor-model or --critic-model), and normalize_observations and preprocess if it had them."
             ) from None
     return algorithm.with_weights(state, weights)
 
