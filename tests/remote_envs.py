@@ -77,6 +77,30 @@ class Family(Count):
         return self.pids
 
 
+class Interrupting(Count):
+    """Once, in the midst of a step or of a reset, it presses Ctrl-C where its answer is awaited."""
+
+    def __init__(self, when="step"):
+        super().__init__(length=4)
+        self.when = when
+
+    def press(self):
+        self.when = ""
+        time.sleep(0.2)
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(0.2)
+
+    def reset(self, seed=None):
+        if self.when == "reset" and self.resets == 1:
+            self.press()
+        return super().reset(seed)
+
+    def execute(self, actions):
+        if self.when == "step" and self.t == 2:
+            self.press()
+        return super().execute(0)
+
+
 class Masked(Environment):
     """Ends where nothing is allowed any more."""
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from tests.asking import ask
 
+from operant import Runner
 from operant.envs import Environment
 from operant.envs.remote import connect
 from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError
@@ -349,6 +350,55 @@ def test_environment_create_in_a_process(module, caplog):
     assert env.execute(0)[1] == 0
     env.close()
     assert is_gone(states["pid"])
+
+
+def test_after_ctrl_c_in_a_call_reset_begins_another_episode(module):
+    env = Environment.create(module.Interrupting, remote="multiprocessing")
+    pid = env.reset()["pid"]
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            env.execute(0)
+    with pytest.raises(UsageError, match="where a call was interrupted begin an episode: reset"):
+        env.execute(0)
+    assert env.reset()["pid"] == pid  # it was no reason to replace it
+    assert env.execute(0)[0]["count"][0] == 1
+    env.close()
+
+
+@pytest.mark.parametrize("when", ["step", "reset"])
+@pytest.mark.parametrize(
+    "blocking, manner", [(False, {}), slow(False, {"batch_agent_calls": True}), (True, {})]
+)
+def test_a_run_that_was_interrupted_is_followed_by_another(module, when, blocking, manner):
+    environments = [dict(environment=module.Interrupting, when=each) for each in ("", when)]
+    with Runner("random", environments=environments, remote="multiprocessing", blocking=blocking) as runner:
+        with pytest.raises(KeyboardInterrupt):
+            runner.run(num_timesteps=10**6, use_tqdm=False, **manner)
+        for _ in range(2):
+            runner.run(num_timesteps=16, sync_timesteps=True, use_tqdm=False)
+            assert runner.episode_timesteps == [4] * 4
+        assert runner.restarts == 0
+
+
+def test_what_was_interrupted_while_it_was_replaced_is_replaced_again(counts, monkeypatch):
+    ask(counts)
+    begin = counts._worker.start
+
+    def interrupted():
+        begin()
+        monkeypatch.setattr(counts._worker, "start", begin)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(counts._worker, "start", interrupted)
+    ask(counts, 3)
+    with pytest.raises(KeyboardInterrupt):
+        ask(counts)
+    half = counts._worker.process.pid
+    counts.forget()
+    assert is_gone(half) and ask(counts).states["count"][0] == 0
+    counts.forget()  # there is nothing to forget
+    with pytest.raises(UsageError, match="Call reset first"):
+        counts.send_execute(0)
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ from operant.errors import EnvironmentError, SpecError, UsageError
 
 # Environments of a module that workers can import.
 MODULE = '''
-import os, sys, time
+import os, signal, sys, time
 import gymnasium
 import numpy as np
 from gymnasium import spaces
@@ -85,6 +85,16 @@ class Idle(Count):
 
     def step(self, action):
         return super().step(0)
+
+
+class Pressing(Count):
+    """Presses Ctrl-C where its answer is awaited."""
+
+    def step(self, action):
+        if action == 7:
+            time.sleep(0.2)
+            os.kill(os.getppid(), signal.SIGINT)
+        return super().step(action)
 
 
 class Once(Count):
@@ -815,6 +825,23 @@ def test_a_worker_whose_episodes_come_to_their_end_may_be_lost_again(module):
             while not env.step(act(0, 0)).terminated[0]:
                 pass
             env.step(act(0, 0))  # the next episode begins
+
+
+def test_after_ctrl_c_reset_begins_anew(module):
+    """With the seeds that it always gives; the workers that had answered are the same."""
+    with create(module.Pressing, 3, "processes", num_workers=3, max_restarts=0) as env:
+        first = env.reset(0)["state"]
+        for _ in range(2):
+            before = pids(env)
+            with pytest.raises(KeyboardInterrupt):
+                env.step(act(0, 7, 0))
+            with pytest.raises(UsageError, match="Call reset first"):
+                env.step(act(0, 0, 0))
+            np.testing.assert_array_equal(env.reset(0)["state"][:, :2], first[:, :2])
+            assert [a == b for a, b in zip(before, pids(env), strict=True)] == [True, False, False]
+            assert all(map(is_gone, before[1:]))
+            env.step(act(0, 0, 0))
+        assert env.restarts == 4
 
 
 def test_an_answer_that_comes_too_late_is_not_taken_for_the_next(module):

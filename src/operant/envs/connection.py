@@ -53,6 +53,13 @@ class Connection(Protocol):
             EnvironmentError: the environment failed, or was lost too often.
         """
 
+    def forget(self) -> None:
+        """Let go of a request that an interrupted call left open, if one did; the next begins an episode.
+
+        Raises:
+            EnvironmentError: the environment was lost too often.
+        """
+
     def episode_return(self) -> float | None:
         """Return what the environment itself reports as the last episode's return, if it does."""
 
@@ -104,6 +111,10 @@ class Local:
             raise UsageError(f"Nothing was asked of {self.name!r}. Call send_reset or send_execute first.")
         answer, self._answer = self._answer, None
         return answer
+
+    def forget(self) -> None:
+        """Let go of an answer that was not taken."""
+        self._answer = None
 
     def episode_return(self) -> float | None:
         """Return what the environment reports."""

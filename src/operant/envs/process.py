@@ -13,7 +13,7 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -162,6 +162,9 @@ class Processes(VectorEnv):
         """Begin an episode everywhere."""
         self._check_reset(seed)
         self._seed = seed
+        for worker in self._workers:
+            if worker.lost:  # in a call that failed or was interrupted
+                self._replace(worker, worker.lost)
         message = RESET + repr(None if seed is None else int(seed)).encode()
         for worker, reason in self._call(message, self._workers):
             self._replace(worker, reason)
@@ -203,28 +206,43 @@ class Processes(VectorEnv):
                     worker.replaced = 0
         return step._replace(observation=dict(observation))
 
-    def _call(self, message: bytes, workers: Iterable[_Share]) -> list[tuple[_Share, str]]:
+    def _call(self, message: bytes, workers: Sequence[_Share]) -> list[tuple[_Share, str]]:
         """Send a message to workers and wait for all; return those that are lost, and how."""
-        for worker in workers:
-            worker.send(message)
-        deadline = time.monotonic() + self._timeout
         error: OperantError | None = None
-        for worker in workers:
-            try:
-                if not worker.lost:
-                    worker.receive(deadline, self._timeout)
-            except LostError as reason:
-                worker.lose(str(reason))
-            except OperantError as fault:
-                error = error or fault
-            except (
-                BaseException
-            ):  # Ctrl-C: answers that nobody awaits would be taken for those to the next call
-                self.close()
-                raise
+        waiting = list(workers)
+        with self._ending(waiting):
+            for worker in workers:
+                worker.send(message)
+            deadline = time.monotonic() + self._timeout
+            for worker in workers:
+                try:
+                    if not worker.lost:
+                        worker.receive(deadline, self._timeout)
+                except LostError as reason:
+                    worker.lose(str(reason))
+                except OperantError as fault:
+                    error = error or fault
+                waiting.remove(worker)
         if error is not None:
             raise error
         return [(worker, worker.lost) for worker in workers if worker.lost]
+
+    @contextlib.contextmanager
+    def _ending(self, workers: Sequence[_Share]) -> Iterator[None]:
+        """End workers where what is inside is interrupted; `reset` replaces them.
+
+        Answers that nobody awaits would be taken for those to the next call.
+        """
+        try:
+            yield
+        except (LostError, OperantError):
+            raise
+        except BaseException:  # Ctrl-C
+            self._is_reset = False
+            for worker in workers:
+                worker.lose("was interrupted")
+                worker.replaced -= 1  # no fault of its environments
+            raise
 
     def _replace(self, worker: _Share, reason: str) -> None:
         """Start a worker anew, and again where that is lost too; too many times is an error."""
@@ -244,13 +262,13 @@ class Processes(VectorEnv):
         worker.replaced += 1
         self.restarts += 1
         _log.warning("Worker %d of %r (%s) %s; it is replaced.", worker.index, self.name, which, reason)
-        worker.start()
         try:
-            self._begun(worker)
+            with self._ending([worker]):
+                worker.start()
+                self._begun(worker)
+                worker.send(repr(self.num_envs).encode())
         except LostError as lost:
             self._replace(worker, str(lost))
-            return
-        worker.send(repr(self.num_envs).encode())
 
     def _restart(self, worker: _Share, due: list[int]) -> None:
         """Begin episodes in a new worker: in `due` with this row, elsewhere with the next."""

@@ -60,27 +60,28 @@ class Seat:
 
     def reset(self, count: int, seed: int | None) -> None:
         """Ask for an episode of which `count` actors are wanted."""
+        # Before it is sent, and until its answer is there: `drain` sees to what is interrupted in between.
+        self.request, self.counted = "reset", frozenset(range(count))
+        self.running, self.acting, self.seconds = [], [], 0.0
         if isinstance(self.connection, Vectorized):
             self.connection.send_reset(seed, count)
         else:
             self.connection.send_reset(seed)
-        self.request, self.counted = "reset", frozenset(range(count))
-        self.running, self.acting, self.seconds = [], [], 0.0
 
     def execute(self, actions: Any) -> None:
         """Ask for a step."""
-        self.connection.send_execute(actions)
         self.request = "execute"
+        self.connection.send_execute(actions)
 
     def receive(self) -> list[Feedback]:
         """Take the answer; return what the step brought the actors that the agent acted for."""
-        request, self.request = self.request, ""
         answer = self.connection.receive()
+        request, self.request = self.request, ""
         self.seconds += answer.seconds
         if request == "reset":
             if answer.lost:  # it has been replaced: ask that one
-                self.connection.send_reset(None)
                 self.request = "reset"
+                self.connection.send_reset(None)
             else:
                 self.running = [0] if self.single else [int(i) for i in answer.parallel]
                 self.states = answer.states
@@ -113,11 +114,9 @@ class Seat:
         ]
 
     def drain(self) -> None:
-        """Take what an interrupted run still had coming."""
-        if self.request:
-            self.request = ""
-            self.connection.receive()
-        self.running, self.acting = [], []
+        """Let go of what an interrupted run still had coming."""
+        self.connection.forget()
+        self.request, self.running, self.acting = "", [], []
 
 
 class Tally:

@@ -42,7 +42,8 @@ class Elsewhere(Environment):
         return self.connection.num_actors
 
     def reset(self, seed: int | None = None) -> Any:
-        """Begin an episode and wait for its first states."""
+        """Begin an episode and wait for its first states; also after a call that was interrupted."""
+        self.connection.forget()
         self.connection.send_reset(seed)
         answer = self.connection.receive()
         return answer.states if self.num_actors() == 1 else (answer.parallel, answer.states)

@@ -156,7 +156,9 @@ class Replaceable(abc.ABC):
         if not self._is_open:
             raise UsageError(f"The environment {self.name!r} is closed. Create another one.")
         if self._asked:
-            raise UsageError(f"{self.where} was asked already. Call receive first.")
+            raise UsageError(
+                f"{self.where} was asked already. Call receive first, or where a call was interrupted begin an episode: reset."
+            )
 
     def _begin(self, request: int | Flat | None) -> None:
         self._request, self._asked, self._answer, self._error = request, True, None, None
@@ -183,8 +185,8 @@ class Replaceable(abc.ABC):
         if not self._is_open:  # closed from another thread, which is no reason to make another
             self._error = EnvironmentError(f"{self.where} was closed.")
             return
-        self._drop()
         self._there = False
+        self._drop()
         which = self.where
         while True:
             text = str(lost)
@@ -209,8 +211,8 @@ class Replaceable(abc.ABC):
                 self._attempt()
                 return
             except LostError as next_lost:
-                self._drop()
                 self._there, lost = False, next_lost
+                self._drop()
 
     def _cut(self, lost: str) -> Answer:
         """Return the answer to a step that nobody answers any more."""
@@ -270,6 +272,19 @@ class Replaceable(abc.ABC):
         if self._actors is None and not answer.lost:
             self._in_a_row = 0
         return answer
+
+    def forget(self) -> None:
+        """Take the answer that an interrupted call left open, if one did; the next request begins an episode.
+
+        Raises:
+            EnvironmentError: the environment was lost once too often; it is closed.
+        """
+        if self._asked and self._there:
+            self.receive()
+        elif self._asked:  # it was being replaced
+            self._drop()
+            self._asked = False
+        self._actors = None
 
     def episode_return(self) -> float | None:
         """Return what the environment itself reports as the last episode's return, if it does."""
