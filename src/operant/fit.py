@@ -30,7 +30,7 @@ from operant.errors import (
     suggest,
 )
 from operant.execution.callbacks import callbacks_of, none_refuses
-from operant.execution.config import RunConfig
+from operant.execution.config import RunConfig, located
 from operant.execution.environments import make_environments
 from operant.execution.progress import Evaluated, Progress
 from operant.execution.records import Record
@@ -133,6 +133,7 @@ class Trainer:
         trial: Any = None,
         **settings: Any,
     ) -> None:
+        self._base = Path.cwd()  # in which paths are given: it may be another one when `fit` is called
         refuse_no_environments(envs)
         refuse_other_count(envs, n_envs)
         self.trial = trial
@@ -170,7 +171,7 @@ class Trainer:
                     "divergence_monitoring_steps lowers the learning rate, which an optax transformation keeps to itself. "
                     "Give the optimizer by name or as a dict, with lr."
                 )
-            self.session = Session(definition, environments, self.run)
+            self.session = Session(definition, environments, located(self.run, self._base))
             if weights:
                 self.session.weights.load(self.session.driver)
             self._evaluating = evaluation_envs(self.run, envs, eval_envs, environments.spaces)
@@ -252,16 +253,17 @@ class Trainer:
         )
         changes = {"target_reward": target_reward, "max_steps": max_steps, "monitor_session": monitor_session}
         run = RunConfig.from_dict({**self.run.to_dict(), **changes})
-        directory = Path(run.run_dir) if run.run_dir else None
+        here = located(run, self._base)
+        directory = Path(here.run_dir) if here.run_dir else None
         checkpoints = None if directory is None else directory / "checkpoints"
-        training = self.session.training(run, Tracker(), checkpoints, self._progress)
+        training = self.session.training(here, Tracker(), checkpoints, self._progress)
         if callbacks:
             training.on_record = lambda record: none_refuses([each(self, record) for each in callbacks])
         with contextlib.ExitStack() as stack:
             stack.enter_context(interruption.terminating())
-            stack.enter_context(history_held(run.history_checkpoint))
+            stack.enter_context(history_held(here.history_checkpoint))
             if not self._begun:
-                self._progress.begin_at(history_origin(run))
+                self._progress.begin_at(history_origin(here))
                 self._begun = True
             if directory is not None:
                 directory.mkdir(parents=True, exist_ok=True)
@@ -279,6 +281,7 @@ class Trainer:
             run,
             session.environments,
             None,
+            weights=located(run, self._base).weights,
             given=given,
             fits=self._fits,
             loaded=self._loaded,

@@ -109,11 +109,12 @@ def held(directory: Path) -> Iterator[None]:
     refusal = (
         f"Another process trains in {str(directory)!r}. Wait for its end, or end it, then resume the run."
     )
+    claim = directory.absolute() / CLAIM  # whatever becomes the working directory
     with _alone(directory, refusal):
         try:
             yield
         finally:
-            (directory / CLAIM).unlink(missing_ok=True)
+            claim.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -138,6 +139,7 @@ def history_held(path: str | Path | None) -> Iterator[None]:
 @contextlib.contextmanager
 def _made(folder: Path) -> Iterator[None]:
     """Make a folder that may be missing; it is gone afterwards if nothing was written."""
+    folder = folder.absolute()
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -228,6 +230,7 @@ def describe(
     environments: Environments,
     command: str | None,
     *,
+    weights: Sequence[str] | None = None,
     together: int | None = None,
     given: bool = False,
     fits: int = 1,
@@ -242,6 +245,7 @@ def describe(
         run: its options.
         environments: where.
         command: how it was begun; None: as this process was.
+        weights: where the weights of its options are; None: as these say.
         together: how many runs are one program mapped over their seeds.
         given: whether the environments are objects that cannot be made of an id again.
         fits: in how many parts it is trained by one program.
@@ -259,7 +263,10 @@ def describe(
         "origin": None if origin is None else origin._asdict(),
         "vector": None if environments.vector is None else environments.vector.mode,
         "preprocessed": environments.preprocessed,
-        "weights": {path: provenance.digest(path) for path in run.weights},
+        "weights": {
+            path: provenance.digest(place)
+            for path, place in zip(run.weights, run.weights if weights is None else weights, strict=True)
+        },
     }
     _write(directory, data)
 

@@ -14,7 +14,7 @@ from operant import interruption
 from operant.agents.making import define
 from operant.envs import table
 from operant.errors import EnvironmentError, UsageError
-from operant.execution.config import TOGETHER, RunConfig
+from operant.execution.config import TOGETHER, RunConfig, located
 from operant.execution.environments import make_environments
 from operant.execution.episodes import Finished
 from operant.execution.records import Record
@@ -74,7 +74,11 @@ def _replicate(plan: Plan, first: int, n_seeds: int, directory: Path, command: s
     """Train from that seed on, in folders within that one."""
     run = plan.run
     seeds = [(first + i) % 2**32 for i in range(n_seeds)]
-    runs = [run.replace(seed=seed, run_dir=str(directory / f"seed-{seed}")) for seed in seeds]
+    here, place = (
+        located(run),
+        directory.absolute(),
+    )  # whatever the first one's environments make the working directory
+    runs = [here.replace(seed=seed, run_dir=str(place / f"seed-{seed}")) for seed in seeds]
     if table.native(run.env, **plain(run.env_kwargs or {})) is not None:
         results = _together(plan, runs, command)
     else:
@@ -94,7 +98,7 @@ def _farewell(
     if cut:
         lines = [f"Interrupted: {len(cut)} of {len(results)} seeds ({', '.join(each.name for each in cut)})"]
         agent = define(plan.agent, **plan.options).name
-        lines += [f"Continue with: {resuming(each, agent, plan.run.env)}" for each in cut]
+        lines += [f"Continue with: {resuming(directory / each.name, agent, plan.run.env)}" for each in cut]
     else:
         value, low, high = (round(x, plan.run.display_precision) for x in mean)
         lines = [f"Mean reward over {len(results)} seeds: {value} [{low}, {high}] (95% bootstrap interval)"]

@@ -119,7 +119,7 @@ class Summarizer:
     def __init__(self, config: SummarizerConfig, actors: int) -> None:
         self.config = config
         self._labels = config.chosen
-        root = Path(config.directory)
+        root = Path(config.directory).absolute()  # whatever becomes the working directory
         self.folder = _new_folder(root / time.strftime(config.filename))
         self._release = weakref.finalize(self, _claim(self.folder))
         self._file = EventFile(self.folder, seconds=config.flush)

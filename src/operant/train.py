@@ -16,7 +16,7 @@ from operant.agents.making import Definition, define
 from operant.envs.table import full_id, is_own
 from operant.envs.vector_env import VectorEnv
 from operant.errors import SpecError, UsageError, value_error
-from operant.execution.config import PROCESSES, TOGETHER, RunConfig, with_effect
+from operant.execution.config import PROCESSES, TOGETHER, RunConfig, located, with_effect
 from operant.execution.environments import Environments, evaluation_count, host_vector, make_environments
 from operant.execution.evaluate import Evaluation, Evaluator
 from operant.execution.records import Origin
@@ -190,6 +190,9 @@ def _train(
     plan: Plan, definition: Definition, run: RunConfig, directory: Path, first: bool, command: str | None
 ) -> Result:
     """Train in a folder; `first` is whether this process writes."""
+    # As they were given, for what is shown and kept: environments may change the working directory.
+    shown, given = directory, run
+    directory, run = directory.absolute(), located(run)
     origin = history_origin(run) if plan.resume is None else Origin()
     if plan.resume is not None:
         run = _without_weights(run, directory)
@@ -212,12 +215,20 @@ def _train(
             changed = {name: now[name] for name in plan.options if now[name] != plan.agent.get(name, ...)}
             describe_resume(directory, training, run, command, changed)
         else:
-            describe(directory, definition.to_dict(), run, environments, command, origin=origin)
+            describe(
+                directory,
+                definition.to_dict(),
+                given,
+                environments,
+                command,
+                weights=run.weights,
+                origin=origin,
+            )
         begins_anew = plan.resume is not None and _lost_history(directory, run, training)
         sinks = tracker(directory, run, training, plan.resume is not None)
         training.sinks = sinks
         try:
-            sinks.message(_greeting(definition.name, run, environments, directory))
+            sinks.message(_greeting(definition.name, run, environments, shown))
             for text in (*_presets(plan, run.env), *definition.remarks(training.own_steps)):
                 sinks.message(text)
             if training.memory_anew:
@@ -230,11 +241,11 @@ def _train(
                 )
             if origin.step:
                 sinks.message(
-                    f"Continuing the history {run.history_checkpoint}: {origin.step} steps, {origin.episodes} games"
+                    f"Continuing the history {given.history_checkpoint}: {origin.step} steps, {origin.episodes} games"
                 )
             with evaluating([training], session.learner):
                 outcome = training.loop()
-            sinks.message(_farewell(outcome, directory, resuming(directory, definition.name, run.env)))
+            sinks.message(_farewell(outcome, shown, resuming(shown, definition.name, run.env)))
         finally:
             sinks.close()
     finally:
@@ -252,6 +263,7 @@ def opened(directory: str | Path) -> tuple[Session, RunConfig]:
     """
     directory = Path(directory)
     plan = resumed(directory, {})
+    directory = directory.absolute()  # whatever the environments make the working directory
     # Whoever trained it, it is looked at here; and no weights are written.
     run = _without_weights(plan.run, directory)
     plan = plan._replace(run=run.replace(n_devices=None, checkpoints=()))

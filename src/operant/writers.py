@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -74,15 +75,13 @@ class Writers:
             save: writes a checkpoint: called with folder, name, and how many to keep.
         """
         self._agent = agent
-        if self.recording is not None:
-            self._recorder = Recorder(
-                self.recording, agent.spaces, agent.parallel_interactions, agent.episodes
-            )
+        self._began_in = Path.cwd()
+        self._record(agent.spaces)
         if self.saving is not None:
-            config = self.saving
+            config, folder = self.saving, str(self._began_in / self.saving.directory)
 
             def write(append: str, keep: int | None) -> None:
-                save(config.directory, f"{config.filename}-{getattr(agent, append)}", keep)
+                save(folder, f"{config.filename}-{getattr(agent, append)}", keep)
 
             self._saver = Saver(config, write, lambda name: int(getattr(agent, name)))
         if self.summarizing is not None:
@@ -92,10 +91,15 @@ class Writers:
 
     def spaces_changed(self, spaces: Spaces) -> None:
         """Go on with other spaces: masks came with the first states."""
-        if self.recording is not None and self._recorder is not None:
-            self._recorder = Recorder(
-                self.recording, spaces, self._agent.parallel_interactions, self._agent.episodes
-            )
+        if self._recorder is not None:
+            self._record(spaces)
+
+    def _record(self, spaces: Spaces) -> None:
+        """Begin to record, if that was asked for."""
+        if self.recording is not None:
+            config = self.recording.replace(directory=str(self._began_in / self.recording.directory))
+            agent = self._agent
+            self._recorder = Recorder(config, spaces, agent.parallel_interactions, agent.episodes)
 
     def acted(self, actors: Sequence[Actor]) -> None:
         """Note the actions that actors took at their newest rows."""

@@ -15,6 +15,8 @@ from operant.spec import plain
 if TYPE_CHECKING:
     from operant.tracking.repeats import Repeats
 
+FOLDERS = ("visualize_directory", "save_best_agent", "checkpoints", "summaries", "recordings", "path")
+"""Options that say where something is written."""
 HEADER = ("flags", "help", "default")
 USAGE = (
     "operant run --agent <agent> --environment <environment> --episodes <n> ...",
@@ -33,14 +35,14 @@ def run(arguments: list[str]) -> int:
         return 0
     from operant.tracking.repeats import Repeats
 
-    repeats = Repeats()
+    repeats, here = Repeats(), _located(config)
     try:
         for i in range(config.repeat):
-            _once(config, i, repeats)
+            _once(here, i, repeats)
     finally:
-        if config.path is not None and repeats.runs:
-            for path in repeats.write(config.path, "seaborn-v0_8" if config.seaborn else None):
-                print(f"Wrote {path}")
+        if config.path is not None and here.path is not None and repeats.runs:
+            for path in repeats.write(here.path, "seaborn-v0_8" if config.seaborn else None):
+                print(f"Wrote {Path(config.path).with_name(path.name)}")
     return 0
 
 
@@ -48,6 +50,15 @@ def help_text() -> str:
     """Return usage and the table of flags."""
     rows = [row[:3] for row in tables.option_rows([RunnerConfig], short=SHORT)]
     return "Usage:\n    " + "\n    ".join(USAGE) + "\n\n" + tables.table("run", HEADER, rows)
+
+
+def _located(config: RunnerConfig) -> RunnerConfig:
+    """Return options whose folders stay where they are when an environment changes the working directory."""
+    given = {name: getattr(config, name) for name in FOLDERS}
+    # Also of FOLDER,NAME, where a folder is named.
+    return config.replace(
+        **{name: str(Path.cwd() / path) for name, path in given.items() if path and path[0] != ","}
+    )
 
 
 def _once(config: RunnerConfig, number: int, repeats: Repeats) -> None:

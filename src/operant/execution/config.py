@@ -236,6 +236,21 @@ class RunConfig(Config):
                     )
 
 
+def located(run: RunConfig, base: Path | None = None) -> RunConfig:
+    """Return options whose paths stay where they are when an environment, or the program, changes the working directory.
+
+    Args:
+        run: as they were given, which is what a run's file keeps and messages show.
+        base: the folder in which they were given; None: the working directory.
+    """
+    base = Path.cwd() if base is None else base
+    places = {
+        name: tuple(str(base / path) for path in getattr(run, name)) for name in ("checkpoints", "weights")
+    }
+    single = {name: getattr(run, name) for name in ("history_checkpoint", "run_dir")}
+    return run.replace(**places, **{name: path and str(base / path) for name, path in single.items()})
+
+
 def with_effect(run: Mapping[str, Any], preprocessed: bool) -> dict[str, Any]:
     """Leave out of the options of a stored run, maybe of preprocessed games, what had no effect and was accepted once."""
     idle = {

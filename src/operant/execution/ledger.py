@@ -82,7 +82,7 @@ class Scoring:
         if directory is not None and not isinstance(directory, str | Path):
             raise value_error("save_best_agent", "a directory", directory)
         if directory is not None:
-            as_folder("save_best_agent", directory)
+            directory = as_folder("save_best_agent", directory).absolute()
         if callable(evaluation_callback):
             return cls(horizon, evaluation_callback, directory)
         episodes = whole("evaluation_callback", evaluation_callback, optional=True)

@@ -171,11 +171,13 @@ def _train(order: Mapping[str, Any], connection: Connection | None) -> dict[str,
 
 def _seed(definition: Definition, run: RunConfig, episodes: int | None, stack: contextlib.ExitStack) -> _Seed:
     """Build what trains under one seed; the stack closes it."""
+    from operant.execution.config import located
     from operant.execution.environments import host_vector, make_environments
     from operant.execution.evaluate import Evaluation, Evaluator
     from operant.session import Session
     from operant.tracking import Tracker
 
+    run = located(run)  # whatever the environments make the working directory
     environments = make_environments(run)
     stack.callback(environments.close)
     session = Session(definition, environments, run)
