@@ -4,6 +4,7 @@ import json
 import os
 import re
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -178,6 +179,15 @@ def test_videos(tiny):
     assert main([*tiny, "-n", "2", "--visualize-directory", "films"]) == 0
     assert sorted(path.name for path in Path("films").iterdir()) == ["episode-000.mp4", "episode-001.mp4"]
     assert all(path.stat().st_size > 1000 for path in Path("films").iterdir())
+
+
+def test_a_request_to_terminate_saves_as_ctrl_c_does(tiny, monkeypatch):
+    monkeypatch.setattr(Following, "__call__", lambda *_: signal.raise_signal(signal.SIGTERM))
+    places = ["--checkpoints", "kept", "--path", "plot"]
+    with pytest.raises(SystemExit) as ended:
+        main([*tiny, "--episodes", "1000000", "--repeat", "2", *places])
+    assert ended.value.code == 143
+    assert Agent.load("kept").episodes > 0 and len(json.loads(Path("plot.json").read_text())["rewards"]) == 1
 
 
 def test_run_py_is_the_command():

@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 from typing import ClassVar
 
 import jax
@@ -9,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from operant import Agent, Environment, Runner, traces
+from operant import Agent, Environment, Runner, checkpoint, traces
 from operant.envs import vector
 from operant.envs.check import check_env
 from operant.envs.connection import Local
 from operant.errors import SpaceError, SpecError, UsageError
 from operant.execution.bar import Bar
+from operant.execution.ledger import Ledger
 
 NET = [{"type": "dense", "size": 8}]
 PPO = {"agent": "ppo", "n_steps": 8, "mini_batches": 2, "ppo_epochs": 1, "model": NET, "lr": 0.01}
@@ -415,6 +417,39 @@ def test_a_failed_or_interrupted_run_can_be_followed_by_another(runner, agent):
         runner.run(num_episodes=5, callback=interrupt, **QUIET)
     runner.run(num_episodes=5, **QUIET)
     assert runner.episode_timesteps == [5] * 5
+
+
+@pytest.mark.parametrize("environment", [Walk, "jax:CartPole-v1", "CartPole-v1"])
+def test_a_request_to_terminate_ends_the_run_and_then_the_program(environment, monkeypatch, tmp_path):
+    saver = {"directory": str(tmp_path), "frequency": 10**6}
+    runner = Runner({**PPO, "saver": saver}, environment, num_parallel=2)
+    asked = []
+
+    def ask(*_, **named):
+        if not asked:
+            asked.append(True)
+            signal.raise_signal(signal.SIGTERM)
+
+    if environment is Walk:
+        manner = {"callback": ask, "num_timesteps": 10**9}
+    else:  # of blocks of a driver
+        manner = {"num_updates": 10**9, "batch_agent_calls": True}
+        monkeypatch.setattr(Ledger, "show", ask)
+    with pytest.raises(SystemExit) as ended, runner:
+        runner.run(**manner, **QUIET)
+    assert ended.value.code == 143 and 0 < runner.timesteps < 10**5
+    assert len(checkpoint.list_checkpoints(tmp_path)) == 1  # the agent's saver had its end
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_request_to_terminate_is_left_to_whom_it_belongs(runner):
+    told = []
+    before = signal.signal(signal.SIGTERM, lambda *_: told.append(True))
+    try:
+        runner.run(num_episodes=2, callback=lambda *_: signal.raise_signal(signal.SIGTERM), **QUIET)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert told == [True] * 2 and runner.episodes == 2
 
 
 @pytest.mark.slow

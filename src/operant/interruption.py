@@ -52,7 +52,7 @@ def orderly(
         before = {s: signal.signal(s, request) for s in numbers}
     except ValueError:  # not in the main thread
         before = {}
-    if before and _Asked.now:
+    if signal.SIGINT in before and _Asked.now:
         _Asked.now, asked = False, True
         stop()
     try:
@@ -73,6 +73,20 @@ def terminating() -> Iterator[None]:
     yield
     if _Asked.terminate:
         raise SystemExit(128 + signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def terminable(stop: Callable[[], None]) -> Iterator[None]:
+    """Turn a request to terminate inside, if nobody sees to it yet, into a call of `stop`, and end the program behind; Ctrl-C stays what it is.
+
+    Raises:
+        SystemExit: as `terminating`.
+    """
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # such as `fit` whose callback runs this
+        yield
+        return
+    with terminating(), orderly(stop, (signal.SIGTERM,)):
+        yield
 
 
 @contextlib.contextmanager

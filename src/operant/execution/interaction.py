@@ -54,7 +54,7 @@ class Interaction:
         self.tally = ledger.tally
         self.stopping = False
         self._called_off = False
-        """Whether a callback stopped the run."""
+        """Whether a callback, or a request to terminate, stopped the run."""
         self._begun = 0
         self._granted = ledger.timesteps
         self._seeds: list[int | None] = [seed_of(seed, i) for i in range(len(seats))]
@@ -73,6 +73,8 @@ class Interaction:
         plan = self.plan
         in_step = plan.batch_agent_calls or plan.sync_timesteps
         while True:
+            if self.ledger.ending:
+                self.stopping = self._called_off = True
             waiting = [seat for seat in self.seats if seat.request]
             if not waiting:
                 if not self._begin_round():

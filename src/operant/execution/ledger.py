@@ -155,8 +155,14 @@ class Ledger:
         self.bar: Bar | None = None
         self.driver = "interactive"
         """What drives the run, or the greater part of it."""
+        self.ending = False
+        """Whether the process was asked to terminate: the run ends as one that a callback ends."""
         self._runner = runner
         self._order = order
+
+    def end(self) -> None:
+        """End the run soon."""
+        self.ending = True
 
     def timestep(self, parallel: int) -> bool:
         """Take note of a timestep; return whether the callbacks let the run go on."""

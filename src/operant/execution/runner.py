@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from operant import interruption
 from operant.agent import Agent, specified
 from operant.envs.connection import Connection
 from operant.envs.vector_env import seed_of
@@ -259,6 +260,8 @@ class Runner:
             UsageError: no limit and no callback, settings that exclude one another, or a run inside a run.
             SpecError: a value that is not understood.
             EnvironmentError: an environment failed.
+            SystemExit: the process was asked to terminate (SIGTERM), and its handler was the system's: the run has ended as
+                one that a callback ends; the status is 143.
         """
         if self._closed:
             raise UsageError("The Runner is closed. Make another one.")
@@ -317,16 +320,17 @@ class Runner:
         self._runs += 1
         seed = seed_of(self.agent.seed, self.agent.timesteps + self._runs)
         self._running = True
-        try:
-            shortcut = self._shortcut
-            if shortcut is not None and not (order.tells or evaluation):
-                shortcut.run(self.agent, plan, self._ledger, seed)
-            Interaction(self.agent, self._seats, plan, self._ledger, seed).run()
-        finally:
-            self._running = False
-            if self._ledger.bar is not None:
-                self._ledger.show(episode=True)
-                self._ledger.bar.close()
+        with interruption.terminable(self._ledger.end):
+            try:
+                shortcut = self._shortcut
+                if shortcut is not None and not (order.tells or evaluation):
+                    shortcut.run(self.agent, plan, self._ledger, seed)
+                Interaction(self.agent, self._seats, plan, self._ledger, seed).run()
+            finally:
+                self._running = False
+                if self._ledger.bar is not None:
+                    self._ledger.show(episode=True)
+                    self._ledger.bar.close()
 
     def close(self) -> None:
         """Close what the Runner made: the agent and the environments that were not given as objects.

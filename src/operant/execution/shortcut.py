@@ -64,7 +64,9 @@ class Shortcut:
             self._on_device(agent, lent) if self._serves == "device" else self._on_host(agent, lent, seed)
         )
         try:
-            while blocks := min(driver.blocks, self._blocks(agent.learner, plan, ledger)):
+            while not ledger.ending and (
+                blocks := min(driver.blocks, self._blocks(agent.learner, plan, ledger))
+            ):
                 with interruption.held():  # what a block consumes is nowhere until it is done and counted
                     self._advance(driver, blocks, ledger)
                     ledger.updates = int(driver.train.counters.updates) - before
