@@ -32,7 +32,7 @@ from operant.replay import replay
 from operant.session import Weights
 from operant.spaces import Spaces
 from operant.tracking import read_history
-from operant.train import Plan, opened, resumed, train
+from operant.train import Plan, opened, resumed, resuming, train
 
 A2C = {"agent": "a2c", "model": NET}
 CRITIC = {"agent": "ac", "batch_size": 64, "network": NET}
@@ -426,6 +426,48 @@ def test_what_was_learnt_before_a_callback_failed_is_saved(tmp_path):
     assert len(read_history(tmp_path / "run" / "history.parquet")["step"]) == agent.games > 0
 
 
+class Leaves(gymnasium.Env):
+    """Ends the program, as some simulators do where they fail."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,))
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        if self.t == 7 and self.np_random.random() < 0.1:
+            raise SystemExit(0)
+        return np.zeros(3, np.float32), 1.0, self.t == 7, False, {}
+
+
+def ends(agent, record):
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("envs", "callback", "error", "told"),
+    [
+        (Leaves, None, EnvironmentError, r"^Environment 0 of 'Leaves' raised SystemExit in step: 0 \(.*, line \d+"),
+        ("CartPole-v1", ends, SystemExit, "^3$"),
+    ],
+)  # fmt: skip
+def test_what_was_learnt_before_somebody_ended_the_program_is_saved(envs, callback, error, told, tmp_path):
+    envs = envs if isinstance(envs, str) else [envs()]
+    agent = trainer("A2C")(envs, model=NET, n_steps=4, run_dir=str(tmp_path / "run"), quiet=True)
+    with pytest.raises(error, match=told):
+        agent.fit(max_steps=100_000_000, callback=callback)
+    header = checkpoint.read_header(checkpoint.latest(tmp_path / "run" / "checkpoints"))["training"]
+    assert header["step"] == agent.steps > 0 and header["ended"] == "failed"
+
+
+def test_commands_that_are_shown_are_quoted():
+    assert resuming("my rün", "ppo", "CartPole-v1") == "operant train --resume 'my rün'"
+    assert resuming("runs/1", "mine:A", "its:E") == "operant train mine:A --resume runs/1 --env its:E"
+
+
 class Slow(gymnasium.Env):
     """Its steps take a while, and the `stop`-th sends a request to terminate."""
 
@@ -572,7 +614,7 @@ def test_ctrl_c_while_the_last_checkpoint_is_written_waits_for_it(monkeypatch, t
     monkeypatch.setattr(checkpoint, "save", interrupted)
     run = RunConfig.from_dict({"env": "jax:CartPole-v1", "max_steps": 64, "quiet": True, "run_dir": "run"})
     assert train(Plan("a2c", {"model": NET}, run)).outcome.reason == "max_steps"
-    assert saved and checkpoint.latest("run/checkpoints") == saved[-1]
+    assert saved and checkpoint.latest("run/checkpoints").absolute() == saved[-1]
 
 
 def test_ctrl_c_in_a_run_of_the_runner_leaves_the_agent_whole(monkeypatch):

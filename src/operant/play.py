@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -349,7 +350,9 @@ def environment(config: PlayConfig, given: Any = None, lives: bool = True) -> Ve
         if not name:
             name = saved["env"]
             source = f"The run {str(file.parent)!r}"
-            with data_only(source, f"Give the environment yourself, if you trust it: --env {name} (env=)."):
+            with data_only(
+                source, f"Give the environment yourself, if you trust it: --env {shlex.quote(name)} (env=)."
+            ):
                 try:
                     resolve(name, arguments=config.env_kwargs)
                 except SpecError as error:

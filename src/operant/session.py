@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -236,9 +237,10 @@ def _expect_weights(models: Collection[str], paths: Sequence[str]) -> None:
         is_checkpoint = path.parent.name == "checkpoints" and path.name.startswith("step-")
         run = path.parent.parent if is_checkpoint else path
         if (run / "run.json").is_file():
+            place = shlex.quote(str(run))
             raise SpecError(
                 f"weights must be what --checkpoints wrote. Received: {given!r}, of the run {str(run)!r}. "
-                f"Play it with `operant play {run}`, go on with `operant train --resume {run}`."
+                f"Play it with `operant play {place}`, go on with `operant train --resume {place}`."
             )
     _one_for_each(models, "weights", paths)
     for given in paths:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import shlex
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -410,8 +411,8 @@ def _presets(plan: Plan, env: str) -> Iterator[str]:
 
 def resuming(directory: str | Path, agent: str, env: str) -> str:
     """Return the command that continues a run; what is of the user's modules is named in it."""
-    words = ["operant train", *([agent] if is_own(agent) else []), f"--resume {directory}"]
-    return " ".join([*words, *([f"--env {env}"] if is_own(env) else [])])
+    words = ["operant", "train", *([agent] if is_own(agent) else []), "--resume", str(directory)]
+    return shlex.join([*words, *(["--env", env] if is_own(env) else [])])
 
 
 def _farewell(outcome: Any, directory: Path, command: str) -> str:

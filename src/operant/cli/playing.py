@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from operant.agents import AGENTS, ALIASES, config_class, entry
@@ -23,7 +24,9 @@ def run(arguments: list[str]) -> int:
     if agent is not None and flags and not flags[0].startswith("-"):
         place = _leading_place(flags[0])
         if place is not None and not parse.is_own(agent):
-            raise UsageError(f"{flags[0]!r} brings its agent. Leave {agent} out: operant play {flags[0]}")
+            raise UsageError(
+                f"{flags[0]!r} brings its agent. Leave {agent} out: operant play {shlex.quote(flags[0])}"
+            )
         if place is not None:
             where, *flags = flags
     if parse.asks_for_help(flags) and (flags or place is None):
@@ -69,7 +72,7 @@ def _refuse_folder(agent: str) -> None:
     if (folder / "run.json").exists() or checkpoint.latest_header(folder) is not None:
         raise UsageError(
             f"{agent!r} is an agent, which alone plays untrained, and here also the folder of a run. For the run give its path: "
-            f"operant play ./{agent}"
+            f"operant play {shlex.quote(f'./{agent}')}"
         )
 
 

@@ -134,7 +134,7 @@ def _studied(agent: str | None, given: dict[str, Any]) -> tuple[str | None, dict
     best = from_study(name, storage)
     if agent is not None and resolve(agent) != best.agent:
         raise SpecError(
-            f"The study {name!r} tunes {best.agent}, not {agent}. Use: operant train --from-study {name}"
+            f"The study {name!r} tunes {best.agent}, not {agent}. Use: operant train --from-study {shlex.quote(name)}"
         )
     if not given.get("quiet"):
         print(f"Best of the study {name}: trial {best.number}, mean reward {best.value:.2f}")

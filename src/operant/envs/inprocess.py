@@ -227,7 +227,7 @@ class InProcess(VectorEnv):
                 flat = cell.reset(None if seed is None else seed_of(seed, self._offset + i), full)
                 for key, into in observation.items():
                     into[i] = flat[key]
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise self._fault(i, error, "reset") from error
         self._steps, self._ended = [0] * self.num_envs, [False] * self.num_envs
         self._is_reset = True
@@ -269,7 +269,7 @@ class InProcess(VectorEnv):
                             self._infos.note(infos, i, cell.info)
                 for key, into in observation.items():
                     into[i] = flat[key]
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # which some simulators raise where they fail
                 raise self._fault(i, error, "reset" if begins else "step") from error
         self._unchecked.discard("step")
         self.infos = infos
@@ -297,7 +297,7 @@ class InProcess(VectorEnv):
         if fault is not None:
             raise self._fault(fault[0], EnvironmentError(fault[1]), "step")
 
-    def _fault(self, i: int, error: Exception, call: str) -> EnvironmentError:
+    def _fault(self, i: int, error: Exception | SystemExit, call: str) -> EnvironmentError:
         who = f"Environment {self._offset + i} of {self.name!r}"
         if isinstance(error, SpaceError | EnvironmentError):
             step = self._steps[i] if call == "step" else 0

@@ -263,10 +263,11 @@ class Training:
         Raises:
             OperantError: an environment failed.
             Exception: what a callback raised.
+            SystemExit: likewise, of a callback or a vector of the user's.
         """
         try:
             return self._loop()
-        except Exception:
+        except (Exception, SystemExit):
             self.fail(self.driver.unreported)
             raise
 
@@ -445,11 +446,11 @@ class Training:
         except OSError as error:
             assert self.directory is not None  # otherwise nothing is written
             newest = checkpoint.latest(self.directory)
-            after = "begins anew: there is no other" if newest is None else f"goes on from {str(newest)!r}"
+            after = "begins anew: there is no other" if newest is None else f"goes on from {_shown(newest)!r}"
             raise OSError(
                 error.errno or errno.EIO,
                 f"{error.strerror or error}: the last checkpoint, at step {self.step}, could not be written to "
-                f"{str(self.directory)!r}. Make room there, then resume the run, which {after}.",
+                f"{_shown(self.directory)!r}. Make room there, then resume the run, which {after}.",
             ) from error
         judged = self.progress.score.judged if self.evaluation is None else self.progress.evaluated.best_step
         if self.unjudged is not None and not judged:
@@ -563,3 +564,9 @@ class Training:
             self.progress.skipped,
             self.progress.evaluated,
         )
+
+
+def _shown(path: Path) -> str:
+    """Return a path as it is seen from the working directory."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import shlex
 import socket
 import stat
 import struct
@@ -62,7 +63,9 @@ def _read_file(path: Path) -> str:
             f"The token file {str(path)!r} cannot be read: {error}. Make one: {_RECIPE}"
         ) from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise SpecError(f"The token file {str(path)!r} must be its owner's alone: chmod 600 {path}")
+        raise SpecError(
+            f"The token file {str(path)!r} must be its owner's alone: chmod 600 {shlex.quote(str(path))}"
+        )
     return text
 
 
