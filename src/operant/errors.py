@@ -196,6 +196,12 @@ def expect_like(argument: str, value: Any, default: Any) -> None:
         raise value_error(argument, must, value, f"The default is {default!r}.")
 
 
+def shown(path: str | Path) -> str:
+    """Return a path for a message: as it is seen from the working directory, if it is within."""
+    path, here = Path(path), Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
 def as_folder(argument: str, value: str | Path, received: object = None) -> Path:
     """Return the path of a folder that is there, or can be made.
 

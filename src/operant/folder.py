@@ -139,8 +139,8 @@ def history_held(path: str | Path | None) -> Iterator[None]:
 @contextlib.contextmanager
 def _made(folder: Path) -> Iterator[None]:
     """Make a folder that may be missing; it is gone afterwards if nothing was written."""
-    folder = folder.absolute()
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    whole = folder.absolute()  # whatever becomes the working directory
+    missing = [path for path in (whole, *whole.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield

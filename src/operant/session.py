@@ -11,7 +11,7 @@ from operant import runtime
 from operant.agents.learner import Learner, Train
 from operant.agents.making import Definition
 from operant.agents.protocol import Algorithm
-from operant.errors import MismatchError, SpecError, as_folder, value_error
+from operant.errors import MismatchError, SpecError, as_folder, shown, value_error
 from operant.execution.config import RunConfig
 from operant.execution.environments import Environments
 from operant.execution.progress import Progress
@@ -147,7 +147,10 @@ class Weights:
             if _overlap(given, other):
                 remedy = "Give a path of its own for each."
                 raise value_error(
-                    "checkpoints", f"paths other than {str(other)!r}, which is written too", given, remedy
+                    "checkpoints",
+                    f"paths other than {shown(other)!r}, which is written too",
+                    shown(given),
+                    remedy,
                 )
 
     def save(self, train: Train) -> None:
@@ -206,19 +209,21 @@ def _expect_places(paths: Sequence[str]) -> None:
     for i, given in enumerate(paths):
         path = Path(given)
         if not checkpoint.named_well(path.name):
-            raise value_error("checkpoints", f"paths whose last part is {checkpoint.NAMED}", given)
-        as_folder("checkpoints", path.parent, given)
+            raise value_error("checkpoints", f"paths whose last part is {checkpoint.NAMED}", shown(given))
+        as_folder("checkpoints", path.parent, shown(given))
         if not checkpoint.replaceable(path):
             raise value_error(
                 "checkpoints",
                 "new paths, or weights that were written before",
-                given,
+                shown(given),
                 "Something else is there, which would be lost. Give another path.",
             )
         for other in paths[:i]:
             if _overlap(given, other):
                 raise value_error(
-                    "checkpoints", "different paths, none inside another, one for each model", list(paths)
+                    "checkpoints",
+                    "different paths, none inside another, one for each model",
+                    list(map(shown, paths)),
                 )
 
 
@@ -237,9 +242,9 @@ def _expect_weights(models: Collection[str], paths: Sequence[str]) -> None:
         is_checkpoint = path.parent.name == "checkpoints" and path.name.startswith("step-")
         run = path.parent.parent if is_checkpoint else path
         if (run / "run.json").is_file():
-            place = shlex.quote(str(run))
+            place = shlex.quote(shown(run))
             raise SpecError(
-                f"weights must be what --checkpoints wrote. Received: {given!r}, of the run {str(run)!r}. "
+                f"weights must be what --checkpoints wrote. Received: {shown(given)!r}, of the run {shown(run)!r}. "
                 f"Play it with `operant play {place}`, go on with `operant train --resume {place}`."
             )
     _one_for_each(models, "weights", paths)
@@ -247,8 +252,10 @@ def _expect_weights(models: Collection[str], paths: Sequence[str]) -> None:
         if checkpoint.is_checkpoint(given):
             continue
         if not Path(given).exists():
-            raise SpecError(f"The weights {given!r} do not exist.")
-        raise value_error("weights", "what --checkpoints wrote", given, "There is no manifest.json in it.")
+            raise SpecError(f"The weights {shown(given)!r} do not exist.")
+        raise value_error(
+            "weights", "what --checkpoints wrote", shown(given), "There is no manifest.json in it."
+        )
 
 
 def _one_for_each(models: Collection[str], name: str, paths: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from operant.agents.learner import Learner
 from operant.agents.making import Definition, define
 from operant.envs.table import full_id, is_own
 from operant.envs.vector_env import VectorEnv
-from operant.errors import SpecError, UsageError, value_error
+from operant.errors import SpecError, UsageError, shown, value_error
 from operant.execution.config import PROCESSES, TOGETHER, RunConfig, located, with_effect
 from operant.execution.environments import Environments, evaluation_count, host_vector, make_environments
 from operant.execution.evaluate import Evaluation, Evaluator
@@ -192,7 +192,7 @@ def _train(
 ) -> Result:
     """Train in a folder; `first` is whether this process writes."""
     # As they were given, for what is shown and kept: environments may change the working directory.
-    shown, given = directory, run
+    place, given = directory, run
     directory, run = directory.absolute(), located(run)
     origin = history_origin(run) if plan.resume is None else Origin()
     if plan.resume is not None:
@@ -229,7 +229,7 @@ def _train(
         sinks = tracker(directory, run, training, plan.resume is not None)
         training.sinks = sinks
         try:
-            sinks.message(_greeting(definition.name, run, environments, shown))
+            sinks.message(_greeting(definition.name, run, environments, place))
             for text in (*_presets(plan, run.env), *definition.remarks(training.own_steps)):
                 sinks.message(text)
             if training.memory_anew:
@@ -246,7 +246,7 @@ def _train(
                 )
             with evaluating([training], session.learner):
                 outcome = training.loop()
-            sinks.message(_farewell(outcome, shown, resuming(shown, definition.name, run.env)))
+            sinks.message(_farewell(outcome, place, resuming(place, definition.name, run.env)))
         finally:
             sinks.close()
     finally:
@@ -333,7 +333,7 @@ def history_origin(run: RunConfig) -> Origin:
         origin = end_of(run.history_checkpoint)
     if run.max_steps is not None and 0 < run.max_steps <= origin.step:
         raise UsageError(
-            f"The history {run.history_checkpoint!r} is continued, and it has {origin.step} steps already. "
+            f"The history {shown(run.history_checkpoint or '')!r} is continued, and it has {origin.step} steps already. "
             f"Received: max_steps={run.max_steps}. Give more, which counts them in, or another history."
         )
     return origin
@@ -390,7 +390,7 @@ def _refuse_rows_of_others(training: Training) -> None:
     reached = end_of(history).step
     if reached > training.step:
         raise UsageError(
-            f"This run ended at step {training.step}, and the history {history!r} goes up to step {reached}: another run has "
+            f"This run ended at step {training.step}, and the history {shown(history)!r} goes up to step {reached}: another run has "
             "continued it. Start a new run that continues the history, from this one's weights (--weights), or resume the other run."
         )
 

@@ -17,7 +17,7 @@ from operant import checkpoint, interruption
 from operant.agents.learner import Train, without_replay
 from operant.agents.making import Definition
 from operant.checkpoint import durable
-from operant.errors import CheckpointError
+from operant.errors import CheckpointError, shown
 from operant.execution.config import RunConfig
 from operant.execution.episodes import Finished, info_means
 from operant.execution.evaluate import Evaluation
@@ -446,11 +446,11 @@ class Training:
         except OSError as error:
             assert self.directory is not None  # otherwise nothing is written
             newest = checkpoint.latest(self.directory)
-            after = "begins anew: there is no other" if newest is None else f"goes on from {_shown(newest)!r}"
+            after = "begins anew: there is no other" if newest is None else f"goes on from {shown(newest)!r}"
             raise OSError(
                 error.errno or errno.EIO,
                 f"{error.strerror or error}: the last checkpoint, at step {self.step}, could not be written to "
-                f"{_shown(self.directory)!r}. Make room there, then resume the run, which {after}.",
+                f"{shown(self.directory)!r}. Make room there, then resume the run, which {after}.",
             ) from error
         judged = self.progress.score.judged if self.evaluation is None else self.progress.evaluated.best_step
         if self.unjudged is not None and not judged:
@@ -564,9 +564,3 @@ class Training:
             self.progress.skipped,
             self.progress.evaluated,
         )
-
-
-def _shown(path: Path) -> str:
-    """Return a path as it is seen from the working directory."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)

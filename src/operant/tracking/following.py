@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from operant.checkpoint import durable
-from operant.errors import value_error
+from operant.errors import shown, value_error
 from operant.execution.records import Record
 from operant.tracking.records import Tracker
 from operant.tracking.tensorboard import TensorBoard
@@ -88,7 +88,7 @@ def _expect_place(directory: str, name: str) -> None:
 
     if not directory:
         return
-    given = f"{directory},{name}"
+    given = f"{shown(directory)},{name}"
     if not checkpoint.named_well(name):
         raise value_error("checkpoints", f"a folder and a name that is {checkpoint.NAMED}", given)
     if not checkpoint.replaceable(Path(directory) / name):
