@@ -301,9 +301,40 @@ def test_weights_are_written_also_where_no_episode_ended(tmp_path, capsys):
     assert same(checkpoint.load(path, now)[0], now)
     other = operant.A2C("Pendulum-v1", NET, checkpoints=[str(path)], seed=2)
     other.fit(max_steps=10)
+    assert not same(checkpoint.load(path)[0], saved[1])  # of which nobody knew whether they are better
+    other.session.weights.save(other.session.driver.train)
+    judged = checkpoint.load(path)[0]
+    capsys.readouterr()
+    other.fit(max_steps=20)
     other.close()
-    assert f"{path} left as before" in capsys.readouterr().out
-    assert same(checkpoint.load(path)[0], saved[1])
+    assert f"a mean reward to judge by: {path} left as before" in capsys.readouterr().out
+    assert same(checkpoint.load(path)[0], judged)
+
+
+def test_weights_that_no_evaluation_judged_are_told_so(tmp_path, capsys):
+    """In a run with evaluations these choose the weights, whatever training's episodes came to."""
+    path = tmp_path / "net.tf"
+    agent = operant.A2C("CartPole-v1", NET, checkpoints=[str(path)], eval_frequency=10**6, seed=1)
+    agent.fit(max_steps=200)
+    agent.close()
+    assert agent.games > 0
+    assert "ended before there was an evaluation to judge by: the last weights" in capsys.readouterr().out
+    assert checkpoint.is_checkpoint(path)
+
+
+def test_weights_are_told_of_once_where_a_trial_is_reported_to(tmp_path, capsys):
+    class Trial:
+        def report(self, value, step):
+            pass
+
+        def should_prune(self):
+            return False
+
+    path = tmp_path / "net.tf"
+    agent = operant.A2C("Pendulum-v1", NET, checkpoints=[str(path)], trial=Trial(), seed=1)
+    agent.fit(max_steps=60)
+    agent.close()
+    assert capsys.readouterr().out.count("to judge by") == 1
 
 
 @pytest.mark.slow

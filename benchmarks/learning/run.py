@@ -68,11 +68,10 @@ GATES = {
     "dqn:cartpole-500k": Gate(470.0, "CleanRL's settings: 488.69 ± 16.11"),
     "ddqn:cartpole-500k": Gate(470.0, "as DQN"),
     "dqn:cartpole-500k-c51": Gate(460.0, "CleanRL's settings: 481.20 ± 20.53"),
-    "dqn:cartpole-500k-quantile": Gate(470.0, "as DQN"),
-    "dqn:cartpole-500k-dueling": Gate(470.0, "as DQN"),
-    "dqn:cartpole-500k-n-step": Gate(470.0, "as DQN"),
-    "dqn:cartpole-500k-prioritized": Gate(470.0, "as DQN"),
-    "dqn:cartpole-500k-noisy": Gate(470.0, "as DQN"),
+    **{
+        f"dqn:cartpole-500k-{option}": Gate(None, "none")
+        for option in ("quantile", "dueling", "n-step", "prioritized")
+    },
     "pqn:cartpole-500k": Gate(470.0, "CleanRL's settings: 495.13 ± 6.89"),
     "a2c:cartpole-500k": Gate(480.0, "rl-zoo3: 500.0 ± 0.0 (500k steps, one run)"),
     "acer:cartpole-500k": Gate(470.0, "SB2 zoo: 498.62 ± 23.86 (500k steps, one run)"),

@@ -296,6 +296,7 @@ class Trainer:
                 training.sinks.message(text)
             with evaluating([training], self.session.learner, self._evaluating):
                 outcome = training.loop() if self.trial is None else self._reported(training)
+                training.keep_unjudged()
             training.sinks.message(outcome.message)
         finally:
             training.sinks.close()

@@ -132,7 +132,6 @@ class Weights:
         self.models = tuple(learner.algorithm.models)
         self.paths = run.checkpoints
         self.given = run.weights
-        self._begun = False
         if self.paths:
             _one_for_each(self.models, "checkpoints", self.paths)
             _expect_places(self.paths)
@@ -153,18 +152,18 @@ class Weights:
                     remedy,
                 )
 
-    def save(self, train: Train) -> None:
-        """Write the variables of a better policy than before."""
+    def save(self, train: Train, judged: bool = True) -> None:
+        """Write the variables of a better policy than before, or of one of which nobody knows how good it is."""
         from operant import checkpoint
 
-        self._begun = True
         weights = self.algorithm.weights(train.state)
         for path, (name, variables) in zip(self.paths, weights.items(), strict=False):
             file = Path(path)
-            checkpoint.save(file.parent, variables, {"weights": name}, name=file.name)
+            header = {"weights": name} if judged else {"weights": name, "judged": False}
+            checkpoint.save(file.parent, variables, header, name=file.name)
 
     def save_unjudged(self, train: Train) -> str | None:
-        """Write the variables of a run that ended before there was any mean reward; never over others, which may be better.
+        """Write the variables of a run that ended before anything judged its policy; never over others that may be better.
 
         Returns:
             What became of the files; None if none were asked for.
@@ -173,11 +172,12 @@ class Weights:
 
         if not self.paths:
             return None
-        shown = ", ".join(self.paths)
-        if not self._begun and any(checkpoint.is_checkpoint(path) for path in self.paths):
-            return f"The run ended before there was a mean reward to judge by: {shown} left as before"
-        self.save(train)
-        return f"The run ended before there was a mean reward to judge by: the last weights were written to {shown}"
+        files = ", ".join(map(shown, self.paths))
+        there = [path for path in self.paths if checkpoint.is_checkpoint(path)]
+        if any(checkpoint.read_header(path).get("judged", True) for path in there):
+            return f"{files} left as before"
+        self.save(train, judged=False)
+        return f"the last weights were written to {files}"
 
     def load(self, driver: Any) -> None:
         """Put variables into a run that has not begun."""

@@ -246,6 +246,7 @@ def _train(
                 )
             with evaluating([training], session.learner):
                 outcome = training.loop()
+                training.keep_unjudged()
             sinks.message(_farewell(outcome, place, resuming(place, definition.name, run.env)))
         finally:
             sinks.close()
@@ -403,7 +404,8 @@ def _presets(plan: Plan, env: str) -> Iterator[str]:
     """Say which tuned settings there are for a run that begins with the defaults of its algorithm."""
     if plan.resume is None and not plan.options:
         here = plan.agent, env
-        names = [p.name for p in presets.every() if (p.agent, p.settings["env"]) == here and not p.control]
+        measured = (p for p in presets.every() if not p.score.startswith("not measured"))
+        names = [p.name for p in measured if (p.agent, p.settings["env"]) == here and not p.control]
         if names:
             flags = " or ".join(f"--preset {name}" for name in names)
             yield f"These are {plan.agent}'s defaults. Settings for {env}: {flags}; what they came to: operant list presets"

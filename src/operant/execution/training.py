@@ -133,7 +133,7 @@ class Training:
         directory: folder of the run's checkpoints; None: none are written.
         on_best: called with the `Train` when the rolling mean is better than ever, at a log point; in a run with evaluations, when
             one of these is.
-        unjudged: called with the `Train` of a run that ends before `on_best` could ever be; returns a line for the user, if any.
+        unjudged: called by `keep_unjudged`; returns what became of the files, if any were asked for.
         agree: turns seconds and a flag of this process into those that hold for all processes of the run; None: there is one.
         progress: what an earlier part of the run came to, which this one goes on from and changes; None: nothing.
     """
@@ -452,12 +452,17 @@ class Training:
                 f"{error.strerror or error}: the last checkpoint, at step {self.step}, could not be written to "
                 f"{shown(self.directory)!r}. Make room there, then resume the run, which {after}.",
             ) from error
-        judged = self.progress.score.judged if self.evaluation is None else self.progress.evaluated.best_step
-        if self.unjudged is not None and not judged:
-            with self._meanwhile():
-                if said := self.unjudged(self.driver.train):
-                    self.sinks.message(said)
         return self._outcome(reason)
+
+    def keep_unjudged(self) -> None:
+        """Write the weights of a run that is over, and in which `on_best` could never be called; say what became of the files."""
+        evaluated = self.progress.evaluated.best_reward is not None
+        if self.unjudged is None or (self.progress.score.judged if self.evaluation is None else evaluated):
+            return
+        with self._meanwhile():
+            if said := self.unjudged(self.driver.train):
+                missing = "a mean reward" if self.evaluation is None else "an evaluation"
+                self.sinks.message(f"The run ended before there was {missing} to judge by: {said}")
 
     def _time(self) -> float:
         """Return what the clock says, which stands still during evaluations, also those of runs beside this one."""
