@@ -121,7 +121,7 @@ def assert_agree(agent: Compiled, blocks: int = BLOCKS, batched: bool = True) ->
     assert (made.updates, made.episodes) == (int(train.counters.updates), int(train.counters.episodes))
     # the last act, which only brought an observation, may have made an update or none, and took a step
     assert made.timesteps - int(train.counters.timesteps) in range(agent.n + 1)
-    assert blocks - 2 <= sum(returned) <= blocks
+    assert made.updates - 2 <= sum(returned) <= made.updates
 
 
 class Case(NamedTuple):
