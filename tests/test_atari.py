@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import gymnasium
@@ -22,6 +23,7 @@ from operant.execution.episodes import Accounts
 from operant.inputs import play_env
 from operant.play import PlayConfig
 from operant.spaces import Spaces
+from operant.train import resumed, train
 
 needs_ale = pytest.mark.skipif(
     adapter.find_package("ale_py") is None, reason="ALE is not installed (extra 'atari')"
@@ -349,11 +351,29 @@ def test_lives_are_counted_in_this_process_also_where_a_function_makes_the_games
         assert made.mode == "in-process" and "lives are counted in this process" in made.why
         made.close()
     apart = run.replace(vector="processes")
-    with pytest.raises(SpecError, match="The lives of games in worker processes are not known"):
+    with pytest.raises(
+        SpecError, match="The lives of games in worker .* vector, --vector.*--no-episodic-life"
+    ):
         make_environments(apart, GIVEN[given](), 2)
     with make_environments(apart.replace(episodic_life=False), GIVEN[given](), 2).vector as made:
         assert made.mode == "processes"
         assert seen(made, 2)[:2] == [(1.0, False, 3.0)] * 2
+
+
+@pytest.mark.parametrize("mode", ["auto", "processes"])
+def test_a_run_in_games_of_a_function_goes_on_with_what_it_had(mode, monkeypatch, tmp_path):
+    """As it was before such games were trained as others are, which its file does not say."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])
+    told = {"env": "tests.test_atari:lives", "max_steps": 8, "n_envs": 2, "vector": mode, "quiet": True}
+    run = RunConfig.from_dict({**told, "seed": 1, "run_dir": str(tmp_path)}).to_dict()
+    (tmp_path / "run.json").write_text(
+        json.dumps({"agent": {"type": "a2c", "model": [4], "n_steps": 4}, "run": run})
+    )
+    assert train(resumed(tmp_path, {})).outcome.step == 8
+    plan = resumed(tmp_path, {"clip_rewards": True, "max_steps": 16})  # as its file has it, without effect
+    with make_environments(plan.run, stored=True).vector as made:
+        assert seen(made, 2) == [(3.0, False, None)] * 5
+    assert train(plan).outcome.step >= 16
 
 
 def test_options_of_games_are_refused_where_none_were_made():

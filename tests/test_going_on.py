@@ -698,7 +698,9 @@ def test_options_without_effect_are_refused_but_those_of_stored_runs_forgotten(m
     stored = {**RunConfig.from_dict(told).to_dict(), **idle, "clip_rewards": False}
     (tmp_path / "run" / "run.json").write_text(json.dumps({"agent": {"type": "a2c"}, "run": stored}))
     run = resumed("run", {"max_steps": 128}).run
-    assert (run.early_stop_patience, run.clip_rewards) == (3, True)
+    assert (run.early_stop_patience, run.clip_rewards) == (3, False)  # as it always was, whatever is made now
+    assert train(resumed("run", {"max_steps": 128})).outcome.step >= 128
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
     games = {"agent": {"type": "a2c"}, "run": stored, "preprocessed": True}  # as a function may make them
     (tmp_path / "run" / "run.json").write_text(json.dumps(games))
     assert not resumed("run", {"max_steps": 128}).run.clip_rewards

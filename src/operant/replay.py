@@ -205,7 +205,7 @@ def _repeat(record: Record, place: Path, config: ReplayConfig) -> int:
         save_frequency=None,
         save_memory=record.training.get("memory", True),
     )
-    environments = make_environments(run)
+    environments = make_environments(run, stored=True)
     try:
         session = Session(define(record.data["agent"]), environments, run)
         training = session.training(run, Tracker(), place / "checkpoints")

@@ -17,7 +17,7 @@ from operant.agents.making import Definition, define
 from operant.envs.table import full_id, is_own
 from operant.envs.vector_env import VectorEnv
 from operant.errors import SpecError, UsageError, shown, value_error
-from operant.execution.config import PROCESSES, TOGETHER, RunConfig, located, with_effect
+from operant.execution.config import GAMES, PROCESSES, TOGETHER, RunConfig, located, with_effect
 from operant.execution.environments import Environments, evaluation_count, host_vector, make_environments
 from operant.execution.evaluate import Evaluation, Evaluator
 from operant.execution.records import Origin
@@ -98,9 +98,10 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
     limits = {name: last[name] for name in LIMITS if name in last}
     alone = dict.fromkeys(PROCESSES)
     games = saved.get("preprocessed", saved["run"].get("preprocess", False))
-    run = RunConfig.from_dict(
-        {**with_effect(saved["run"], bool(games)), **limits, **alone, **changes, "run_dir": str(directory)}
-    )
+    # Before it was noted whether games are preprocessed, those that a function made were trained whole, on rewards as they come.
+    before = {} if games or "preprocessed" in saved else dict.fromkeys(GAMES, False)
+    stored = with_effect(saved["run"], bool(games))
+    run = RunConfig.from_dict({**stored, **limits, **alone, **changes, **before, "run_dir": str(directory)})
     limit = run.max_steps if changes.get("max_steps") is not None else None
     if limit is not None and 0 < limit <= (reached := _reached(directory, limit)):
         raise UsageError(
@@ -197,7 +198,7 @@ def _train(
     origin = history_origin(run) if plan.resume is None else Origin()
     if plan.resume is not None:
         run = _without_weights(run, directory)
-    environments = make_environments(run)
+    environments = make_environments(run, stored=plan.resume is not None)
     try:
         session = Session(definition, environments, run)
         training = session.training(run, Tracker(), directory / "checkpoints" if first else None)
@@ -269,7 +270,7 @@ def opened(directory: str | Path) -> tuple[Session, RunConfig]:
     # Whoever trained it, it is looked at here; and no weights are written.
     run = _without_weights(plan.run, directory)
     plan = plan._replace(run=run.replace(n_devices=None, checkpoints=()))
-    environments = make_environments(plan.run)
+    environments = make_environments(plan.run, stored=True)
     try:
         session = Session(define(plan.agent), environments, plan.run)
         if not _restored(session.training(plan.run, Tracker()), directory):

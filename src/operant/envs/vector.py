@@ -138,7 +138,8 @@ def create(
     if vector.mode == "processes" and (lives or (episodic_life and vector.has_lives)):
         vector.close()
         raise SpecError(
-            "The lives of games in worker processes are not known. Leave mode at 'auto', or give episodic_life=False."
+            "The lives of games in worker processes are not known. Leave mode (of a run: vector, --vector) at 'auto', or give "
+            "episodic_life=False (--no-episodic-life)."
         )
     return Games(vector, clip_rewards=clip_rewards, episodic_life=episodic_life)
 

@@ -48,20 +48,24 @@ class Environments(NamedTuple):
             self.vector.close()
 
 
-def make_environments(run: RunConfig, given: Any = None, count: int | None = None) -> Environments:
+def make_environments(
+    run: RunConfig, given: Any = None, count: int | None = None, *, stored: bool = False
+) -> Environments:
     """Make the environments of a run.
 
     Args:
         run: its options.
         given: environments of the user's program instead of the run's id: one, a list, a vector, a JAX-native one.
         count: how many of what was given, if that does not say it.
+        stored: whether the run was accepted once, and is as it was then: what has no effect is let pass.
 
     Raises:
         OperantError: they cannot be made, or not so.
     """
     made = _made(run, given, count)
     # A vector of operant's has rules of its own, and stays as it is.
-    for name in GAMES if isinstance(given, VectorEnv) or not made.preprocessed else ():
+    idle = not stored and (isinstance(given, VectorEnv) or not made.preprocessed)
+    for name in GAMES if idle else ():
         if not getattr(run, name):
             if given is None or all(map(callable, given if isinstance(given, list | tuple) else [given])):
                 made.close()  # objects are closed by whoever made them
