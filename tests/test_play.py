@@ -203,6 +203,16 @@ def test_an_agent_that_counts_episodes_plays_by_weights(tmp_path, capsys):
     assert "Total reward: 5" in capsys.readouterr().out
 
 
+def test_what_an_agent_refuses_of_an_environment_leaves_none_open(monkeypatch):
+    """Here its time limit, which is none."""
+    closed = []
+    monkeypatch.setattr(Endless, "spec", type("Spec", (), {"max_episode_steps": 0})(), raising=False)
+    monkeypatch.setattr(Endless, "close", lambda env: closed.append(env))
+    with pytest.raises(SpecError, match=r"episode_limit must be .*Received: episode_limit=0"):
+        play(PlayConfig.from_dict({"env": NOTHING_LIMITS}), "vpg")
+    assert len(closed) == 1
+
+
 def test_a_window_without_a_display(monkeypatch):
     pytest.importorskip("pygame", reason="needs the extra 'classic'")
     import pygame

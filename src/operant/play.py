@@ -211,8 +211,8 @@ def _prepared(config: PlayConfig, agent: Any, options: dict[str, Any]) -> tuple[
         guard = from_file(what)
     definition = define(agent, **options)
     env = environment(config)
-    definition = definition.limited(env.max_episode_timesteps)
     try:
+        definition = definition.limited(env.max_episode_timesteps)
         if saved is not None:
             _expect_spaces(str(config.run_dir), saved["spaces"], env)
         # As many as a block needs that can be divided: who plays does not care.
