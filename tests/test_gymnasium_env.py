@@ -316,7 +316,7 @@ NONE = np.zeros(2, np.float32)
         (taken(first=(np.zeros(3, np.float32), {})), r"observation must have shape \(2,\)\. Received: shape \(3,\)"),
         (taken(later=(np.zeros(3, np.float32), 0.0, False, False, {})), r"observation must have shape \(2,\)\. Received: shape \(3,\)"),
         (taken(later=(NONE, 0.0, False, {})), r"step must return \(observation, reward, terminated, truncated, info\)\. Received: a tuple of 4"),
-        (taken(later=(NONE, 0.0, 0, False, {})), r"terminated must be True or False\. Received: 0 \(int\)"),
+        (taken(later=(NONE, 0.0, 2, False, {})), r"terminated must be True or False\. Received: 2 \(int\)"),
         (taken(later=(NONE, None, False, False, {})), r"The reward must be a number\. Received: None"),
     ],
 )  # fmt: skip
@@ -329,3 +329,16 @@ def test_faults_are_told_alike_in_one_environment_and_in_a_vector(environment, f
         several = vector.create([environment])
         several.reset(0)
         several.step({"action": np.zeros(1, np.int32)})
+
+
+@pytest.mark.parametrize("number", [int, np.int64])
+def test_one_environment_may_tell_its_end_by_0_and_1_and_those_of_a_vector_not(number):
+    for flags, terminal in (((0, 0), 0), ((1, 0), 1), ((0, 1), 2)):
+        environment = taken(later=(NONE, 0.0, *map(number, flags), {}))
+        one = Environment.create(environment)
+        one.reset()
+        assert one.execute(actions=0)[1] == terminal
+        several = vector.create([environment])
+        several.reset()
+        with pytest.raises(EnvironmentError, match="terminated must be True or False"):
+            several.step({"action": np.zeros(1, np.int32)})

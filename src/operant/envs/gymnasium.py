@@ -290,7 +290,7 @@ class Gymnasium(Environment):
         answer = self.gymnasium.step(self.codec.decode(actions, False))
         if self._unchecked or not isinstance(answer, tuple) or len(answer) != 5:
             try:
-                check_step(answer)
+                check_step(answer, strict=False)
             except EnvironmentError as error:
                 raise EnvironmentError(f"{self._name}: {error}") from None
             self._unchecked = False
@@ -337,8 +337,12 @@ def begin(env: gymnasium.Env, seed: int | None) -> Any:
     return answer[0]
 
 
-def check_step(answer: Any) -> None:
+def check_step(answer: Any, *, strict: bool = True) -> None:
     """Look at what `step` returned, but not at the observation.
+
+    Args:
+        answer: what it returned.
+        strict: whether 0 and 1 are refused as truth values.
 
     Raises:
         EnvironmentError: it is not `(observation, reward, terminated, truncated, info)`, a number and two truth values.
@@ -355,7 +359,8 @@ def check_step(answer: Any) -> None:
     ):
         raise EnvironmentError(no_number(reward))
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
-        if not isinstance(flag, bool | np.bool_):
+        number = isinstance(flag, int | np.integer) and flag in (0, 1)
+        if not isinstance(flag, bool | np.bool_) and (strict or not number):
             raise EnvironmentError(
                 f"{name} must be True or False. Received: {flag!r} ({type(flag).__name__})."
             )
