@@ -24,7 +24,7 @@ class Count(Environment):
         return dict(count=dict(type="float", shape=(2,)), pid=dict(type="int"), seed=dict(type="int"))
 
     def actions(self):
-        return dict(type="int", num_values=9)
+        return dict(type="int", num_values=10)
 
     def observe(self):
         return dict(count=[self.t, -self.t], pid=os.getpid(), seed=self.seed)
@@ -57,6 +57,8 @@ class Count(Environment):
             time.sleep(60)
         if actions == 8:
             return self.observe(), False, "much"
+        if actions == 9:
+            raise SystemExit(6)
         return self.observe(), self.t == self.length, 0.1 * self.t
 
 

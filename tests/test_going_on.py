@@ -443,8 +443,30 @@ class Leaves(gymnasium.Env):
         return np.zeros(3, np.float32), 1.0, self.t == 7, False, {}
 
 
+class Told(Leaves):
+    """While it steps, comes a signal on which its program ends."""
+
+    def step(self, action):
+        self.t += 1
+        if self.t == 7:
+            signal.raise_signal(signal.SIGUSR1)
+        return np.zeros(3, np.float32), 1.0, self.t == 7, False, {}
+
+
+class Program:
+    def ends(self, number, frame):
+        raise SystemExit(4)
+
+
 def ends(agent, record):
     raise SystemExit(3)
+
+
+@pytest.fixture
+def restored_signals():
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize(
@@ -452,15 +474,35 @@ def ends(agent, record):
     [
         (Leaves, None, EnvironmentError, r"^Environment 0 of 'Leaves' raised SystemExit in step: 0 \(.*, line \d+"),
         ("CartPole-v1", ends, SystemExit, "^3$"),
+        (Told, None, SystemExit, "^4$"),
     ],
 )  # fmt: skip
-def test_what_was_learnt_before_somebody_ended_the_program_is_saved(envs, callback, error, told, tmp_path):
+def test_what_was_learnt_before_somebody_ended_the_program_is_saved(
+    envs, callback, error, told, tmp_path, restored_signals
+):
+    signal.signal(signal.SIGUSR1, Program().ends)
     envs = envs if isinstance(envs, str) else [envs()]
     agent = trainer("A2C")(envs, model=NET, n_steps=4, run_dir=str(tmp_path / "run"), quiet=True)
     with pytest.raises(error, match=told):
         agent.fit(max_steps=100_000_000, callback=callback)
     header = checkpoint.read_header(checkpoint.latest(tmp_path / "run" / "checkpoints"))["training"]
     assert header["step"] == agent.steps > 0 and header["ended"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("env", "error", "told"),
+    [
+        (Leaves, EnvironmentError, r"^'Leaves' raised SystemExit in execute: 0 \(.*, line \d+"),
+        (Told, SystemExit, "^4$"),
+    ],
+)
+def test_a_runner_tells_which_environment_ended_the_program(env, error, told, restored_signals):
+    signal.signal(signal.SIGUSR1, Program().ends)
+    with (
+        pytest.raises(error, match=told),
+        Runner("random", environment=env(), max_episode_timesteps=9) as runner,
+    ):
+        runner.run(num_episodes=1000)
 
 
 def test_commands_that_are_shown_are_quoted():

@@ -6,7 +6,8 @@ import time
 from typing import Any, NamedTuple, Protocol
 
 from operant.envs.checked import Checked
-from operant.errors import UsageError
+from operant.envs.faults import raise_of_handler, raised_at
+from operant.errors import EnvironmentError, UsageError
 from operant.spaces import Spaces
 
 
@@ -89,7 +90,10 @@ class Local:
     def send_reset(self, seed: int | None = None) -> None:
         """Begin an episode."""
         began = time.perf_counter()
-        states, parallel = self.environment.reset(seed=seed), None
+        try:
+            states, parallel = self.environment.reset(seed=seed), None
+        except SystemExit as error:
+            raise self._left(error, "reset") from error
         if self.num_actors > 1:
             parallel, states = states
         self._answer = Answer(states, 0, 0.0, parallel, time.perf_counter() - began)
@@ -97,9 +101,16 @@ class Local:
     def send_execute(self, actions: Any) -> None:
         """Take a step."""
         began = time.perf_counter()
-        *parallel, states, terminal, reward = self.environment.execute(actions)
+        try:
+            *parallel, states, terminal, reward = self.environment.execute(actions)
+        except SystemExit as error:
+            raise self._left(error, "execute") from error
         seconds = time.perf_counter() - began
         self._answer = Answer(states, terminal, reward, parallel[0] if parallel else None, seconds)
+
+    def _left(self, error: SystemExit, call: str) -> EnvironmentError:
+        raise_of_handler(error)
+        return EnvironmentError(f"{self.name!r} raised SystemExit in {call}: {error}{raised_at(error)}")
 
     def ready(self, seconds: float = 0.0) -> bool:
         """Return whether anything was asked."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ __all__ = [
     "look",
     "mask_fault",
     "nonfinite",
+    "raise_of_handler",
     "raised_at",
     "reward_fault",
     "state_label",
@@ -223,3 +225,12 @@ def raised_at(error: BaseException) -> str:
         return ""
     frame = (own or frames)[-1]
     return f" ({frame.filename}, line {frame.lineno}{f': {frame.line}' if frame.line else ''})"
+
+
+def raise_of_handler(error: BaseException) -> None:
+    """Raise a `SystemExit` again that came from a handler of signals: a wish to end the program, and no fault of what it interrupted."""
+    if not isinstance(error, SystemExit):
+        return
+    handlers = [getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()]
+    if any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__)):
+        raise error

@@ -16,6 +16,7 @@ from operant.envs.faults import (
     look,
     look_at_masks,
     nonfinite,
+    raise_of_handler,
     raised_at,
     state_label,
     value_faults,
@@ -298,6 +299,7 @@ class InProcess(VectorEnv):
             raise self._fault(fault[0], EnvironmentError(fault[1]), "step")
 
     def _fault(self, i: int, error: Exception | SystemExit, call: str) -> EnvironmentError:
+        raise_of_handler(error)
         who = f"Environment {self._offset + i} of {self.name!r}"
         if isinstance(error, SpaceError | EnvironmentError):
             step = self._steps[i] if call == "step" else 0

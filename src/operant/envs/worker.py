@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from operant.envs.faults import raise_of_handler
 from operant.envs.inprocess import InProcess, make_cell
 from operant.envs.source import Source
 from operant.errors import OperantError
@@ -162,7 +163,8 @@ def _serve(connection: Connection, descriptor: int) -> None:
         while (message := connection.recv_bytes()) != CLOSE:
             try:
                 task.obey(message)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
+                raise_of_handler(error)
                 connection.send_bytes(FAULT + _described(error))
             else:
                 connection.send_bytes(OK)
@@ -186,7 +188,7 @@ def _make(begin: Mapping[str, Any]) -> Task:
     return task
 
 
-def _described(error: Exception) -> bytes:
+def _described(error: Exception | SystemExit) -> bytes:
     cause = error.__cause__ or error
     text = "".join(traceback.format_exception(cause)).strip()
     kind = type(error).__name__
