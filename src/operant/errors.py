@@ -10,6 +10,9 @@ import difflib
 import functools
 import inspect
 import numbers
+import os
+import shlex
+import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -202,6 +205,11 @@ def shown(path: str | Path) -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
+def quoted(*words: str) -> str:
+    """Return words of a command for a message, quoted as the shell of this system takes them."""
+    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
+
+
 def as_folder(argument: str, value: str | Path, received: object = None) -> Path:
     """Return the path of a folder that is there, or can be made.
 
@@ -219,9 +227,9 @@ def as_folder(argument: str, value: str | Path, received: object = None) -> Path
             break
         if place.exists() or place.is_symlink():
             must = (
-                f"in a folder: {str(place)!r} is a file"
+                f"in a folder: {shown(place)!r} is a file"
                 if received
-                else f"a folder: {str(place)!r} is a file"
+                else f"a folder: {shown(place)!r} is a file"
             )
-            raise value_error(argument, must, received or str(value), "Give another path.")
+            raise value_error(argument, must, received or shown(value), "Give another path.")
     return path

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from operant import interruption
 from operant.envs.table import is_own
+from operant.errors import quoted
 from operant.tuning import study as studies
 from operant.tuning.plan import Plan, TuneConfig, plan
 from operant.tuning.search import Search, shown
@@ -80,8 +80,8 @@ def tune(plan: Plan) -> Tuned:
 def _summary(tuned: Tuned, config: TuneConfig, trouble: str) -> str:
     """Say how the study stands, and what can be done with it."""
     name, best = tuned.study.study_name, tuned.best
-    where = "" if config.storage is None else f" --storage {shlex.quote(studies.shown(config.storage))}"
-    study = shlex.quote(name)
+    where = "" if config.storage is None else f" --storage {quoted(studies.shown(config.storage))}"
+    study = quoted(name)
     states = [trial.state.name for trial in tuned.study.get_trials(deepcopy=False)]
     waiting = states.count("WAITING")
     lines = [
@@ -92,7 +92,7 @@ def _summary(tuned: Tuned, config: TuneConfig, trouble: str) -> str:
     if best is not None:
         lines.append(f"Best: trial {best.number}, mean reward {best.value:.2f}{shown(best.params)}")
         agent = f"{best.agent} " if is_own(best.agent) else ""
-        env = f" --env {shlex.quote(best.run['env'])}" if is_own(best.run["env"]) else ""
+        env = f" --env {quoted(best.run['env'])}" if is_own(best.run["env"]) else ""
         lines.append(f"Train with its settings: operant train {agent}--from-study {study}{where}{env}")
     lines.append(f"Go on with the same command and --study {study}{where}")
     if tuned.files:

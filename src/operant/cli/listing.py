@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 from operant import presets
 from operant.agents import AGENTS
 from operant.cli import parse, tables
-from operant.errors import UsageError, suggest
+from operant.errors import UsageError, quoted, suggest
 
 WHAT = {
     "agents": "algorithms",
@@ -77,7 +76,7 @@ def _runs(folder: Path, text: str) -> str:
     matching = [each for each in shown if text.lower() in each.lower()]
     if not matching and (folder / "run.json").is_file():
         beside = folder.parent if folder.name not in ("", "..") else folder.resolve().parent
-        return f"{str(folder)!r} is itself a run. For it and those beside it: operant list runs {shlex.quote(str(beside))}"
+        return f"{str(folder)!r} is itself a run. For it and those beside it: operant list runs {quoted(str(beside))}"
     if not matching:
         return f"No runs match {text!r}." if shown else f"There are no runs in {str(folder)!r}."
     return "\n".join(matching)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 from operant.agents import AGENTS, ALIASES, config_class, entry
 from operant.cli import parse, tables
 from operant.cli.training import HEADER
-from operant.errors import SpecError, UsageError, suggest
+from operant.errors import SpecError, UsageError, quoted, suggest
 from operant.export import FORMATS
 from operant.play import PlayConfig
 from operant.spec import Config, options
@@ -25,7 +24,7 @@ def run(arguments: list[str]) -> int:
         place = _leading_place(flags[0])
         if place is not None and not parse.is_own(agent):
             raise UsageError(
-                f"{flags[0]!r} brings its agent. Leave {agent} out: operant play {shlex.quote(flags[0])}"
+                f"{flags[0]!r} brings its agent. Leave {agent} out: operant play {quoted(flags[0])}"
             )
         if place is not None:
             where, *flags = flags
@@ -72,7 +71,7 @@ def _refuse_folder(agent: str) -> None:
     if (folder / "run.json").exists() or checkpoint.latest_header(folder) is not None:
         raise UsageError(
             f"{agent!r} is an agent, which alone plays untrained, and here also the folder of a run. For the run give its path: "
-            f"operant play {shlex.quote(f'./{agent}')}"
+            f"operant play {quoted(f'./{agent}')}"
         )
 
 

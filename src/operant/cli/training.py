@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from operant import presets
 from operant.agents import AGENTS, config_class, entry, resolve
 from operant.agents.config import AgentConfig
 from operant.cli import parse, tables
-from operant.errors import SpecError, UsageError
+from operant.errors import SpecError, UsageError, quoted
 from operant.execution.config import RunConfig
 from operant.spec import Config, option, options, read_json
 
@@ -46,7 +45,7 @@ def run(arguments: list[str]) -> int:
     own = [config_class(trained)] if trained is not None else []
     given = parse.parse([RunConfig, Extra, *own], flags, f"train {agent}" if agent else "train")
     n_seeds = given.pop("n_seeds", 1)
-    command = shlex.join(["operant", "train", *arguments])
+    command = quoted("operant", "train", *arguments)
     if n_seeds > 1 and given.get("resume"):
         raise SpecError(
             "--n-seeds begins runs, --resume continues one. Resume the runs of the seeds one by one."
@@ -134,7 +133,7 @@ def _studied(agent: str | None, given: dict[str, Any]) -> tuple[str | None, dict
     best = from_study(name, storage)
     if agent is not None and resolve(agent) != best.agent:
         raise SpecError(
-            f"The study {name!r} tunes {best.agent}, not {agent}. Use: operant train --from-study {shlex.quote(name)}"
+            f"The study {name!r} tunes {best.agent}, not {agent}. Use: operant train --from-study {quoted(name)}"
         )
     if not given.get("quiet"):
         print(f"Best of the study {name}: trial {best.number}, mean reward {best.value:.2f}")

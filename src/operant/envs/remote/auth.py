@@ -11,7 +11,6 @@ import hashlib
 import hmac
 import os
 import secrets
-import shlex
 import socket
 import stat
 import struct
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from operant.envs.remote.channel import Channel
 from operant.envs.remote.wire import HELLO, PROOF, REFUSED, VERSION, WELCOME, Seal, WireError, printable
-from operant.errors import SpecError, UsageError
+from operant.errors import SpecError, UsageError, quoted
 
 VARIABLE = "OPERANT_TOKEN"
 _MAGIC = b"operant\0"
@@ -64,7 +63,7 @@ def _read_file(path: Path) -> str:
         ) from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise SpecError(
-            f"The token file {str(path)!r} must be its owner's alone: chmod 600 {shlex.quote(str(path))}"
+            f"The token file {str(path)!r} must be its owner's alone: chmod 600 {quoted(str(path))}"
         )
     return text
 
