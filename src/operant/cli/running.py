@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 FOLDERS = ("visualize_directory", "save_best_agent", "checkpoints", "summaries", "recordings", "path")
 """Options that say where something is written."""
+FILES = ("agent", "environment", "token_file", "certificate")
+"""Options that may say where something is read."""
 HEADER = ("flags", "help", "default")
 USAGE = (
     "operant run --agent <agent> --environment <environment> --episodes <n> ...",
@@ -53,12 +55,20 @@ def help_text() -> str:
 
 
 def _located(config: RunnerConfig) -> RunnerConfig:
-    """Return options whose folders stay where they are when an environment changes the working directory."""
-    given = {name: getattr(config, name) for name in FOLDERS}
+    """Return options whose paths stay where they are when an environment changes the working directory."""
+    given = {name: getattr(config, name) for name in (*FOLDERS, *FILES)}
     # Also of FOLDER,NAME, where a folder is named.
-    return config.replace(
-        **{name: str(Path.cwd() / path) for name, path in given.items() if path and path[0] != ","}
-    )
+    places = {name for name in FOLDERS if given[name] and given[name][0] != ","}
+    places |= {name for name in FILES if given[name] and _is_place(name, given[name])}
+    return config.replace(**{name: str(Path.cwd() / given[name]) for name in places})
+
+
+def _is_place(option: str, value: str) -> bool:
+    """Tell whether the value of an option that may name a file does so: agents and environments have names, too."""
+    path = Path(value)
+    if option in ("agent", "environment"):
+        return (path.suffix == ".json" and path.is_file()) or (option == "agent" and path.is_dir())
+    return value != "system" and path.is_file()
 
 
 def _once(config: RunnerConfig, number: int, repeats: Repeats) -> None:
