@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from operant.errors import SpaceError, SpecError, as_folder, suggest
+from operant.errors import SpaceError, SpecError, as_folder, quoted, shown, suggest
 from operant.execution.config import ENVIRONMENTS, argument_faults
 from operant.spec import Config, checked, data_only, option, plain, refuse_places
 
@@ -115,8 +114,12 @@ def run(
     call: int = 0,
     *,
     leave_open: bool = False,
+    base: Path | None = None,
 ) -> Played:
-    """Play episodes on a vector of one environment, which is closed in the end unless it is to be left open; every `call` plays others."""
+    """Play episodes on a vector of one environment, which is closed in the end unless it is to be left open; every `call` plays others.
+
+    Folders are given as they are in `base`; None: in the working directory.
+    """
     from operant.execution.evaluate import evaluate
 
     return _shown(
@@ -132,6 +135,7 @@ def run(
         env,
         config,
         leave_open,
+        base,
     )
 
 
@@ -141,7 +145,11 @@ def _root(seed: int, call: int = 0) -> int:
 
 
 def _shown(
-    play: Callable[[VectorEnv], list[Finished]], env: VectorEnv, config: PlayConfig, leave_open: bool = False
+    play: Callable[[VectorEnv], list[Finished]],
+    env: VectorEnv,
+    config: PlayConfig,
+    leave_open: bool = False,
+    base: Path | None = None,
 ) -> Played:
     """Play on a vector whose frames go where the options say; it is closed in the end unless it is to be left open."""
     from operant.watch import Watched
@@ -150,26 +158,26 @@ def _shown(
     with contextlib.ExitStack() as stack:
         if not leave_open:
             stack.callback(env.close)
-        shown = env
+        watched = env
         if config.watched:
-            outputs = _outputs(env, config)
+            outputs = _outputs(env, config, base)
             for output in outputs:
                 stack.callback(output.end)
-            shown = Watched(env, outputs)
-        finished = play(shown)
+            watched = Watched(env, outputs)
+        finished = play(watched)
     files = [path for output in outputs for path in output.files]
     return Played([e.reward for e in finished], [e.length for e in finished], files)
 
 
-def _outputs(env: VectorEnv, config: PlayConfig) -> list[Output]:
+def _outputs(env: VectorEnv, config: PlayConfig, base: Path | None) -> list[Output]:
     """Make what the options ask for."""
     from operant.watch import Pictures, Video, Window, frame_rate
 
     outputs: list[Output] = []
     if config.video_dir is not None:
-        outputs.append(Video(config.video_dir, frame_rate(env)))
+        outputs.append(Video(config.video_dir, frame_rate(env), base))
     if config.frame_dir is not None:
-        outputs.append(Pictures(config.frame_dir, config.frame_frequency))
+        outputs.append(Pictures(config.frame_dir, config.frame_frequency, base))
     if config.render:
         outputs.append(Window(env.name, config.frame_delay))
     return outputs
@@ -190,7 +198,8 @@ def play(config: PlayConfig, agent: Any = None, **options: Any) -> Played:
         if agent is not None or options:
             raise SpecError("An exported policy plays without an agent. Leave the agent and its options out.")
         return _exported(config, config.policy)
-    return run(*_prepared(config, agent, options), config)
+    base = Path.cwd()  # whatever the environment makes the working directory
+    return run(*_prepared(config, agent, options), config, base=base)
 
 
 def _prepared(config: PlayConfig, agent: Any, options: dict[str, Any]) -> tuple[Learner, Train, VectorEnv]:
@@ -206,10 +215,12 @@ def _prepared(config: PlayConfig, agent: Any, options: dict[str, Any]) -> tuple[
         )
     guard: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if found is not None and saved is not None and (agent is None or not options):
-        what = f"The checkpoint {str(found.path)!r}"
+        what = f"The checkpoint {shown(found.path)!r}"
         agent = define_saved(saved["agent"], what, None if agent is None else define(agent))
         guard = from_file(what)
-    definition = define(agent, **options)
+    # Read after the environment is made, whatever it makes the working directory.
+    definition = define(agent, **options).located()
+    weights = tuple(path and str(Path(path).absolute()) for path in config.weights)
     env = environment(config)
     try:
         definition = definition.limited(env.max_episode_timesteps)
@@ -219,7 +230,7 @@ def _prepared(config: PlayConfig, agent: Any, options: dict[str, Any]) -> tuple[
         actors = saved["parallel_interactions"] if saved else getattr(definition.config, "mini_batches", 1)
         with guard:
             learner = Learner(definition.cls.create(definition.config, env.spaces, actors))
-        train = _train(learner, config, found)
+        train = _train(learner, config.replace(weights=weights), found)
     except BaseException:
         env.close()
         raise
@@ -253,6 +264,7 @@ def _exported(config: PlayConfig, path: str) -> Played:
     from operant.execution.evaluate import run_episodes
     from operant.export.policy import load_policy
 
+    base = Path.cwd()  # whatever the environment makes the working directory
     policy, env, seed = load_policy(path), environment(config), _root(config.seed)
     try:
         for kind in ("states", "actions"):
@@ -270,6 +282,7 @@ def _exported(config: PlayConfig, path: str) -> Played:
         ),
         env,
         config,
+        base=base,
     )
 
 
@@ -278,8 +291,9 @@ def _newest(directory: str, best: bool) -> Checkpoint:
     from operant import checkpoint
     from operant.folder import BEST, runs_within
 
+    folder = Path(directory).absolute()  # its arrays are read after the environment is made
     if best:
-        place = Path(directory) / BEST
+        place = folder / BEST
         found = checkpoint.newest(place) if place.is_dir() else None
         if found is not None:
             return found
@@ -288,7 +302,7 @@ def _newest(directory: str, best: bool) -> Checkpoint:
                 f"The run {directory!r} has no best evaluation. Train with --eval-frequency, or leave best out for the newest policy."
             )
     else:
-        for place in (Path(directory) / "checkpoints", Path(directory)):
+        for place in (folder / "checkpoints", folder):
             found = checkpoint.newest(place) if place.is_dir() else None
             if found is not None:
                 return found
@@ -351,7 +365,7 @@ def environment(config: PlayConfig, given: Any = None, lives: bool = True) -> Ve
             name = saved["env"]
             source = f"The run {str(file.parent)!r}"
             with data_only(
-                source, f"Give the environment yourself, if you trust it: --env {shlex.quote(name)} (env=)."
+                source, f"Give the environment yourself, if you trust it: --env {quoted(name)} (env=)."
             ):
                 try:
                     resolve(name, arguments=config.env_kwargs)

@@ -32,11 +32,12 @@ class Output(Protocol):
 
 
 class Video:
-    """Writes one mp4 file (H.264) for each episode."""
+    """Writes one mp4 file (H.264) for each episode, to a folder given as it is in `base` (None: in the working directory)."""
 
-    def __init__(self, directory: str | Path, fps: float) -> None:
-        self.directory = as_folder("video_dir", directory)
-        self.directory.mkdir(parents=True, exist_ok=True)
+    def __init__(self, directory: str | Path, fps: float, base: Path | None = None) -> None:
+        self.directory = Path(directory)
+        self._place = as_folder("video_dir", (base or Path.cwd()) / directory)
+        self._place.mkdir(parents=True, exist_ok=True)
         self.fps = fps
         self.files: list[Path] = []
         self._writer: Any = None
@@ -50,8 +51,8 @@ class Video:
         # The codec takes even sizes only, and says nothing when it fails.
         picture = np.pad(picture, ((0, picture.shape[0] % 2), (0, picture.shape[1] % 2), (0, 0)), mode="edge")
         if self._writer is None:
-            path = _free(self.directory, len(self.files), "mp4")
-            self.files.append(path)
+            path = _free(self._place, len(self.files), "mp4")
+            self.files.append(self.directory / path.name)
             size = (picture.shape[1], picture.shape[0])
             self._writer = imageio_ffmpeg.write_frames(
                 str(path), size, fps=self.fps, macro_block_size=1, quality=7, ffmpeg_log_level="error"
@@ -70,10 +71,11 @@ class Video:
 
 
 class Pictures:
-    """Writes every n-th frame as ``00042.jpg``, episodes after the first into folders of their own."""
+    """Writes every n-th frame as ``00042.jpg``, episodes after the first into folders of their own; as for `Video`, within `base`."""
 
-    def __init__(self, directory: str | Path, frequency: int) -> None:
-        self.directory = as_folder("frame_dir", directory)
+    def __init__(self, directory: str | Path, frequency: int, base: Path | None = None) -> None:
+        self.directory = Path(directory)
+        self._place = as_folder("frame_dir", (base or Path.cwd()) / directory)
         self.frequency = frequency
         self.files: list[Path] = []
         self._episode = 0
@@ -86,10 +88,11 @@ class Pictures:
 
         if number % self.frequency:
             return
-        folder = self.directory if self._episode == 0 else self.directory / f"episode-{self._episode:03d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        self.files.append(folder / f"{number:05d}.jpg")
-        Image.fromarray(picture).save(self.files[-1], quality=95)
+        file = Path("" if self._episode == 0 else f"episode-{self._episode:03d}", f"{number:05d}.jpg")
+        place = self._place / file
+        place.parent.mkdir(parents=True, exist_ok=True)
+        self.files.append(self.directory / file)
+        Image.fromarray(picture).save(place, quality=95)
 
     def end(self) -> None:
         """Count the episode."""

@@ -39,6 +39,18 @@ class Definition(NamedTuple):
         """Return the options that are networks."""
         return {name: value for name, value in vars(self.config).items() if name.endswith("model")}
 
+    def located(self) -> Definition:
+        """Return it with files of networks that stay where they are when an environment changes the working directory."""
+        from operant.nn.network import FILES
+
+        files = {
+            name: str(Path(value).absolute())
+            for name, value in self.networks().items()
+            # Of those that come along the name is enough.
+            if isinstance(value, str | Path) and Path(value).suffix in FILES and Path(value).is_file()
+        }
+        return self._replace(config=self.config.with_values(files)) if files else self
+
     @property
     def learns(self) -> bool:
         """Whether updates ever come, as far as the options tell."""

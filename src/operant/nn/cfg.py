@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from operant.errors import SpecError, suggest, value_error, whole
+from operant.errors import SpecError, shown, suggest, value_error, whole
 from operant.nn.backend import keras, numpy_promotion
 from operant.nn.cfg_kinds import CONSTANTS, KINDS, ROLES, Values
 from operant.nn.layers import RANKS
@@ -73,8 +73,8 @@ class Cfg:
         try:
             text = place.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise SpecError(f"The network file {str(path)!r} cannot be read: {error}.{close}") from None
-        return cls.parse(text, f"The network file {str(path)!r}")
+            raise SpecError(f"The network file {shown(path)!r} cannot be read: {error}.{close}") from None
+        return cls.parse(text, f"The network file {shown(path)!r}")
 
     @classmethod
     def parse(cls, text: str, source: str = TEXT) -> Cfg:

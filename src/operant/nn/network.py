@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from operant.errors import SpecError, as_whole, suggest, value_error, whole
+from operant.errors import SpecError, as_whole, shown, suggest, value_error, whole
 from operant.nn import layers
 from operant.nn.backend import keras
 from operant.nn.cfg import Cfg
@@ -390,5 +390,5 @@ def _from_file(path: Path) -> Parsed:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SpecError(f"The network file {str(path)!r} cannot be read: {error}.") from None
+        raise SpecError(f"The network file {shown(path)!r} cannot be read: {error}.") from None
     return parse(data)
