@@ -269,7 +269,7 @@ class Trainer:
                 directory.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(held(directory))
                 self._describe(directory, run)
-            return self._train(training, directory)
+            return self._train(training, directory, run)
 
     def _describe(self, directory: Path, run: RunConfig) -> None:
         """Write down what is trained in the folder of the run."""
@@ -288,9 +288,9 @@ class Trainer:
             origin=self._progress.origin if self._loaded is None else None,
         )
 
-    def _train(self, training: Training, directory: Path | None) -> Outcome:
-        """Train, and write what the run's options say."""
-        training.sinks = tracker(directory, training.run, training)
+    def _train(self, training: Training, directory: Path | None, run: RunConfig) -> Outcome:
+        """Train, and write what the run's options, as they were given, say."""
+        training.sinks = tracker(directory, run, training, base=self._base)
         try:
             for text in self.session.definition.remarks(training.own_steps):
                 training.sinks.message(text)
@@ -418,10 +418,17 @@ class Trainer:
             }
         )
         spaces = self.session.environments.spaces
+        base = Path.cwd()  # whatever the environment makes the working directory
         made = play_env(config, self._envs, env, spaces, self.run.episodic_life)
         leave = env is not None and not makes(env)
         played = run_episodes(
-            self.session.learner, self.session.driver.train, made, config, self._plays, leave_open=leave
+            self.session.learner,
+            self.session.driver.train,
+            made,
+            config,
+            self._plays,
+            leave_open=leave,
+            base=base,
         )
         self._plays += 1
         if not self.run.quiet:

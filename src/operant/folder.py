@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from operant import checkpoint, provenance
 from operant.checkpoint import durable
-from operant.errors import CheckpointError, SpecError, UsageError, as_folder
+from operant.errors import CheckpointError, SpecError, UsageError, as_folder, shown
 from operant.execution.config import RunConfig
 from operant.execution.environments import Environments
 from operant.execution.records import Origin
@@ -39,10 +39,10 @@ def new_directory(run: RunConfig, agent: str) -> Path:
     """
     if run.run_dir is not None:
         directory = Path(run.run_dir)
-        as_folder("run_dir", directory.parent, run.run_dir)
+        as_folder("run_dir", directory.parent, shown(run.run_dir))
         if directory.exists() and not (directory.is_dir() and _is_free(directory)):
             raise UsageError(
-                f"run_dir must be a new or empty folder. Received: run_dir={run.run_dir!r}. "
+                f"run_dir must be a new or empty folder. Received: run_dir={shown(run.run_dir)!r}. "
                 "Give another one, or continue that run: operant train --resume, or load() of a class without run_dir."
             )
         return directory
@@ -107,7 +107,7 @@ def held(directory: Path) -> Iterator[None]:
         UsageError: another one does.
     """
     refusal = (
-        f"Another process trains in {str(directory)!r}. Wait for its end, or end it, then resume the run."
+        f"Another process trains in {shown(directory)!r}. Wait for its end, or end it, then resume the run."
     )
     claim = directory.absolute() / CLAIM  # whatever becomes the working directory
     with _alone(directory, refusal):
@@ -131,7 +131,7 @@ def history_held(path: str | Path | None) -> Iterator[None]:
         yield
         return
     folder = check_place(path, "history_checkpoint")
-    refusal = f"Another run writes to the history {str(path)!r}. Wait for its end, or give another history."
+    refusal = f"Another run writes to the history {shown(path)!r}. Wait for its end, or give another history."
     with _made(folder), _alone(folder, refusal):
         yield
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from operant import interruption
+from operant.agents import AGENTS
 from operant.agents.making import define
 from operant.envs import table
 from operant.errors import EnvironmentError, UsageError
@@ -66,7 +67,11 @@ def replicate(plan: Plan, n_seeds: int, command: str | None = None) -> Replicate
                 f"{name} is for a single run. Received: {name}={getattr(run, name)!r}, n_seeds={n_seeds}. Leave one of them out."
             )
     first = secrets.randbelow(2**31) if run.seed is None else run.seed
-    with claimed(run, define(plan.agent, **plan.options).name) as directory:
+    definition = define(plan.agent, **plan.options).located()
+    if plan.options or not (isinstance(plan.agent, str) and plan.agent in AGENTS):
+        # Files are looked for once: the first seed's environments may change the working directory.
+        plan = plan._replace(agent=definition, options={})
+    with claimed(run, definition.name) as directory:
         return _replicate(plan, first, n_seeds, directory, command)
 
 
@@ -74,15 +79,12 @@ def _replicate(plan: Plan, first: int, n_seeds: int, directory: Path, command: s
     """Train from that seed on, in folders within that one."""
     run = plan.run
     seeds = [(first + i) % 2**32 for i in range(n_seeds)]
-    here, place = (
-        located(run),
-        directory.absolute(),
-    )  # whatever the first one's environments make the working directory
-    runs = [here.replace(seed=seed, run_dir=str(place / f"seed-{seed}")) for seed in seeds]
+    base = Path.cwd()  # whatever the first one's environments make the working directory
+    runs = [run.replace(seed=seed, run_dir=str(directory / f"seed-{seed}")) for seed in seeds]
     if table.native(run.env, **plain(run.env_kwargs or {})) is not None:
-        results = _together(plan, runs, command)
+        results = _together(plan, runs, base, command)
     else:
-        results = [train(plan._replace(run=own), command) for own in runs]
+        results = [train(plan._replace(run=own), command, base) for own in runs]
     rewards = [result.outcome.mean_reward for result in results]
     mean = interval(rewards) if all(math.isfinite(x) for x in rewards) else (math.nan, math.nan, math.nan)
     if not run.quiet:
@@ -105,8 +107,9 @@ def _farewell(
     return "\n".join([*lines, f"Everything was written to {directory}"])
 
 
-def _together(plan: Plan, runs: Sequence[RunConfig], command: str | None) -> list[Result]:
-    """Train all at once, on a JAX-native environment."""
+def _together(plan: Plan, given: Sequence[RunConfig], base: Path, command: str | None) -> list[Result]:
+    """Train all at once, on a JAX-native environment; paths are given as they are in `base`."""
+    runs = [located(run, base) for run in given]
     definition = define(plan.agent, **plan.options)
     environments = make_environments(runs[0])
     learner = build(definition, environments, runs[0])
@@ -128,20 +131,28 @@ def _together(plan: Plan, runs: Sequence[RunConfig], command: str | None) -> lis
                 session.weights.load(session.driver)
             directory.mkdir(parents=True, exist_ok=True)
             stack.enter_context(held(directory))
-            describe(directory, definition.to_dict(), run, environments, command, together=len(runs))
-            training.sinks = sinks = tracker(directory, run.replace(quiet=True), training)
+            describe(
+                directory,
+                definition.to_dict(),
+                given[i],
+                environments,
+                command,
+                weights=run.weights,
+                together=len(runs),
+            )
+            training.sinks = sinks = tracker(directory, given[i].replace(quiet=True), training, base=base)
             stack.callback(sinks.close)
             trainings.append(training)
         display = _display(runs[0], len(runs))
         display.message(
             f"Training {definition.name} on {runs[0].env}: {len(runs)} seeds at once, {runs[0].n_envs} environment{'s' if runs[0].n_envs > 1 else ''} each, "
-            f"{environments.how}; seeds {runs[0].seed} to {runs[-1].seed}; runs {Path(runs[0].run_dir or '').parent}"
+            f"{environments.how}; seeds {runs[0].seed} to {runs[-1].seed}; runs {Path(given[0].run_dir or '').parent}"
         )
         for text in definition.remarks(trainings[0].own_steps):
             display.message(text)
         with evaluating(trainings, learner):
             outcomes = _loop(population, trainings, display)
-    return [Result(outcome, Path(run.run_dir or "")) for outcome, run in zip(outcomes, runs, strict=True)]
+    return [Result(outcome, Path(run.run_dir or "")) for outcome, run in zip(outcomes, given, strict=True)]
 
 
 def _display(run: RunConfig, count: int) -> Console:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from operant import runtime
 from operant.agents.learner import Learner, Train
 from operant.agents.making import Definition
 from operant.agents.protocol import Algorithm
-from operant.errors import MismatchError, SpecError, as_folder, shown, value_error
+from operant.errors import MismatchError, SpecError, as_folder, quoted, shown, value_error
 from operant.execution.config import RunConfig
 from operant.execution.environments import Environments
 from operant.execution.progress import Progress
@@ -242,7 +241,7 @@ def _expect_weights(models: Collection[str], paths: Sequence[str]) -> None:
         is_checkpoint = path.parent.name == "checkpoints" and path.name.startswith("step-")
         run = path.parent.parent if is_checkpoint else path
         if (run / "run.json").is_file():
-            place = shlex.quote(shown(run))
+            place = quoted(shown(run))
             raise SpecError(
                 f"weights must be what --checkpoints wrote. Received: {shown(given)!r}, of the run {shown(run)!r}. "
                 f"Play it with `operant play {place}`, go on with `operant train --resume {place}`."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import shlex
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from operant.agents.learner import Learner
 from operant.agents.making import Definition, define
 from operant.envs.table import full_id, is_own
 from operant.envs.vector_env import VectorEnv
-from operant.errors import SpecError, UsageError, shown, value_error
+from operant.errors import SpecError, UsageError, quoted, shown, value_error
 from operant.execution.config import GAMES, PROCESSES, TOGETHER, RunConfig, located, with_effect
 from operant.execution.environments import Environments, evaluation_count, host_vector, make_environments
 from operant.execution.evaluate import Evaluation, Evaluator
@@ -58,7 +57,7 @@ class Result(NamedTuple):
     outcome: Any
     """`operant.execution.training.Outcome`."""
     directory: Path
-    """Folder of the run: `run.json`, `checkpoints/`, `history.parquet/`, `metrics.jsonl`, `events/`."""
+    """Folder of the run, as it was given: `run.json`, `checkpoints/`, `history.parquet/`, `metrics.jsonl`, `events/`."""
 
 
 def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
@@ -153,7 +152,7 @@ def _step(header: dict[str, Any] | None) -> int:
     return int(saved["step"]) + int(saved.get("origin", {}).get("step", 0))
 
 
-def train(plan: Plan, command: str | None = None) -> Result:
+def train(plan: Plan, command: str | None = None, base: Path | None = None) -> Result:
     """Train as planned.
 
     Everything is built and checked before the run's folder is made: a plan that is refused leaves nothing behind.
@@ -161,6 +160,7 @@ def train(plan: Plan, command: str | None = None) -> Result:
     Args:
         plan: what to train on what.
         command: the command line to record.
+        base: the folder in which the paths of the plan are given; None: the working directory.
 
     Raises:
         OperantError: the plan cannot be carried out; the message names what is wrong and the remedy.
@@ -173,28 +173,38 @@ def train(plan: Plan, command: str | None = None) -> Result:
         run = run.replace(seed=secrets.randbelow(2**31))
     if plan.resume is None:
         run = run.replace(env=full_id(run.env))
-    definition = define(plan.agent, **plan.options)
+    base = Path.cwd() if base is None else base
+    here = located(run, base)
+    definition = define(plan.agent, **plan.options).located()
     # Of several processes that train together one writes, and makes the folder.
     first = run.coordinator is None or runtime.join(run.coordinator, run.n_processes, run.process_id)
     if not first:
-        return _train(plan, definition, run, plan.resume or Path(run.run_dir or "runs"), first, command)
+        return _train(plan, definition, run, plan.resume or Path(run.run_dir or "runs"), base, first, command)
     with contextlib.ExitStack() as stack:
         if plan.resume is None:
-            directory = stack.enter_context(claimed(run, definition.name))
+            directory = stack.enter_context(claimed(here, definition.name))
+            if run.run_dir is not None:
+                directory = Path(run.run_dir)
         else:
             directory = plan.resume
             stack.enter_context(held(directory))
         stack.enter_context(history_held(run.history_checkpoint))
-        return _train(plan, definition, run, directory, first, command)
+        return _train(plan, definition, run, directory, base, first, command)
 
 
 def _train(
-    plan: Plan, definition: Definition, run: RunConfig, directory: Path, first: bool, command: str | None
+    plan: Plan,
+    definition: Definition,
+    run: RunConfig,
+    directory: Path,
+    base: Path,
+    first: bool,
+    command: str | None,
 ) -> Result:
-    """Train in a folder; `first` is whether this process writes."""
+    """Train in a folder; paths are given as they are in `base`, and `first` is whether this process writes."""
     # As they were given, for what is shown and kept: environments may change the working directory.
     place, given = directory, run
-    directory, run = directory.absolute(), located(run)
+    directory, run = base / directory, located(run, base)
     origin = history_origin(run) if plan.resume is None else Origin()
     if plan.resume is not None:
         run = _without_weights(run, directory)
@@ -211,7 +221,7 @@ def _train(
                 session.weights.load(session.driver)
         if not first:
             session.weights.paths = ()
-            return Result(training.loop(), directory)
+            return Result(training.loop(), place)
         if plan.resume is not None:
             now = definition.to_dict()
             changed = {name: now[name] for name in plan.options if now[name] != plan.agent.get(name, ...)}
@@ -227,7 +237,7 @@ def _train(
                 origin=origin,
             )
         begins_anew = plan.resume is not None and _lost_history(directory, run, training)
-        sinks = tracker(directory, run, training, plan.resume is not None)
+        sinks = tracker(directory, given, training, plan.resume is not None, base)
         training.sinks = sinks
         try:
             sinks.message(_greeting(definition.name, run, environments, place))
@@ -253,7 +263,7 @@ def _train(
             sinks.close()
     finally:
         environments.close()
-    return Result(outcome, directory)
+    return Result(outcome, place)
 
 
 def opened(directory: str | Path) -> tuple[Session, RunConfig]:
@@ -415,7 +425,7 @@ def _presets(plan: Plan, env: str) -> Iterator[str]:
 def resuming(directory: str | Path, agent: str, env: str) -> str:
     """Return the command that continues a run; what is of the user's modules is named in it."""
     words = ["operant", "train", *([agent] if is_own(agent) else []), "--resume", str(directory)]
-    return shlex.join([*words, *(["--env", env] if is_own(env) else [])])
+    return quoted(*words, *(["--env", env] if is_own(env) else []))
 
 
 def _farewell(outcome: Any, directory: Path, command: str) -> str:

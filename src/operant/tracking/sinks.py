@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from operant.execution.config import RunConfig
+from operant.execution.config import RunConfig, located
 from operant.execution.training import Training
 from operant.tracking.console import Console
 from operant.tracking.history import History
@@ -15,20 +15,29 @@ from operant.tracking.tensorboard import TensorBoard
 from operant.tracking.wandb import WandB
 
 
-def tracker(directory: Path | None, run: RunConfig, training: Training, again: bool = False) -> Tracker:
+def tracker(
+    directory: Path | None,
+    run: RunConfig,
+    training: Training,
+    again: bool = False,
+    base: Path | None = None,
+) -> Tracker:
     """Return what a run writes: history, metrics, event files, console; without a folder only what its options name.
 
-    Where a run goes on (`again`), what it wrote beyond the step where it stands is dropped.
+    Where a run goes on (`again`), what it wrote beyond the step where it stands is dropped. Paths of the options are given as they are in
+    `base`; None: in the working directory.
     """
     resume = training.step if again or training.driver.step else None
-    history = run.history_checkpoint or (None if directory is None else directory / "history.parquet")
+    history = located(run, base).history_checkpoint or (
+        None if directory is None else directory / "history.parquet"
+    )
     sinks: list[Any] = [] if history is None else [History(history, resume_at_step=resume)]
     if directory is not None:
         sinks.append(MetricsFile(directory / "metrics.jsonl", resume_at_step=resume))
         sinks.append(TensorBoard(directory / "events", resume_at_step=resume))
     sinks.append(console(run, training))
     if run.monitor_session is not None:
-        sinks.append(monitored(directory, run, training))
+        sinks.append(monitored(directory, run, training, base))
     return Tracker(sinks)
 
 
@@ -48,7 +57,7 @@ def console(run: RunConfig, training: Training) -> Console:
     )
 
 
-def monitored(directory: Path | None, run: RunConfig, training: Training) -> WandB:
+def monitored(directory: Path | None, run: RunConfig, training: Training, base: Path | None = None) -> WandB:
     """Return the Weights & Biases sink of a run; a later part goes on with the same, which the folder knows, or else the progress."""
     file = None if directory is None else directory / "wandb" / "id"
     known = training.progress.monitored
@@ -56,7 +65,7 @@ def monitored(directory: Path | None, run: RunConfig, training: Training) -> Wan
         known = file.read_text(encoding="utf-8").strip() if file.is_file() else None
     assert run.monitor_session is not None
     config = {"agent": training.specification["agent"], "run": run.to_dict()}
-    sink = WandB(run.monitor_session, directory or Path("."), config, known)
+    sink = WandB(run.monitor_session, directory or base or Path.cwd(), config, known)
     training.progress.monitored = sink.id
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -154,10 +154,11 @@ class _Seed(NamedTuple):
 
 def _train(order: Mapping[str, Any], connection: Connection | None) -> dict[str, Any]:
     from operant.agents.making import define
-    from operant.execution.config import RunConfig
+    from operant.execution.config import RunConfig, located
 
-    run = RunConfig.from_dict(order["run"])
-    definition = define(order["agent"], **order["options"])
+    # Whatever the environments make the working directory, those of one seed before the next one is built.
+    run = located(RunConfig.from_dict(order["run"]))
+    definition = define(order["agent"], **order["options"]).located()
     with contextlib.ExitStack() as stack:
         if connection is None:
             _seed(definition, run, None, stack)
@@ -171,13 +172,11 @@ def _train(order: Mapping[str, Any], connection: Connection | None) -> dict[str,
 
 def _seed(definition: Definition, run: RunConfig, episodes: int | None, stack: contextlib.ExitStack) -> _Seed:
     """Build what trains under one seed; the stack closes it."""
-    from operant.execution.config import located
     from operant.execution.environments import host_vector, make_environments
     from operant.execution.evaluate import Evaluation, Evaluator
     from operant.session import Session
     from operant.tracking import Tracker
 
-    run = located(run)  # whatever the environments make the working directory
     environments = make_environments(run)
     stack.callback(environments.close)
     session = Session(definition, environments, run)
