@@ -129,7 +129,7 @@ def test_no_episode_has_ended(tmp_path):
 
 
 def test_an_interrupted_seed_is_named_and_there_is_no_interval(tmp_path, monkeypatch, capsys):
-    def trained(plan, command):
+    def trained(plan, command, base):
         reason = "interrupted" if plan.run.seed == 6 else "max_steps"
         return Result(Outcome(reason, "", 400, 9, 20.0, 20.0, 1.0), Path(plan.run.run_dir))
 

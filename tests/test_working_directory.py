@@ -9,11 +9,15 @@ from tests.test_agent import NET, ROLLOUT
 from tests.test_going_on import create, play
 
 from operant import checkpoint
-from operant.cli import main
-from operant.execution.config import RunConfig
+from operant.cli import main, running
+from operant.errors import UsageError, quoted
+from operant.execution.config import RunConfig, RunnerConfig
 from operant.fit import trainer
-from operant.tracking import read_history
+from operant.folder import history_held
+from operant.replication import replicate
+from operant.tracking import Tracker, read_history, sinks
 from operant.train import Plan, opened, resumed, train
+from operant.tuning import trial
 
 MODULE = """
 import os
@@ -22,11 +26,12 @@ import numpy as np
 
 
 class Wanders(gymnasium.Env):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
     observation_space = gymnasium.spaces.Box(-1, 1, (3,))
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, when="reset"):
-        self.when = when
+    def __init__(self, when="reset", render_mode=None):
+        self.when, self.render_mode = when, render_mode
         self.move("init")
 
     def move(self, when):
@@ -42,6 +47,9 @@ class Wanders(gymnasium.Env):
     def step(self, action):
         self.t += 1
         return np.zeros(3, np.float32), 1.0, self.t == 5, False, {}
+
+    def render(self):
+        return np.zeros((16, 16, 3), np.uint8)
 """
 
 
@@ -73,7 +81,7 @@ def test_an_environment_may_change_it_while_a_run_trains(here, when, monkeypatch
     assert {path.name for path in (here / "r").iterdir()} == {
         "best", "checkpoints", "evaluations.parquet", "events", "metrics.jsonl", "run.json",
     }  # fmt: skip
-    assert result.directory == here / "r" and checkpoint.is_checkpoint("w/a2c")
+    assert result.directory == Path("r") and checkpoint.is_checkpoint("w/a2c")
     assert len(read_history("h.parquet")["step"]) > 0
     kept = json.loads(Path("r/run.json").read_text())["run"]  # so that folders can be moved together
     assert (kept["run_dir"], kept["checkpoints"], kept["history_checkpoint"]) == ("r", ["w/a2c"], "h.parquet")
@@ -85,7 +93,8 @@ def test_an_environment_may_change_it_while_a_run_trains(here, when, monkeypatch
     assert again.outcome.step >= 300 and max(read_history("h.parquet")["step"]) > 200
     begun = run.replace(weights=("w/a2c",), run_dir=None, checkpoints=(), history_checkpoint=None)
     other = train(Plan("a2c", {"model": NET}, begun)).directory
-    assert other.parent == here / "runs"
+    monkeypatch.chdir(here)
+    assert other.parent == Path("runs")
     assert list(json.loads((other / "run.json").read_text())["weights"]) == ["w/a2c"]
 
 
@@ -167,3 +176,172 @@ def test_an_environment_may_change_it_while_a_runner_runs(here, when, monkeypatc
     assert checkpoint.is_checkpoint("kept/it") and checkpoint.is_checkpoint("best/best-model")
     assert list(Path("sums").iterdir()) and list(Path("traces").iterdir()) and Path("out/plot.json").is_file()
     assert "Wrote out/plot.json\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("when", ["init", "reset"])
+def test_files_of_networks_are_found_under_every_seed(here, when, monkeypatch, capsys):
+    Path("net.json").write_text(json.dumps(NET))
+    flags = [
+        "--env",
+        "wandering:Wanders",
+        "--env-kwargs",
+        f"when={when}",
+        "--max-steps",
+        "100",
+        "--seed",
+        "3",
+    ]
+    run = ["--checkpoints", "w/a2c", "--run-dir", "first"]
+    assert main(["train", "a2c", "--model", "net.json", *flags, *run]) == 0
+    monkeypatch.chdir(here)
+    begun = ["--weights", "w/a2c", "--run-dir", "r", "--n-seeds", "2"]
+    capsys.readouterr()
+    assert main(["train", "a2c", "--model", "net.json", *flags, *begun]) == 0
+    monkeypatch.chdir(here)
+    out = capsys.readouterr().out
+    assert str(here) not in out and "run r/seed-4\n" in out and "written to r/seed-4\n" in out
+    kept = json.loads(Path("r/seed-4/run.json").read_text())
+    assert (kept["run"]["run_dir"], kept["run"]["weights"]) == ("r/seed-4", ["w/a2c"])
+    assert list(kept["weights"]) == ["w/a2c"]
+
+
+def test_the_file_of_an_agent_is_read_before_its_seeds(here, monkeypatch):
+    Path("net.json").write_text(json.dumps(NET))
+    Path("agent.json").write_text(json.dumps({"type": "a2c", "model": "net.json"}))
+    run = RunConfig.from_dict({"env": "wandering:Wanders", "max_steps": 100, "seed": 3, "run_dir": "r"})
+    replicated = replicate(Plan("agent.json", {}, run), 2)
+    monkeypatch.chdir(here)
+    assert [result.directory for result in replicated.results] == [Path("r/seed-3"), Path("r/seed-4")]
+
+
+def test_seeds_at_once_show_and_keep_paths_as_given(here, capsys):
+    run = RunConfig.from_dict({"env": "jax:CartPole-v1", "max_steps": 100, "seed": 3, "run_dir": "r"})
+    replicated = replicate(Plan("a2c", {"model": NET}, run), 2)
+    assert str(here) not in capsys.readouterr().out
+    assert [result.directory for result in replicated.results] == [Path("r/seed-3"), Path("r/seed-4")]
+    assert json.loads(Path("r/seed-4/run.json").read_text())["run"]["run_dir"] == "r/seed-4"
+
+
+@pytest.mark.parametrize("when", ["init", "reset"])
+def test_files_are_found_under_every_seed_of_a_trial(here, when, monkeypatch):
+    Path("net.json").write_text(json.dumps(NET))
+    run = {
+        "env": "wandering:Wanders", "env_kwargs": {"when": when}, "max_steps": 100, "seed": 1, "run_dir": "r", "quiet": True,
+        "checkpoints": ["w/a2c"],
+    }  # fmt: skip
+    train(Plan("a2c", {"model": "net.json"}, RunConfig.from_dict(run)))
+    monkeypatch.chdir(here)
+    run |= {"weights": ["w/a2c"], "checkpoints": [], "run_dir": None}
+    order = {"run": run, "agent": "a2c", "options": {"model": "net.json"}, "seeds": 2, "episodes": None}
+    ended = trial._train(order, Unpruned())
+    assert ended["kind"] == "ended" and len(ended["seed_values"]) == 2
+
+
+class Unpruned:
+    """The other end of a trial's pipe, which lets it go on."""
+
+    def send_bytes(self, message):
+        pass
+
+    def recv_bytes(self):
+        return b'{"prune": false}'
+
+
+def test_an_environment_may_change_it_between_the_repeats_of_a_runner(here, monkeypatch):
+    Path("agent.json").write_text(json.dumps({"agent": "random"}))
+    Path("env.json").write_text(json.dumps({"environment": "wandering:Wanders"}))
+    flags = ["--episodes", "2", "--repeat", "2", "--quiet", "--path", "out"]
+    assert main(["run", "--agent", "agent.json", "--environment", "env.json", *flags]) == 0
+    monkeypatch.chdir(here)
+    assert all(len(runs) == 2 for runs in json.loads(Path("out.json").read_text()).values())
+
+
+def test_files_of_the_servers_are_found_under_every_repeat(here):
+    Path("token").touch()
+    Path("system").touch()
+    given = {"environment": "e", "agent": "random", "episodes": 1, "remote": "socket-client"}
+    given = RunnerConfig.from_dict(
+        {**given, "environment": None, "token_file": "token", "certificate": "system"}
+    )
+    located = running._located(given)
+    assert (located.token_file, located.certificate, located.agent) == (
+        str(here / "token"),
+        "system",
+        "random",
+    )
+
+
+@pytest.mark.parametrize("when", ["init", "reset"])
+def test_an_environment_may_change_it_while_a_policy_plays(here, when, monkeypatch, capsys):
+    own = ["--env", "wandering:Wanders", "--env-kwargs", f"when={when}"]
+    train_flags = ["--max-steps", "100", "--run-dir", "r", "--checkpoints", "w/a2c", "--seed", "1", "--quiet"]
+    Path("net.json").write_text(json.dumps(NET))
+    assert main(["train", "a2c", "--model", "net.json", *own, *train_flags]) == 0
+    for what in (["r"], ["a2c", "--model", "net.json", "--weights", "w/a2c"]):
+        monkeypatch.chdir(here)
+        folders = ["--frame-dir", f"frames-{len(what)}", "--video-dir", f"videos-{len(what)}"]
+        assert main(["play", *what, *own, "--episodes", "2", *folders]) == 0
+        monkeypatch.chdir(here)
+        assert Path(folders[1], "episode-001", "00005.jpg").is_file()
+        assert len(list(Path(folders[3]).glob("*.mp4"))) == 2
+        out = capsys.readouterr().out
+        assert f"{folders[3]}/episode-000.mp4" in out and str(here) not in out
+
+
+def test_an_environment_may_change_it_while_an_algorithm_class_plays(here, monkeypatch):
+    agent = trainer("A2C")("wandering:Wanders", model=NET, quiet=True)
+    monkeypatch.chdir(here)
+    played = agent.play(frame_dir="frames", max_steps=4)
+    agent.close()
+    monkeypatch.chdir(here)
+    assert played.files[0] == Path("frames/00000.jpg") and all(file.is_file() for file in played.files)
+
+
+def test_weights_and_biases_is_given_paths_as_they_were_given(here, monkeypatch):
+    calls = []
+
+    class Sink(Tracker):
+        id = "x"
+
+        def __init__(self, session, directory, config, known):
+            super().__init__()
+            calls.append((directory, config["run"]))
+
+    monkeypatch.setattr(sinks, "WandB", Sink)
+    run = RunConfig.from_dict(
+        {
+            "env": "CartPole-v1",
+            "max_steps": 50,
+            "seed": 1,
+            "run_dir": "r",
+            "checkpoints": ["w"],
+            "monitor_session": "s",
+        }
+    )
+    train(Plan("a2c", {"model": NET}, run))
+    agent = trainer("A2C")("CartPole-v1", model=NET, checkpoints=["v"], quiet=True)
+    monkeypatch.chdir(os.environ["ELSEWHERE"])
+    agent.fit(max_steps=50, monitor_session="s")
+    agent.close()
+    monkeypatch.chdir(here)
+    assert [directory for directory, _ in calls] == [here / "r", here]
+    assert [run["checkpoints"] for _, run in calls] == [["w"], ["v"]] and calls[0][1]["run_dir"] == "r"
+
+
+def test_messages_show_paths_as_given(here):
+    agent = trainer("A2C")(
+        "CartPole-v1", model=NET, checkpoints=["w"], history_checkpoint="h.parquet", quiet=True
+    )
+    told = agent.session.weights.save_unjudged(agent.session.driver.train)
+    assert told.endswith("the last weights were written to w")
+    with history_held("h.parquet"), pytest.raises(UsageError, match="writes to the history 'h.parquet'"):
+        agent.fit(max_steps=50)
+    agent.close()
+
+
+def test_commands_are_quoted_as_the_system_takes_them(monkeypatch):
+    assert quoted("operant", "play", "my run") == "operant play 'my run'"
+    with monkeypatch.context() as windows:
+        windows.setattr(os, "name", "nt")
+        command = quoted("operant", "play", "C:\\runs\\a", "my run")
+    assert command == 'operant play C:\\runs\\a "my run"'
