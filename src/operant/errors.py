@@ -201,8 +201,8 @@ def expect_like(argument: str, value: Any, default: Any) -> None:
 
 def shown(path: str | Path) -> str:
     """Return a path for a message: as it is seen from the working directory, if it is within."""
-    path, here = Path(path), Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    here = Path.cwd()
+    return str(Path(path).relative_to(here) if Path(path).is_relative_to(here) else path)
 
 
 def quoted(*words: str) -> str:
