@@ -244,9 +244,8 @@ def located(run: RunConfig, base: Path | None = None) -> RunConfig:
         base: the folder in which they were given; None: the working directory.
     """
     base = Path.cwd() if base is None else base
-    places = {
-        name: tuple(str(base / path) for path in getattr(run, name)) for name in ("checkpoints", "weights")
-    }
+    several = {name: getattr(run, name) for name in ("checkpoints", "weights")}
+    places = {name: tuple(path and str(base / path) for path in paths) for name, paths in several.items()}
     single = {name: getattr(run, name) for name in ("history_checkpoint", "run_dir")}
     return run.replace(**places, **{name: path and str(base / path) for name, path in single.items()})
 
