@@ -360,6 +360,7 @@ def test_lives_are_counted_in_this_process_also_where_a_function_makes_the_games
         assert seen(made, 2)[:2] == [(1.0, False, 3.0)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["auto", "processes"])
 def test_a_run_in_games_of_a_function_goes_on_with_what_it_had(mode, monkeypatch, tmp_path):
     """As it was before such games were trained as others are, which its file does not say."""

@@ -88,6 +88,7 @@ def test_targets_rest_where_there_is_no_row_to_learn_from():
     assert {*seen} == {True, False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
