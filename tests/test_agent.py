@@ -763,6 +763,7 @@ NETWORK = [{"type": "dense", "size": 4}]
 MOMENTS = ("/mean']", "/var']", "/count']")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "dqn", "acer", "trpo", "modular"])
 def test_an_update_with_nothing_new_counts_nothing_again(name):
     """Moments of observations, with which it acts, and the scale of rewards stay as they were; the weights do not."""

@@ -271,6 +271,7 @@ def test_the_same_is_learnt_from_single_frames_and_from_stacks(padding, module):
     np.testing.assert_equal(trained(), trained(Inverted))
 
 
+@pytest.mark.slow
 def test_an_agent_sees_the_same_wherever_it_is_used(module, tmp_path, capsys):
     """Trained from the command line, played, loaded, exported and run: all expect, and are given, channels last."""
     run = str(tmp_path / "run")

@@ -204,6 +204,7 @@ plans = st.lists(
 )
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(st.sampled_from(REPLAYS), plans, st.integers(0, 2**31 - 1), st.sampled_from([1, 3]))
 def test_samples_are_the_transitions_of_a_plain_memory(replay, plan, seed, n_step):

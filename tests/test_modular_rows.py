@@ -116,6 +116,7 @@ def test_updates_half_as_often_leave_the_older_half_out(learned):
     assert max(times.values()) == 1 and not times[5] and times[15]
 
 
+@pytest.mark.slow
 def test_returns_from_a_replay_memory_wait_for_their_rewards(monkeypatch):
     """Every reward is 1, nothing ends or is predicted: every return of five rewards is 5. One that ends sooner is whole."""
     found, batch = [], Preparation.batch

@@ -97,7 +97,8 @@ def test_a_run_that_fails_is_saved_and_can_go_on(tmp_path, capsys, seeds):
     assert "(step 6 of its episode): The reward must be finite" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("seeds", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [1, 2])
 def test_what_fails_in_the_first_call_tells_when(tmp_path, module, seeds):
     place = tmp_path / "run"
     words = [

@@ -91,6 +91,7 @@ def limited(agent, train, target_kl):
     return train._replace(hyper=agent.learner.hyper(config))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -156,6 +157,7 @@ def test_minibatches_without_rows_are_no_steps():
     assert metrics["update/steps"] in (EPOCHS - 1, EPOCHS)  # a pass may leave the row out
 
 
+@pytest.mark.slow
 def test_seeds_that_train_at_once_end_their_updates_each_for_itself():
     agent = compiled("ppo", Countdown(), N, model=MODEL, target_kl=1.0, **SETTINGS)
     limits, blocks = (1e-5, 0.01, 1e6), 4
