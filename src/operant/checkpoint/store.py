@@ -271,7 +271,7 @@ class Checkpoint:
         return found[0] if field else found
 
     def leaves(self, names: Iterable[str]) -> dict[str, Any]:
-        """Take some leaves: see `load_leaves`."""
+        """Take those leaves of these names (paths in the tree) that it has. Raises `CheckpointError` as `load` does."""
         every = self._manifest["leaves"]
         entries = {name: every[name] for name in names if name in every}
         taken = self._take(entries)
@@ -372,11 +372,6 @@ def load_part(path: str | Path, part: str, like: Tree, field: str | None = None)
     With `field`, only that field of a named tuple which stands there; other fields' arrays are not read.
     """
     return Checkpoint(path).part(part, like, field)
-
-
-def load_leaves(path: str | Path, names: Iterable[str]) -> dict[str, Any]:
-    """Read those leaves of these names (paths in the tree) that a checkpoint has. Raises `CheckpointError` as `load` does."""
-    return Checkpoint(path).leaves(names)
 
 
 def is_checkpoint(path: str | Path) -> bool:
