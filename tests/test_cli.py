@@ -269,7 +269,7 @@ def test_refusals_say_what_is_wrong_and_leave_nothing_behind(
         (("file", "b"), "Received: checkpoints='file'. Something else is there, which would be lost."),
         (("file/a", "b"), "checkpoints must be in a folder: 'file' is a file. Received: checkpoints='file/a'."),
         (("a model.tf", "b"), "checkpoints must be paths whose last part is made of letters, digits"),
-        (("b", "ddpg+gae.tf"), "with no '.' or '-' in front. Received: checkpoints='ddpg+gae.tf'."),
+        (("b", "ddpg+gae.tf"), "at most 200, with no '.' or '-' in front. Received: checkpoints='ddpg+gae.tf'."),
         (("b", "."), "Received: checkpoints='.'."),
         (("b", ".."), "Received: checkpoints='..'."),
         (("b", "/"), "Received: checkpoints='/'."),
@@ -279,6 +279,7 @@ def test_refusals_say_what_is_wrong_and_leave_nothing_behind(
         (("a", "a/b"), "checkpoints must be different paths"),
         (("a", "runs"), "Received: checkpoints='runs'."),
         (("a", "runs/a/checkpoints/b"), "Received: checkpoints='runs/a/checkpoints/b'."),
+        (("a", "b" * 201), "at most 200, with no '.' or '-' in front. Received: checkpoints='bbb"),
         (("a", "h.parquet"), "checkpoints must be paths other than 'h.parquet'"),
     ],
 )  # fmt: skip

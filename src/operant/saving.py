@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -55,15 +54,11 @@ def refuse_policy(directory: Path, filename: str | None, format: Any) -> None:
 def flatten(weights: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return the arrays of `Algorithm.weights` by `<model>/params/<name>` and `<model>/state/<name>`."""
     return {
-        f"{model}/{part}/{name}": np.asarray(_plain(x))
+        f"{model}/{part}/{name}": np.asarray(x)
         for model, variables in weights.items()
         for part in ("params", "state")
         for name, x in variables[part].items()
     }
-
-
-def _plain(x: Any) -> Any:
-    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
 
 
 def unflatten(arrays: Mapping[str, np.ndarray], like: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -81,15 +76,12 @@ def unflatten(arrays: Mapping[str, np.ndarray], like: Mapping[str, Any], path: P
                 f"{expected.get(name, 'missing')} in the agent. Load them into an agent with the same networks."
             )
 
-    def put(model: str, part: str, name: str, old: Any) -> Any:
-        new = jnp.asarray(arrays[f"{model}/{part}/{name}"])
-        if jnp.issubdtype(old.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(new)
-        return new.astype(old.dtype)
-
     return {
         model: {
-            part: {name: put(model, part, name, old) for name, old in variables[part].items()}
+            part: {
+                name: jnp.asarray(arrays[f"{model}/{part}/{name}"], old.dtype)
+                for name, old in variables[part].items()
+            }
             for part in ("params", "state")
         }
         for model, variables in like.items()

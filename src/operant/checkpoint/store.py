@@ -29,9 +29,10 @@ from operant.spec import plain
 from operant.types import Tree
 
 _REPLACED = ".old-"
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+# File systems take 255 characters, of which the count in the end and the name while it is written need some.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}(-\d{1,20})?")
 _NUMBER = re.compile(r"-\d+$")
-NAMED = "made of letters, digits, '.', '_' and '-', with no '.' or '-' in front"
+NAMED = "made of letters, digits, '.', '_' and '-', at most 200, with no '.' or '-' in front"
 """What the name of a checkpoint must be, in words."""
 _SHARD = 64 << 20  # bytes from which a leaf gets a file of its own
 

@@ -361,7 +361,7 @@ class _Reader:
                 ) from None
         raise SpaceError(
             f"The {self.kind} space{where} must be a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple. "
-            f"Received: {space!r}. Convert it with a wrapper{self._left_out(name)}."
+            f"Received: {space!r}, which no algorithm takes. Convert it with a wrapper{self._left_out(name)}."
         )
 
     def _left_out(self, name: str) -> str:
