@@ -7,8 +7,10 @@ from typing import Any
 
 import jax
 from measure import main
+from specified import runner
 from workloads import Workload
 
+import operant
 from operant import runtime
 from operant.agents.learner import Learner
 from operant.agents.making import define
@@ -33,15 +35,24 @@ def options(workload: Workload) -> dict[str, Any]:
             "clip_norm": 0.2,
             "lr": 3e-4,
         }
+    tanh = model | {"activation": "tanh"}
+    if workload.kind == "a2c":
+        return {"model": tanh, "separate": False, "n_steps": workload.n_steps}
+    if workload.kind == "trpo":
+        return {"actor_model": tanh, "critic_model": tanh, "n_steps": workload.n_steps}
     if workload.kind in ("ddpg", "td3", "sac"):
         models = {
             "actor_model": model | {"activation": "relu"},
             "critic_model": model | {"activation": "relu"},
         }
+    elif workload.kind == "acer":
+        models = {"model": tanh}
     else:
         models = {"model": model}
+    steps = {"n_steps": workload.n_steps} if workload.n_steps else {}
     return {
         **models,
+        **steps,
         "buffer_max_size": workload.buffer_size,
         "buffer_initial_size": workload.learning_starts,
         "buffer_batch_size": workload.batch_size,
@@ -71,6 +82,8 @@ def made(workload: Workload) -> DeviceDriver | HostDriver:
 
 
 def prepare(workload: Workload, steps: int) -> Callable[[], int]:
+    if workload.kind == "agent":
+        return runner(operant, workload, steps, "gymnasium")
     driver = made(workload)
 
     def go_on() -> int:

@@ -32,7 +32,7 @@ class Peer:
     atari: bool = False
     """Whether it knows Atari games."""
     interpreter: str = "operant"
-    """Which environment holds it: `operant`, `peers` or `rejax` (see benchmarks/requirements.txt)."""
+    """Which environment holds it: `operant`, `peers`, `rejax` or `predecessors` (see benchmarks/requirements*.txt)."""
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def knows(self, workload: str) -> bool:
@@ -43,7 +43,9 @@ class Peer:
 
 
 PEERS = {
-    "operant": Peer("operant_speed.py", ("ppo", *OFF_POLICY), native=None, atari=True),
+    "operant": Peer(
+        "operant_speed.py", ("ppo", "a2c", "acer", "trpo", *OFF_POLICY, "agent"), native=None, atari=True
+    ),
     "gymnasium": Peer("gymnasium_speed.py", ("env",), atari=True),
     # torch as it comes, and with one thread: on small networks threads cost more than they give
     "sb3": Peer("sb3_speed.py", ("ppo", *OFF_POLICY), atari=True, interpreter="peers"),
@@ -53,6 +55,12 @@ PEERS = {
     "sbx": Peer("sbx_speed.py", ("ppo", *OFF_POLICY), interpreter="peers"),
     "rejax": Peer("rejax_speed.py", ("ppo",), native=True, interpreter="rejax"),
     "purejax": Peer("purejax_speed.py", ("ppo",), native=True),
+    "xagents": Peer(
+        "xagents_speed.py",
+        ("ppo", "a2c", "acer", "trpo", "dqn", "ddpg", "td3"),
+        interpreter="predecessors",
+    ),
+    "tensorforce": Peer("tensorforce_speed.py", ("agent",), interpreter="predecessors"),
 }
 
 

@@ -41,12 +41,17 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--limit-seconds", type=float, default=600.0, help="when to give a measurement up")
     parser.add_argument("--peers-python", help="interpreter that has stable-baselines3 and sbx-rl")
     parser.add_argument("--rejax-python", help="interpreter that has rejax")
+    parser.add_argument("--predecessors-python", help="interpreter that has xagents and tensorforce")
     parser.add_argument("--output", default="speed", help="name of the files in benchmarks/results")
     return parser.parse_args()
 
 
 def interpreters(arguments: argparse.Namespace) -> dict[str, str]:
-    given = {"peers": arguments.peers_python, "rejax": arguments.rejax_python}
+    given = {
+        "peers": arguments.peers_python,
+        "rejax": arguments.rejax_python,
+        "predecessors": arguments.predecessors_python,
+    }
     return {name: path for name, path in given.items() if path}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -10,7 +11,7 @@ class Workload:
     """One task with its settings. Settings that a kind does not have stay at 0."""
 
     kind: str
-    """`env` (random actions, no learning), `ppo`, `dqn`, `ddpg`, `td3` or `sac`."""
+    """`env` (random actions, no learning), the name of an algorithm, or `agent` (`specification`, by a Runner)."""
     env: str
     """Gymnasium's name of the environment."""
     num_envs: int
@@ -21,7 +22,7 @@ class Workload:
     hidden: tuple[int, ...] = ()
     batch_size: int = 0
     n_steps: int = 0
-    """PPO: rows of every environment per iteration."""
+    """On-policy: rows of every environment per iteration. ACER: also the length of replayed sequences."""
     epochs: int = 0
     buffer_size: int = 0
     learning_starts: int = 0
@@ -52,6 +53,19 @@ def _pendulum(kind: str) -> Workload:
     )
 
 
+def specification(workload: Workload) -> dict[str, Any]:
+    """Return the agent of kind `agent`, as its users write it: the policy gradient with returns of 20 steps, after every `batch_size` steps."""
+    layer = {"type": "dense", "activation": "tanh"}
+    return {
+        "agent": "tensorforce",
+        "update": workload.batch_size,
+        "policy": {"network": [{**layer, "size": size} for size in workload.hidden]},
+        "optimizer": {"optimizer": "adam", "learning_rate": 1e-3},
+        "objective": "policy_gradient",
+        "reward_estimation": {"horizon": 20},
+    }
+
+
 WORKLOADS = {
     "env-cartpole-8": Workload("env", "CartPole-v1", 8),
     "env-cartpole-64": Workload("env", "CartPole-v1", 64),
@@ -65,6 +79,20 @@ WORKLOADS = {
     "ddpg-pendulum": _pendulum("ddpg"),
     "td3-pendulum": _pendulum("td3"),
     "sac-pendulum": _pendulum("sac"),
+    # one network for the policy and the values; of ACER a sequence of every environment is replayed 4 times per iteration in the mean
+    "a2c-cartpole-8": Workload("a2c", "CartPole-v1", 8, hidden=(64, 64), n_steps=5),
+    "acer-cartpole-8": Workload(
+        "acer",
+        "CartPole-v1",
+        8,
+        hidden=(64, 64),
+        batch_size=1,
+        n_steps=20,
+        buffer_size=80_000,
+        learning_starts=3200,
+    ),
+    "trpo-cartpole-8": Workload("trpo", "CartPole-v1", 8, hidden=(64, 64), n_steps=128),
+    "agent-cartpole": Workload("agent", "CartPole-v1", 1, hidden=(64, 64), batch_size=64),
     # four minibatches whatever the number of environments, as PureJaxRL and rejax do
     "ppo-cartpole-jax-4": _ppo(4, 128, native=True),
     "ppo-cartpole-jax-64": _ppo(64, 2048, native=True),
