@@ -150,6 +150,8 @@ class Engine:
         self._noise = Ahead(lambda key, row: learner.noise(key, row, n))
         self._keys = Ahead(lambda key, update: jax.random.key_data(learner.update_key(key, update)))
         self._impl = jax.random.key_impl(key)
+        self._looked_at: tuple[Any, dict[str, int]] = (None, {})
+        """Counters, and what they are as numbers: programs ask at every step, and asking the device takes some microseconds."""
         self.meter: Array = learner.meter()
         # What each reader has not read yet of what was taken from the meter; None: who has not read at all.
         self._unread: dict[str | None, np.ndarray] = {None: np.zeros(self.meter.shape, np.float32)}
@@ -319,7 +321,13 @@ class Engine:
 
     def counter(self, name: str) -> int:
         """Return one of the counters: timesteps, episodes, updates, rows."""
-        return int(getattr(self.train.counters, name))
+        counters = self.train.counters
+        if self._looked_at[0] is not counters:
+            self._looked_at = counters, {}
+        known = self._looked_at[1]
+        if name not in known:
+            known[name] = int(getattr(counters, name))
+        return known[name]
 
     @property
     def updates(self) -> int:
