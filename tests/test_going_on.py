@@ -1,6 +1,7 @@
 """What an agent goes on with after interruptions, loading and experience from elsewhere: nothing lost, nothing joined that does not belong together."""
 
 import errno
+import functools
 import json
 import shutil
 import signal
@@ -20,6 +21,7 @@ from operant.agents.making import define
 from operant.checkpoint import durable
 from operant.cli import main
 from operant.envs.classic import CartPole
+from operant.envs.faults import raise_of_handler
 from operant.errors import EnvironmentError, NumericalError, SpaceError, SpecError, UsageError
 from operant.execution import training
 from operant.execution.config import RunConfig
@@ -454,8 +456,11 @@ class Told(Leaves):
 
 
 class Program:
-    def ends(self, number, frame):
-        raise SystemExit(4)
+    def ends(self, number, frame, status=4):
+        raise SystemExit(status)
+
+    def __call__(self, number, frame):
+        self.ends(number, frame)
 
 
 def ends(agent, record):
@@ -503,6 +508,17 @@ def test_a_runner_tells_which_environment_ended_the_program(env, error, told, re
         Runner("random", environment=env(), max_episode_timesteps=9) as runner,
     ):
         runner.run(num_episodes=1000)
+
+
+@pytest.mark.parametrize("handler", [Program(), functools.partial(Program().ends, status=4)])
+def test_handlers_of_every_kind_end_the_program(handler, restored_signals):
+    signal.signal(signal.SIGUSR1, handler)
+    with pytest.raises(SystemExit) as caught:
+        signal.raise_signal(signal.SIGUSR1)
+    with pytest.raises(SystemExit, match="^4$"):
+        raise_of_handler(caught.value)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    raise_of_handler(caught.value)
 
 
 def test_commands_that_are_shown_are_quoted():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sysconfig
@@ -231,6 +232,13 @@ def raise_of_handler(error: BaseException) -> None:
     """Raise a `SystemExit` again that came from a handler of signals: a wish to end the program, and no fault of what it interrupted."""
     if not isinstance(error, SystemExit):
         return
-    handlers = [getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()]
+    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
     if any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__)):
         raise error
+
+
+def _code(handler: Any) -> Any:
+    """Return the code that a handler of signals runs: a function, a method, a `functools.partial` or an object that is called."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
