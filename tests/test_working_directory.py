@@ -8,7 +8,7 @@ import pytest
 from tests.test_agent import NET, ROLLOUT
 from tests.test_going_on import create, play
 
-from operant import checkpoint
+from operant import checkpoint, provenance
 from operant.cli import main, running
 from operant.errors import UsageError, quoted
 from operant.execution.config import RunConfig, RunnerConfig
@@ -345,3 +345,25 @@ def test_commands_are_quoted_as_the_system_takes_them(monkeypatch):
         windows.setattr(os, "name", "nt")
         command = quoted("operant", "play", "C:\\runs\\a", "my run")
     assert command == 'operant play C:\\runs\\a "my run"'
+
+
+def test_the_state_of_the_code_is_that_of_the_programs_folder(here, monkeypatch):
+    asked = []
+    monkeypatch.setattr(provenance, "git_state", lambda directory=".": asked.append(directory))
+    run = {
+        "env": "wandering:Wanders",
+        "env_kwargs": {"when": "init"},
+        "max_steps": 50,
+        "seed": 1,
+        "quiet": True,
+    }
+    result = train(Plan("a2c", {"model": NET}, RunConfig.from_dict({**run, "run_dir": "r"})))
+    monkeypatch.chdir(here)
+    train(resumed(result.directory, {"max_steps": 100}))
+    monkeypatch.chdir(here)
+    agent = trainer("A2C")(
+        "wandering:Wanders", env_kwargs={"when": "init"}, model=NET, run_dir="s", quiet=True
+    )
+    agent.fit(max_steps=50)
+    agent.close()
+    assert asked == [here, here, here]

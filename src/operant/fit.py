@@ -281,7 +281,7 @@ class Trainer:
             run,
             session.environments,
             None,
-            weights=located(run, self._base).weights,
+            base=self._base,
             given=given,
             fits=self._fits,
             loaded=self._loaded,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from operant import checkpoint, provenance
 from operant.checkpoint import durable
 from operant.errors import CheckpointError, SpecError, UsageError, as_folder, shown
-from operant.execution.config import RunConfig
+from operant.execution.config import RunConfig, located
 from operant.execution.environments import Environments
 from operant.execution.records import Origin
 from operant.execution.training import Training
@@ -230,7 +230,7 @@ def describe(
     environments: Environments,
     command: str | None,
     *,
-    weights: Sequence[str] | None = None,
+    base: Path | None = None,
     together: int | None = None,
     given: bool = False,
     fits: int = 1,
@@ -245,7 +245,7 @@ def describe(
         run: its options.
         environments: where.
         command: how it was begun; None: as this process was.
-        weights: where the weights of its options are; None: as these say.
+        base: the folder in which paths are given, that of the user's code; None: the working directory.
         together: how many runs are one program mapped over their seeds.
         given: whether the environments are objects that cannot be made of an id again.
         fits: in how many parts it is trained by one program.
@@ -255,7 +255,7 @@ def describe(
     data = {
         "agent": agent,
         "run": run.to_dict(),
-        **_circumstances(command),
+        **_circumstances(command, base),
         "together": together,
         "given": given,
         "fits": fits,
@@ -265,7 +265,7 @@ def describe(
         "preprocessed": environments.preprocessed,
         "weights": {
             path: provenance.digest(place)
-            for path, place in zip(run.weights, run.weights if weights is None else weights, strict=True)
+            for path, place in zip(run.weights, located(run, base).weights, strict=True)
         },
     }
     _write(directory, data)
@@ -277,13 +277,14 @@ def describe_resume(
     run: RunConfig,
     command: str | None,
     options: Mapping[str, Any],
+    base: Path | None = None,
 ) -> None:
     """Add to what was written about a run that it is resumed, from which step, by which versions, with which options changed."""
     data = read_json(directory / "run.json", "run")
     entry = {
         "step": training.driver.step,
         **{name: getattr(run, name) for name in LIMITS},
-        **_circumstances(command),
+        **_circumstances(command, base),
     }
     if options:
         entry["options"] = dict(options)
@@ -293,14 +294,14 @@ def describe_resume(
     _write(directory, data)
 
 
-def _circumstances(command: str | None) -> dict[str, Any]:
+def _circumstances(command: str | None, base: Path | None) -> dict[str, Any]:
     """Return when, how and with what a run begins."""
     return {
         "command": command if command is not None else " ".join(sys.argv),
         "begun": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": provenance.versions(),
         "machine": provenance.machine(),
-        "git": provenance.git_state(),
+        "git": provenance.git_state(base or "."),
     }
 
 

@@ -137,7 +137,7 @@ def _together(plan: Plan, given: Sequence[RunConfig], base: Path, command: str |
                 given[i],
                 environments,
                 command,
-                weights=run.weights,
+                base=base,
                 together=len(runs),
             )
             training.sinks = sinks = tracker(directory, given[i].replace(quiet=True), training, base=base)

@@ -187,8 +187,8 @@ def train(plan: Plan, command: str | None = None, base: Path | None = None) -> R
                 directory = Path(run.run_dir)
         else:
             directory = plan.resume
-            stack.enter_context(held(directory))
-        stack.enter_context(history_held(run.history_checkpoint))
+            stack.enter_context(held(base / directory))
+        stack.enter_context(history_held(here.history_checkpoint))
         return _train(plan, definition, run, directory, base, first, command)
 
 
@@ -225,7 +225,7 @@ def _train(
         if plan.resume is not None:
             now = definition.to_dict()
             changed = {name: now[name] for name in plan.options if now[name] != plan.agent.get(name, ...)}
-            describe_resume(directory, training, run, command, changed)
+            describe_resume(directory, training, run, command, changed, base)
         else:
             describe(
                 directory,
@@ -233,7 +233,7 @@ def _train(
                 given,
                 environments,
                 command,
-                weights=run.weights,
+                base=base,
                 origin=origin,
             )
         begins_anew = plan.resume is not None and _lost_history(directory, run, training)
