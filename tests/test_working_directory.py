@@ -8,7 +8,8 @@ import pytest
 from tests.test_agent import NET, ROLLOUT
 from tests.test_going_on import create, play
 
-from operant import checkpoint, provenance
+from operant import Agent, checkpoint, provenance
+from operant.agents.making import define
 from operant.cli import main, running
 from operant.errors import UsageError, quoted
 from operant.execution.config import RunConfig, RunnerConfig
@@ -345,6 +346,26 @@ def test_commands_are_quoted_as_the_system_takes_them(monkeypatch):
         windows.setattr(os, "name", "nt")
         command = quoted("operant", "play", "C:\\runs\\a", "my run")
     assert command == 'operant play C:\\runs\\a "my run"'
+
+
+def test_files_of_networks_are_found_by_programs_that_go_elsewhere(here, monkeypatch):
+    Path("net.json").write_text(json.dumps(NET))
+    spaces = dict(states=dict(type="float", shape=(3,)), actions=dict(type="int", num_values=2))
+    alone = Agent.create("a2c", model="net.json", **spaces)
+    of_class = trainer("A2C")(
+        "wandering:Wanders", env_kwargs={"when": "init"}, model="net.json", run_dir="r", quiet=True
+    )
+    assert Path.cwd() != here
+    assert alone.get_specification()["agent"]["model"] == NET  # as `save` does
+    of_class.fit(max_steps=20)
+    of_class.close()
+    alone.close()
+    assert json.loads((here / "r" / "run.json").read_text())["agent"]["model"] == NET
+
+
+def test_a_file_that_comes_along_is_named_as_it_was(here):
+    assert define("a2c", model="ann-actor-critic.cfg").config.model == "ann-actor-critic.cfg"
+    assert define("a2c", model="[64].cfg").config.model == "[64].cfg"  # missing: told where it is read
 
 
 def test_the_state_of_the_code_is_that_of_the_programs_folder(here, monkeypatch):

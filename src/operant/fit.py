@@ -159,11 +159,11 @@ class Trainer:
             new_directory(self.run, self.agent)  # refuse one that holds something
         if self.run.history_checkpoint is not None:
             check_place(self.run.history_checkpoint, "history_checkpoint")
+        definition = define(self.agent, **own)  # its files are found before an environment is made
         environments = make_environments(self.run, None if isinstance(envs, str) else envs, n_envs)
         if environments.vector is not None:
             self.run = self.run.replace(env=environments.vector.name, n_envs=environments.vector.num_envs)
         try:
-            definition = define(self.agent, **own)
             self._tell_form(definition, own)
             opaque = isinstance(vars(definition.config).get("optimizer"), Given)
             if opaque and self.run.divergence_monitoring_steps is not None:
@@ -277,7 +277,7 @@ class Trainer:
         session, given = self.session, not is_id(self._envs)
         describe(
             directory,
-            session.definition.to_dict(),
+            session.specification["agent"],
             run,
             session.environments,
             None,

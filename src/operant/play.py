@@ -218,8 +218,8 @@ def _prepared(config: PlayConfig, agent: Any, options: dict[str, Any]) -> tuple[
         what = f"The checkpoint {shown(found.path)!r}"
         agent = define_saved(saved["agent"], what, None if agent is None else define(agent))
         guard = from_file(what)
+    definition = define(agent, **options)
     # Read after the environment is made, whatever it makes the working directory.
-    definition = define(agent, **options).located()
     weights = tuple(path and str(Path(path).absolute()) for path in config.weights)
     env = environment(config)
     try:

@@ -67,7 +67,7 @@ def replicate(plan: Plan, n_seeds: int, command: str | None = None) -> Replicate
                 f"{name} is for a single run. Received: {name}={getattr(run, name)!r}, n_seeds={n_seeds}. Leave one of them out."
             )
     first = secrets.randbelow(2**31) if run.seed is None else run.seed
-    definition = define(plan.agent, **plan.options).located()
+    definition = define(plan.agent, **plan.options)
     if plan.options or not (isinstance(plan.agent, str) and plan.agent in AGENTS):
         # Files are looked for once: the first seed's environments may change the working directory.
         plan = plan._replace(agent=definition, options={})

@@ -175,7 +175,7 @@ def train(plan: Plan, command: str | None = None, base: Path | None = None) -> R
         run = run.replace(env=full_id(run.env))
     base = Path.cwd() if base is None else base
     here = located(run, base)
-    definition = define(plan.agent, **plan.options).located()
+    definition = define(plan.agent, **plan.options)
     # Of several processes that train together one writes, and makes the folder.
     first = run.coordinator is None or runtime.join(run.coordinator, run.n_processes, run.process_id)
     if not first:

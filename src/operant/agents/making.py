@@ -39,18 +39,6 @@ class Definition(NamedTuple):
         """Return the options that are networks."""
         return {name: value for name, value in vars(self.config).items() if name.endswith("model")}
 
-    def located(self) -> Definition:
-        """Return it with files of networks that stay where they are when an environment changes the working directory."""
-        from operant.nn.network import FILES
-
-        files = {
-            name: str(Path(value).absolute())
-            for name, value in self.networks().items()
-            # Of those that come along the name is enough.
-            if isinstance(value, str | Path) and Path(value).suffix in FILES and Path(value).is_file()
-        }
-        return self._replace(config=self.config.with_values(files)) if files else self
-
     @property
     def learns(self) -> bool:
         """Whether updates ever come, as far as the options tell."""
@@ -238,7 +226,19 @@ def _defined(
         given |= own
     if lost is not None and "optimizer" not in given:
         optimise.Recipe.read(lost)
+    given = {key: _located(value) if key.endswith("model") else value for key, value in given.items()}
     return Definition(name, cls, build(config, given, name))
+
+
+def _located(network: Any) -> Any:
+    """Return a network whose file, if it is one, is found also when an environment, or the program, changes the working directory."""
+    if not (isinstance(network, str | Path) and Path(network).suffix):
+        return network
+    from operant.nn.network import FILES
+
+    path = Path(network)
+    # Of those that come along the name is enough.
+    return str(path.absolute()) if path.suffix in FILES and path.is_file() else network
 
 
 def _optimizer(value: Any) -> dict[str, Any]:

@@ -158,7 +158,7 @@ def _train(order: Mapping[str, Any], connection: Connection | None) -> dict[str,
 
     # Whatever the environments make the working directory, those of one seed before the next one is built.
     run = located(RunConfig.from_dict(order["run"]))
-    definition = define(order["agent"], **order["options"]).located()
+    definition = define(order["agent"], **order["options"])
     with contextlib.ExitStack() as stack:
         if connection is None:
             _seed(definition, run, None, stack)
