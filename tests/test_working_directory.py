@@ -8,7 +8,7 @@ import pytest
 from tests.test_agent import NET, ROLLOUT
 from tests.test_going_on import create, play
 
-from operant import Agent, checkpoint, provenance
+from operant import Agent, Runner, checkpoint, provenance
 from operant.agents.making import define
 from operant.cli import main, running
 from operant.errors import UsageError, quoted
@@ -366,6 +366,19 @@ def test_files_of_networks_are_found_by_programs_that_go_elsewhere(here, monkeyp
 def test_a_file_that_comes_along_is_named_as_it_was(here):
     assert define("a2c", model="ann-actor-critic.cfg").config.model == "ann-actor-critic.cfg"
     assert define("a2c", model="[64].cfg").config.model == "[64].cfg"  # missing: told where it is read
+
+
+def test_an_environment_may_remove_it(here, monkeypatch):
+    gone = here / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    run = {"env": "CartPole-v1", "max_steps": 50, "seed": 1, "quiet": True, "run_dir": str(here / "r")}
+    train(Plan("a2c", {"model": NET}, RunConfig.from_dict(run)))
+    trainer("A2C")("CartPole-v1", model=NET, run_dir=str(here / "s"), quiet=True).close()
+    with Runner({"agent": "random", "recorder": str(here / "t")}, "CartPole-v1") as runner:
+        runner.run(num_episodes=1, use_tqdm=False)
+    assert (here / "r" / "run.json").is_file() and list((here / "t").iterdir())
 
 
 def test_the_state_of_the_code_is_that_of_the_programs_folder(here, monkeypatch):

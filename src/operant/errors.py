@@ -199,9 +199,17 @@ def expect_like(argument: str, value: Any, default: Any) -> None:
         raise value_error(argument, must, value, f"The default is {default!r}.")
 
 
+def working_directory() -> Path:
+    """Return it, absolute; or, where it was removed, as by an environment whose own it was, ``.``: only relative paths fail then."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return Path()
+
+
 def shown(path: str | Path) -> str:
     """Return a path for a message: as it is seen from the working directory, if it is within."""
-    here = Path.cwd()
+    here = working_directory()
     return str(Path(path).relative_to(here) if Path(path).is_relative_to(here) else path)
 
 

@@ -28,6 +28,7 @@ from operant.errors import (
     UsageError,
     naming_misspelt,
     suggest,
+    working_directory,
 )
 from operant.execution.callbacks import callbacks_of, none_refuses
 from operant.execution.config import RunConfig, located
@@ -133,7 +134,8 @@ class Trainer:
         trial: Any = None,
         **settings: Any,
     ) -> None:
-        self._base = Path.cwd()  # in which paths are given: it may be another one when `fit` is called
+        # In which paths are given: it may be another one when `fit` is called.
+        self._base = working_directory()
         refuse_no_environments(envs)
         refuse_other_count(envs, n_envs)
         self.trial = trial
@@ -418,7 +420,7 @@ class Trainer:
             }
         )
         spaces = self.session.environments.spaces
-        base = Path.cwd()  # whatever the environment makes the working directory
+        base = working_directory()  # whatever the environment makes the working directory
         made = play_env(config, self._envs, env, spaces, self.run.episodic_life)
         leave = env is not None and not makes(env)
         played = run_episodes(

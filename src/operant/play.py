@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from operant.errors import SpaceError, SpecError, as_folder, quoted, shown, suggest
+from operant.errors import SpaceError, SpecError, as_folder, quoted, shown, suggest, working_directory
 from operant.execution.config import ENVIRONMENTS, argument_faults
 from operant.spec import Config, checked, data_only, option, plain, refuse_places
 
@@ -198,7 +198,7 @@ def play(config: PlayConfig, agent: Any = None, **options: Any) -> Played:
         if agent is not None or options:
             raise SpecError("An exported policy plays without an agent. Leave the agent and its options out.")
         return _exported(config, config.policy)
-    base = Path.cwd()  # whatever the environment makes the working directory
+    base = working_directory()  # whatever the environment makes the working directory
     return run(*_prepared(config, agent, options), config, base=base)
 
 
@@ -264,7 +264,7 @@ def _exported(config: PlayConfig, path: str) -> Played:
     from operant.execution.evaluate import run_episodes
     from operant.export.policy import load_policy
 
-    base = Path.cwd()  # whatever the environment makes the working directory
+    base = working_directory()  # whatever the environment makes the working directory
     policy, env, seed = load_policy(path), environment(config), _root(config.seed)
     try:
         for kind in ("states", "actions"):

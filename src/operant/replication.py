@@ -14,7 +14,7 @@ from operant import interruption
 from operant.agents import AGENTS
 from operant.agents.making import define
 from operant.envs import table
-from operant.errors import EnvironmentError, UsageError
+from operant.errors import EnvironmentError, UsageError, working_directory
 from operant.execution.config import TOGETHER, RunConfig, located
 from operant.execution.environments import make_environments
 from operant.execution.episodes import Finished
@@ -79,7 +79,7 @@ def _replicate(plan: Plan, first: int, n_seeds: int, directory: Path, command: s
     """Train from that seed on, in folders within that one."""
     run = plan.run
     seeds = [(first + i) % 2**32 for i in range(n_seeds)]
-    base = Path.cwd()  # whatever the first one's environments make the working directory
+    base = working_directory()  # whatever the first one's environments make the working directory
     runs = [run.replace(seed=seed, run_dir=str(directory / f"seed-{seed}")) for seed in seeds]
     if table.native(run.env, **plain(run.env_kwargs or {})) is not None:
         results = _together(plan, runs, base, command)

@@ -15,7 +15,7 @@ from operant.agents.learner import Learner
 from operant.agents.making import Definition, define
 from operant.envs.table import full_id, is_own
 from operant.envs.vector_env import VectorEnv
-from operant.errors import SpecError, UsageError, quoted, shown, value_error
+from operant.errors import SpecError, UsageError, quoted, shown, value_error, working_directory
 from operant.execution.config import GAMES, PROCESSES, TOGETHER, RunConfig, located, with_effect
 from operant.execution.environments import Environments, evaluation_count, host_vector, make_environments
 from operant.execution.evaluate import Evaluation, Evaluator
@@ -173,7 +173,7 @@ def train(plan: Plan, command: str | None = None, base: Path | None = None) -> R
         run = run.replace(seed=secrets.randbelow(2**31))
     if plan.resume is None:
         run = run.replace(env=full_id(run.env))
-    base = Path.cwd() if base is None else base
+    base = working_directory() if base is None else base
     here = located(run, base)
     definition = define(plan.agent, **plan.options)
     # Of several processes that train together one writes, and makes the folder.

@@ -15,7 +15,7 @@ import numpy as np
 
 from operant.envs.checked import Checked
 from operant.envs.vector_env import Flat, Step, VectorEnv
-from operant.errors import SpecError, UsageError, as_folder
+from operant.errors import SpecError, UsageError, as_folder, working_directory
 
 
 class Output(Protocol):
@@ -36,7 +36,7 @@ class Video:
 
     def __init__(self, directory: str | Path, fps: float, base: Path | None = None) -> None:
         self.directory = Path(directory)
-        self._place = as_folder("video_dir", (base or Path.cwd()) / directory)
+        self._place = as_folder("video_dir", (base or working_directory()) / directory)
         self._place.mkdir(parents=True, exist_ok=True)
         self.fps = fps
         self.files: list[Path] = []
@@ -75,7 +75,7 @@ class Pictures:
 
     def __init__(self, directory: str | Path, frequency: int, base: Path | None = None) -> None:
         self.directory = Path(directory)
-        self._place = as_folder("frame_dir", (base or Path.cwd()) / directory)
+        self._place = as_folder("frame_dir", (base or working_directory()) / directory)
         self.frequency = frequency
         self.files: list[Path] = []
         self._episode = 0

@@ -75,10 +75,11 @@ class Writers:
             save: writes a checkpoint: called with folder, name, and how many to keep.
         """
         self._agent = agent
-        self._began_in = Path.cwd()
+        if self.recording is not None:  # wherever it goes on
+            self.recording = self.recording.replace(directory=str(Path(self.recording.directory).absolute()))
         self._record(agent.spaces)
         if self.saving is not None:
-            config, folder = self.saving, str(self._began_in / self.saving.directory)
+            config, folder = self.saving, str(Path(self.saving.directory).absolute())
 
             def write(append: str, keep: int | None) -> None:
                 save(folder, f"{config.filename}-{getattr(agent, append)}", keep)
@@ -97,9 +98,8 @@ class Writers:
     def _record(self, spaces: Spaces) -> None:
         """Begin to record, if that was asked for."""
         if self.recording is not None:
-            config = self.recording.replace(directory=str(self._began_in / self.recording.directory))
             agent = self._agent
-            self._recorder = Recorder(config, spaces, agent.parallel_interactions, agent.episodes)
+            self._recorder = Recorder(self.recording, spaces, agent.parallel_interactions, agent.episodes)
 
     def acted(self, actors: Sequence[Actor]) -> None:
         """Note the actions that actors took at their newest rows."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from operant.cli import parse, tables
-from operant.errors import SpecError, UsageError
+from operant.errors import SpecError, UsageError, working_directory
 from operant.execution.config import SHORT, RunnerConfig
 from operant.spec import plain
 
@@ -60,7 +60,7 @@ def _located(config: RunnerConfig) -> RunnerConfig:
     # Also of FOLDER,NAME, where a folder is named.
     places = {name for name in FOLDERS if given[name] and given[name][0] != ","}
     places |= {name for name in FILES if given[name] and _is_place(name, given[name])}
-    return config.replace(**{name: str(Path.cwd() / given[name]) for name in places})
+    return config.replace(**{name: str(working_directory() / given[name]) for name in places})
 
 
 def _is_place(option: str, value: str) -> bool:

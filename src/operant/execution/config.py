@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from operant.errors import SpecError, as_folder, value_error
+from operant.errors import SpecError, as_folder, value_error, working_directory
 from operant.spec import Config, default, option
 
 PROCESSES = ("coordinator", "n_processes", "process_id")
@@ -243,7 +243,7 @@ def located(run: RunConfig, base: Path | None = None) -> RunConfig:
         run: as they were given, which is what a run's file keeps and messages show.
         base: the folder in which they were given; None: the working directory.
     """
-    base = Path.cwd() if base is None else base
+    base = working_directory() if base is None else base
     several = {name: getattr(run, name) for name in ("checkpoints", "weights")}
     places = {name: tuple(path and str(base / path) for path in paths) for name, paths in several.items()}
     single = {name: getattr(run, name) for name in ("history_checkpoint", "run_dir")}

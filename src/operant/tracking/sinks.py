@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from operant.errors import working_directory
 from operant.execution.config import RunConfig, located
 from operant.execution.training import Training
 from operant.tracking.console import Console
@@ -65,7 +66,7 @@ def monitored(directory: Path | None, run: RunConfig, training: Training, base: 
         known = file.read_text(encoding="utf-8").strip() if file.is_file() else None
     assert run.monitor_session is not None
     config = {"agent": training.specification["agent"], "run": run.to_dict()}
-    sink = WandB(run.monitor_session, directory or base or Path.cwd(), config, known)
+    sink = WandB(run.monitor_session, directory or base or working_directory(), config, known)
     training.progress.monitored = sink.id
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
