@@ -249,7 +249,8 @@ class Unpruned:
 
 
 def test_an_environment_may_change_it_between_the_repeats_of_a_runner(here, monkeypatch):
-    Path("agent.json").write_text(json.dumps({"agent": "random"}))
+    Path("net.json").write_text(json.dumps(NET))
+    Path("agent.json").write_text(json.dumps({"agent": "a2c", "model": "net.json"}))
     Path("env.json").write_text(json.dumps({"environment": "wandering:Wanders"}))
     flags = ["--episodes", "2", "--repeat", "2", "--quiet", "--path", "out"]
     assert main(["run", "--agent", "agent.json", "--environment", "env.json", *flags]) == 0
@@ -366,6 +367,16 @@ def test_files_of_networks_are_found_by_programs_that_go_elsewhere(here, monkeyp
 def test_a_file_that_comes_along_is_named_as_it_was(here):
     assert define("a2c", model="ann-actor-critic.cfg").config.model == "ann-actor-critic.cfg"
     assert define("a2c", model="[64].cfg").config.model == "[64].cfg"  # missing: told where it is read
+
+
+def test_a_runner_reads_its_agent_before_an_environment_is_made(here, monkeypatch):
+    Path("net.json").write_text(json.dumps(NET))
+    Path("agent.json").write_text(json.dumps({"agent": "a2c", "model": "net.json"}))
+    for agent in ({"agent": "agent.json", "n_steps": 4}, {"directory": "saved"}):
+        monkeypatch.chdir(here)
+        with Runner(agent, {"environment": "wandering:Wanders", "when": "init"}) as runner:
+            assert runner.agent.get_specification()["agent"]["model"] == NET
+            runner.agent.save(here / "saved")
 
 
 def test_an_environment_may_remove_it(here, monkeypatch):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 FOLDERS = ("visualize_directory", "save_best_agent", "checkpoints", "summaries", "recordings", "path")
 """Options that say where something is written."""
-FILES = ("agent", "environment", "token_file", "certificate")
+FILES = ("environment", "token_file", "certificate")
 """Options that may say where something is read."""
 HEADER = ("flags", "help", "default")
 USAGE = (
@@ -38,9 +38,10 @@ def run(arguments: list[str]) -> int:
     from operant.tracking.repeats import Repeats
 
     repeats, here = Repeats(), _located(config)
+    agents = [_agent(here, i) for i in range(here.repeat)]  # read before an environment is made
     try:
-        for i in range(config.repeat):
-            _once(here, i, repeats)
+        for agent in agents:
+            _once(here, agent, repeats)
     finally:
         if config.path is not None and here.path is not None and repeats.runs:
             for path in repeats.write(here.path, "seaborn-v0_8" if config.seaborn else None):
@@ -64,15 +65,15 @@ def _located(config: RunnerConfig) -> RunnerConfig:
 
 
 def _is_place(option: str, value: str) -> bool:
-    """Tell whether the value of an option that may name a file does so: agents and environments have names, too."""
+    """Tell whether the value of an option that may name a file does so: environments have names, too."""
     path = Path(value)
-    if option in ("agent", "environment"):
-        return (path.suffix == ".json" and path.is_file()) or (option == "agent" and path.is_dir())
+    if option == "environment":
+        return path.suffix == ".json" and path.is_file()
     return value != "system" and path.is_file()
 
 
-def _once(config: RunnerConfig, number: int, repeats: Repeats) -> None:
-    """One run with a fresh agent."""
+def _once(config: RunnerConfig, agent: Any, repeats: Repeats) -> None:
+    """One run with a fresh agent of that specification."""
     from operant.execution.runner import Runner
     from operant.tracking.following import Following
 
@@ -80,7 +81,7 @@ def _once(config: RunnerConfig, number: int, repeats: Repeats) -> None:
     with (
         _filmed(config) as environment,
         Runner(
-            _agent(config, number),
+            agent,
             environment,
             max_episode_timesteps=config.max_episode_timesteps,
             num_parallel=config.num_parallel,
@@ -146,19 +147,21 @@ def _serve(config: RunnerConfig) -> None:
 
 
 def _agent(config: RunnerConfig, number: int) -> Any:
-    """Return what the Runner takes as its agent."""
+    """Return what the Runner takes as its agent in a repeat, its files read."""
+    from operant.execution.runner import read
+
     agent: Any = config.agent
     recorder = {} if config.recordings is None else {"recorder": {"directory": config.recordings}}
     if agent is not None and Path(agent).is_dir():
         if config.seed is not None:
             raise SpecError("A saved agent brings its own seed. Leave --seed out.")
-        return {"directory": agent, **recorder}
+        return read({"directory": agent, **recorder})
     if config.seed is None and number == 0 and not recorder:
-        return agent
+        return read(agent)
     from operant.agent import specified
 
     first = config.seed if config.seed is not None else specified(agent).get("config", {}).get("seed", 0)
-    return {"agent": agent, **recorder, "seed": first + number}
+    return read({"agent": agent, **recorder, "seed": first + number})
 
 
 def _environment(config: RunnerConfig) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 from operant import interruption
 from operant.agent import Agent, specified
+from operant.agents.making import define
 from operant.envs.connection import Connection
 from operant.envs.vector_env import seed_of
 from operant.errors import SpaceError, SpecError, UsageError, naming_misspelt, value_error, whole
@@ -80,6 +81,7 @@ class Runner:
         self.is_environment_remote = remote is not None
         self.is_agent_external = isinstance(agent, Agent)
         self.evaluation = evaluation
+        agent = read(agent)
         self.environments: list[Connection] = connections.connect(
             environment, environments, max_episode_timesteps=max_episode_timesteps, num_parallel=num_parallel,
             evaluation=evaluation, remote=remote, blocking=blocking, host=host, port=port,
@@ -368,6 +370,22 @@ class _Described:
 
     def max_episode_timesteps(self) -> int | None:
         return self._connection.max_episode_timesteps
+
+
+def read(agent: Any) -> Any:
+    """Return an agent as it is, and the specification of one with its files read: environments may change the working directory.
+
+    Raises:
+        SpecError: a file cannot be read, or the agent or one of its options is not known.
+    """
+    if agent is None or isinstance(agent, Agent):
+        return agent
+    if isinstance(agent, Mapping) and "directory" in agent:
+        place = agent["directory"]
+        there = isinstance(place, str | Path) and Path(place).is_dir()
+        return {**agent, "directory": str(Path(place).absolute())} if there else agent
+    given = specified(agent)
+    return {**given, "agent": define(given["agent"])}
 
 
 def _agent(agent: Any, connection: Connection, actors: int) -> Agent:
