@@ -510,6 +510,18 @@ def test_a_runner_tells_which_environment_ended_the_program(env, error, told, re
         runner.run(num_episodes=1000)
 
 
+class Unmade(Leaves):
+    def __init__(self):
+        raise SystemExit(0)
+
+
+def test_an_environment_that_ends_the_program_as_it_is_made_is_told():
+    told = r"^'Unmade' raised SystemExit as it was made: 0 \(.*, line \d+"
+    for make in (lambda: Runner("random", Unmade), lambda: trainer("A2C")(Unmade, model=NET)):
+        with pytest.raises(EnvironmentError, match=told):
+            make()
+
+
 @pytest.mark.parametrize("handler", [Program(), functools.partial(Program().ends, status=4)])
 def test_handlers_of_every_kind_end_the_program(handler, restored_signals):
     signal.signal(signal.SIGUSR1, handler)

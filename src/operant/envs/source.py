@@ -15,8 +15,9 @@ from operant.envs import native_ids, pettingzoo, preprocessing
 from operant.envs.batched import Single, from_native
 from operant.envs.checked import Checked
 from operant.envs.environment import Environment, Shaping
+from operant.envs.faults import raise_of_handler, raised_at
 from operant.envs.vector_env import VectorEnv
-from operant.errors import SpecError, UsageError
+from operant.errors import EnvironmentError, SpecError, UsageError
 from operant.spec import build, import_object
 
 HERE = "vector='in-process' (Runner and Environment.create: remote=None; operant.envs.vector.create: mode='in-process')"
@@ -44,7 +45,20 @@ class Source:
         return not (isinstance(self.target, str | EnvSpec) or callable(self.target))
 
     def make(self) -> Any:
-        """Make one: an `Environment`, `gymnasium.Env`, Gymnasium vector or `NativeEnv`, without time limit and shaping."""
+        """Make one: an `Environment`, `gymnasium.Env`, Gymnasium vector or `NativeEnv`, without time limit and shaping.
+
+        Raises:
+            OperantError: it cannot be made, or would have ended the program.
+        """
+        try:
+            return self._made()
+        except SystemExit as error:
+            raise_of_handler(error)
+            raise EnvironmentError(
+                f"{self.name!r} raised SystemExit as it was made: {error}{raised_at(error)}"
+            ) from error
+
+    def _made(self) -> Any:
         if self.is_object:
             return self.target
         if isinstance(self.target, EnvSpec):
