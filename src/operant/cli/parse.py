@@ -165,21 +165,30 @@ def _stray(
         command: for the message.
         tuned: whether flags of options with a search kind take several values.
     """
-    at = arguments.index(bad)
-    begun = max(
-        (i for i in range(at) if arguments[i].startswith("-") and not _NEGATIVE.match(arguments[i])),
-        default=None,
-    )
+
+    def before(at: int) -> tuple[int, argparse.Action | None]:
+        """Return where the flag before an argument stands (-1: there is none), and what it is, if known."""
+        flags = (i for i in range(at) if arguments[i].startswith("-") and not _NEGATIVE.match(arguments[i]))
+        begun = max(flags, default=-1)
+        name = arguments[begun].partition("=")[0]
+        found = (action for action in known.values() if begun >= 0 and name in action.option_strings)
+        return begun, next(found, None)
+
+    def taken(at: int) -> bool:
+        """Tell whether an argument is a value of the flag before it."""
+        begun, action = before(at)
+        return action is not None and action.nargs != 0 and (action.nargs is not None or begun == at - 1)
+
+    places = [i for i, argument in enumerate(arguments) if argument == bad]
+    at = next((i for i in places if not taken(i)), places[0])
+    begun, action = before(at)
     text = f"Unknown argument {bad!r} for {command}."
-    if begun is not None:
-        before = arguments[begun].partition("=")[0]
-        found = [action for action in known.values() if before in action.option_strings]
-        words: dict[Any, str] = {0: "no value", None: "one value"}
-        takes = words.get(found[0].nargs) if found else None
-        if takes is not None:
-            why = " is not tuned (it has no hp_type), so it" if tuned else ""
-            received = " ".join(arguments[begun : at + 1])
-            return UsageError(f"{text} {before}{why} takes {takes}. Received: {received}.")
+    words: dict[Any, str] = {0: "no value", None: "one value"}
+    if action is not None and action.nargs in words:
+        name = arguments[begun].partition("=")[0]
+        why = " is not tuned (it has no hp_type), so it" if tuned else ""
+        received = " ".join(arguments[begun : at + 1])
+        return UsageError(f"{text} {name}{why} takes {words[action.nargs]}. Received: {received}.")
     return UsageError(text + suggest(bad, known, listed=False))
 
 
