@@ -211,6 +211,12 @@ def test_errors_say_what_is_wrong(tmp_path):
         History(tmp_path / "h.csv")
     with pytest.raises(SpecError, match="does not exist"):
         read_history(tmp_path / "none.parquet")
+    (tmp_path / "run" / "history.parquet").mkdir(parents=True)
+    for folder in (tmp_path / "run", tmp_path):  # of a run, of runs
+        with pytest.raises(
+            SpecError, match=r"is not a history: .* Give the history of a run: RUN/history\.parquet"
+        ):
+            read_history(folder)
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 is not enough")
     with pytest.raises(SpecError, match=r"bad\.parquet cannot be read"):
         read_history(tmp_path / "bad.parquet")

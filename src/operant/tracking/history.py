@@ -174,7 +174,12 @@ def read_history(path: str | Path) -> dict[str, np.ndarray]:
     path = Path(path)
     if not path.exists():
         raise SpecError(f"The history {path} does not exist.")
-    table = _read([path] if path.is_file() else _parts(path))
+    parts = [path] if path.is_file() else _parts(path)
+    if not parts and path.suffix != ".parquet":  # a history of that name may have no rows yet
+        raise SpecError(
+            f"The folder {path} is not a history: it holds no Parquet files. Give the history of a run: RUN/history.parquet."
+        )
+    table = _read(parts)
     columns = {name: table.column(name).to_numpy() for name in table.column_names}
     order = np.lexsort((columns["time"], columns["step"]))
     return {name: np.ascontiguousarray(column[order]) for name, column in columns.items()}
@@ -202,7 +207,9 @@ def end_of(path: str | Path) -> Origin:
 
 def _parts(folder: Path) -> list[Path]:
     """Parquet files in a folder, in the order in which they were written."""
-    return sorted(part for part in folder.glob("*.parquet") if not part.name.startswith((".", "_")))
+    return sorted(
+        part for part in folder.glob("*.parquet") if not part.name.startswith((".", "_")) and part.is_file()
+    )
 
 
 def _schema() -> pa.Schema:
