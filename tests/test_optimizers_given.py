@@ -278,6 +278,23 @@ def test_gradients_are_clipped_before_an_optax_transformation():
     np.testing.assert_allclose(new["x"], [-0.3, -0.4], rtol=1e-6)
 
 
+def test_what_an_optax_transformation_makes_idle_is_said():
+    told = define("sac", optimizer=optax.sgd(1.0), lr=0.5, critic_lr=0.1, gamma=0.9).remarks(None)
+    assert [each.partition(": ")[0] for each in told] == [
+        "lr=0.5 has no effect",
+        "critic_lr=0.1 has no effect",
+    ]
+    assert define("ppo", optimizer=optax.sgd(1.0)).remarks(None) == []
+    assert define("ppo", optimizer="sgd", lr=0.5).remarks(None) == []
+    own = {"baseline_model": "auto", "baseline_optimizer": "sgd", "baseline_lr": 0.1}
+    assert define("modular", optimizer=optax.sgd(1.0), **own).remarks(None) == []  # the baseline's
+
+
+def test_the_learning_rate_of_an_optax_transformation_is_not_reported():
+    assert np.isnan(stability.lr(define("ppo", optimizer=optax.sgd(0.1)).config))
+    assert stability.lr(define("ppo", lr=0.5).config) == 0.5
+
+
 def test_an_optax_transformation_is_given_again_on_loading(tmp_path):
     agent = Agent.create(
         agent="ppo",

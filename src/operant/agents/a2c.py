@@ -117,5 +117,5 @@ class A2C(ActorCritic):
         params = self.model.averaged(params, before, block.observation, there=there)
         metrics |= {f"update/{name}": value for name, value in info.items()}
         metrics = stability.applying(metrics, there)
-        metrics["update/lr"] = jnp.asarray(c.lr, jnp.float32)
+        metrics["update/lr"] = stability.lr(c)
         return State({**variables, "params": params}, opt_state, scale), memory, metrics

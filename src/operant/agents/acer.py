@@ -437,7 +437,7 @@ class ACER:
         metrics = mean | {
             "memory/replays": count.astype(jnp.float32),
             "update/skipped": sums[list(metrics).index("update/skipped")],
-            "update/lr": jnp.asarray(c.lr, jnp.float32),
+            "update/lr": stability.lr(c),
         }
         return state, memory, metrics
 

@@ -83,6 +83,11 @@ class AgentConfig(Config):
         """Return the rows of one gradient step, about, when `actors` act; how many threads pay depends on it."""
         return 0
 
+    @property
+    def optimizers(self) -> tuple[Any, ...]:
+        """What takes the gradient steps."""
+        return (self.optimizer,)
+
     def remarks(self, steps: int | None) -> Iterator[str]:
         """Say which options have no effect as the others are, or none within a run's environment steps (None: without end)."""
         for name, meta in options(type(self)).items():
@@ -92,6 +97,12 @@ class AgentConfig(Config):
             switch, wanted = meta.needs
             shown = " or ".join(map(repr, wanted if isinstance(wanted, tuple) else (wanted,)))
             yield f"{name}={value!r} has no effect without {switch}={shown}"
+        if not any(isinstance(optimizer, str | Mapping) for optimizer in self.optimizers):  # objects of optax
+            for name in options(type(self)):
+                value = getattr(self, name)
+                number = name in ("lr", "beta1", "beta2", "opt_epsilon") or name.endswith("_lr")
+                if number and value != default(type(self), name):
+                    yield f"{name}={value!r} has no effect: the optimizer is an optax transformation, which has numbers of its own"
 
     def check(self) -> Iterator[str]:
         """Refuse moments that never move: Adam would divide 0 by 0, and every step would be left out."""

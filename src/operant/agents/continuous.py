@@ -426,7 +426,7 @@ class Continuous(abc.ABC):
         state, meter = jax.lax.fori_loop(0, steps, one, (state, jnp.zeros((2, len(names)))))
         total = dict(zip(names, meter[0], strict=True))
         mean = dict(zip(self.reported, meter[0] / meter[1], strict=False))  # 0 / 0, NaN, where none applies
-        lr = jnp.asarray(c.lr, jnp.float32)
+        lr = stability.lr(c)
         return state, {**mean, "update/skipped": total["update/skipped"], "update/lr": lr}
 
     def _sampled(self, memory: Tree, key: Key) -> Batch:

@@ -391,7 +391,7 @@ class DQN(QLearner):
         state, memory, metrics = self._learn(state, memory, ready, key)
         metrics |= {
             "explore/epsilon": self.epsilon(counters),
-            "update/lr": jnp.asarray(self.config.lr, jnp.float32),
+            "update/lr": stability.lr(self.config),
         }
         return self._sync(state, block, counters), memory, metrics
 

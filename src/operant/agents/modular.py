@@ -354,7 +354,7 @@ class Modular:
 
         state, metrics = jax.lax.fori_loop(0, due.astype(jnp.int32), once, (state, nothing))
         metrics["update/skipped"] = jnp.where(due, metrics["update/skipped"], 0.0)
-        metrics["update/lr"] = jnp.asarray(self.config.lr, jnp.float32)
+        metrics["update/lr"] = stability.lr(self.config)
         state = state._replace(last=jnp.where(due, now, state.last), hastened=jnp.zeros((), jnp.bool_))
         return state, memory, metrics
 

@@ -334,6 +334,12 @@ class ModularConfig(
         return self.importance_sampling or self.clipping_value is not None
 
     @property
+    def optimizers(self) -> tuple[Any, ...]:
+        """What takes the gradient steps: also that of the baseline, if it has its own."""
+        own = self.baseline_optimizer
+        return (*super().optimizers, *(() if own is None else (own,)))
+
+    @property
     def advantage(self) -> bool:
         """Whether the predicted value is subtracted from returns."""
         given, able = self.estimate_advantage, self.objective == "policy_gradient"

@@ -176,7 +176,7 @@ class PPO(ActorCritic):
         weight = block.valid.astype(jnp.float32)
         metrics["value/mean"] = losses.weighted_mean(batch.value, weight)
         metrics["update/explained_variance"] = losses.explained_variance(batch.value, batch.target, weight)
-        metrics["update/lr"] = jnp.asarray(c.lr, jnp.float32)
+        metrics["update/lr"] = stability.lr(c)
         state = State({"params": params, "state": variables["state"]}, opt_state, scale)
         return state, memory, metrics
 

@@ -235,6 +235,6 @@ class PQN(QLearner):
                 jnp.mean(batch.target, axis=-1), block.valid.astype(jnp.float32)
             ),
             "explore/epsilon": self.epsilon(counters),
-            "update/lr": jnp.asarray(c.lr, jnp.float32),
+            "update/lr": stability.lr(c),
         }
         return State({**variables, "params": params}, opt_state, scale), memory, metrics

@@ -21,6 +21,12 @@ def optimizer(config: AgentConfig) -> optimise.Optimizer:
     return optimise.optimizer(c.optimizer, c.lr, c.beta1, c.beta2, c.opt_epsilon, c.grad_norm)
 
 
+def lr(config: AgentConfig) -> Array:
+    """Return the learning rate in force; NaN (does not apply) where the optimizer is an object, which keeps its own to itself."""
+    own = isinstance(config.optimizer, optimise.Given)
+    return jnp.asarray(jnp.nan if own else config.lr, jnp.float32)
+
+
 def reward_scale(config: AgentConfig, actors: int) -> Tree:
     """Return the first state of reward normalisation: `RewardScale`, or `()` where it is off."""
     return statistics.init_reward_scale(actors) if config.normalize_rewards else ()

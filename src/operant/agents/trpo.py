@@ -303,7 +303,7 @@ class TRPO(ActorCritic):
             "update/grad_norm": jnp.hypot(metrics["update/grad_norm"], fitted["update/grad_norm"]),
             "update/skipped": metrics["update/skipped"] + fitted["update/skipped"],
             "update/explained_variance": losses.explained_variance(value, target, block.valid),
-            "update/lr": jnp.asarray(c.lr, jnp.float32),
+            "update/lr": stability.lr(c),
             "value/mean": losses.weighted_mean(value, block.valid),
         }
         return State(actor, critic, optimizer, scale), memory, metrics

@@ -88,7 +88,7 @@ METRICS: dict[str, Metric] = {
     "value/advantage_std": Metric("Standard deviation of the advantages before they are normalised.", "reward"),
     "memory/replays": Metric("Gradient steps on replayed experience per update.", "steps"),
     "memory/importance_weight": Metric("Mean importance weight of replayed experience."),
-    "update/lr": Metric("Learning rate."),
+    "update/lr": Metric("Learning rate. An optax transformation keeps its own to itself."),
     "update/kl": Metric("Divergence of the policy from the one that collected the data (after a natural-gradient step, else on average over the gradient steps).", "nats"),
     "update/clip_fraction": Metric("Share of samples whose probability ratio left the trusted interval."),
     "update/explained_variance": Metric("How well values predict: 1 - Var(target - value) / Var(target), 1 at best."),
