@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 
 import operant
 from operant.cli import main
-from operant.errors import SpecError
+from operant.errors import EnvironmentError, SpecError
 from operant.execution.evaluate import Evaluator
 from operant.inputs import create_envs
 from operant.play import PlayConfig, play
@@ -269,6 +270,59 @@ def test_mujocos_camera_follows_unless_another_view_was_chosen(env, chosen, foll
     gymnasiums = made.unwrapped.mujoco_renderer.camera_id
     filmed = Filmed(made, Pictures(tmp_path, 1))
     assert filmed.unwrapped.mujoco_renderer.camera_id == (0 if follows else gymnasiums)
+
+
+class Draws(gymnasium.Env):
+    """Renders what `draw` gives for the number of a frame."""
+
+    metadata: ClassVar = {"render_modes": ["rgb_array"], "render_fps": 10}
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+    draw = None
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(2, np.float32), 1.0, self.t == 3, False, {}
+
+    def render(self):
+        return type(self).draw(self.t)
+
+
+@pytest.mark.parametrize("output", ["video_dir", "frame_dir"])
+@pytest.mark.parametrize(
+    ("draw", "error", "message"),
+    [
+        (lambda t: np.zeros((4, 6), np.uint8), SpecError, r"'Draws' gives no pictures to render\. Received: an array of shape \(4, 6\) and dtype uint8\. render must return colours, uint8 \(height, width, 3\)"),
+        (lambda t: np.zeros((4, 6, 1), np.uint8), SpecError, r"an array of shape \(4, 6, 1\) and dtype uint8"),
+        (lambda t: np.ones((4, 6, 3)), SpecError, r"an array of shape \(4, 6, 3\) and dtype float64"),
+        (lambda t: [], SpecError, r"Received: list\. Make it with render_mode='rgb_array'"),
+        (lambda t: [][t], EnvironmentError, r"'Draws' raised IndexError in render: list index out of range \(.*test_play.py, line "),
+        (lambda t: gymnasium.Env.render(None), EnvironmentError, r"'Draws' raised NotImplementedErr\w+ in render \(.*test_play.py, line "),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_drawn_is_told(draw, error, message, output, tmp_path, monkeypatch):
+    monkeypatch.setattr(Draws, "draw", staticmethod(draw))
+    env = Draws("rgb_array")
+    with pytest.raises(error, match=message):
+        operant.Random(Draws).play(env=env, **{output: str(tmp_path)})
+    with pytest.raises(error, match=message):  # as a Runner films
+        Filmed(env, Pictures(tmp_path, 1)).reset()
+
+
+def test_pictures_of_a_video_have_one_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(Draws, "draw", staticmethod(lambda t: np.zeros((8 + t, 6, 3), np.uint8)))
+    agent = operant.Random(Draws)
+    assert len(agent.play(env=Draws("rgb_array"), frame_dir=str(tmp_path)).files) == 4
+    message = r"The pictures of a video must be of one size\. Received: 6x8 and 6x9 \(frame 1\)\. .*frame_dir"
+    with pytest.raises(SpecError, match=message):
+        agent.play(env=Draws("rgb_array"), video_dir=str(tmp_path))
 
 
 def test_native_environments_borrow_pictures(tmp_path):

@@ -14,8 +14,9 @@ import gymnasium
 import numpy as np
 
 from operant.envs.checked import Checked
+from operant.envs.faults import raised_at
 from operant.envs.vector_env import Flat, Step, VectorEnv
-from operant.errors import SpecError, UsageError, as_folder, working_directory
+from operant.errors import EnvironmentError, SpecError, UsageError, as_folder, working_directory
 
 
 class Output(Protocol):
@@ -41,13 +42,26 @@ class Video:
         self.fps = fps
         self.files: list[Path] = []
         self._writer: Any = None
+        self._shape: tuple[int, ...] = ()
         _leave_sound()
         _needs("imageio_ffmpeg", "video_dir", "video")
 
     def frame(self, picture: np.ndarray, number: int) -> None:
-        """Write a frame; a new episode opens a new file."""
+        """Write a frame; a new episode opens a new file.
+
+        Raises:
+            SpecError: the frame has another size than those before.
+        """
         import imageio_ffmpeg
 
+        if self._writer is None:
+            self._shape = picture.shape
+        elif picture.shape != self._shape:
+            sizes = " and ".join(f"{shape[1]}x{shape[0]}" for shape in (self._shape, picture.shape))
+            raise SpecError(
+                f"The pictures of a video must be of one size. Received: {sizes} (frame {number}). "
+                "Let render keep its size, or give frame_dir instead of video_dir."
+            )
         # The codec takes even sizes only, and says nothing when it fails.
         picture = np.pad(picture, ((0, picture.shape[0] % 2), (0, picture.shape[1] % 2), (0, 0)), mode="edge")
         if self._writer is None:
@@ -194,13 +208,9 @@ class Watched(VectorEnv):
             output.end()
 
     def _show(self) -> None:
-        frame = self._picture()
-        if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.dtype != np.uint8:
-            raise SpecError(
-                f"{self.name!r} gives no pictures to render. Received: {type(frame).__name__}. Make it with render_mode='rgb_array'."
-            )
+        picture = _picture_of(self._picture(), self.name)
         for output in self._outputs:
-            output.frame(frame[..., :3], self._number)
+            output.frame(picture, self._number)
 
 
 class Filmed(gymnasium.Wrapper):
@@ -238,7 +248,8 @@ class Filmed(gymnasium.Wrapper):
         super().close()
 
     def _show(self) -> None:
-        self._output.frame(np.asarray(_drawn(self.env))[..., :3], self._number)
+        picture = _picture_of(_drawn(self.env), type(self.env.unwrapped).__name__)
+        self._output.frame(picture, self._number)
 
 
 def filmed(environment: Any, directory: str | Path, max_episode_timesteps: int | None = None) -> Checked:
@@ -302,10 +313,29 @@ def _drawn(env: Any) -> Any:
         return env.render()
     except Exception as error:
         if _mujoco(env) is None:
-            raise
+            name, said = type(getattr(env, "unwrapped", env)).__name__, f": {error}" if str(error) else ""
+            raise EnvironmentError(
+                f"{name!r} raised {type(error).__name__} in render{said}{raised_at(error)}"
+            ) from error
         raise UsageError(
             f"The environment cannot be drawn: {error}. Without a display, set the environment variable MUJOCO_GL=egl."
         ) from error
+
+
+def _picture_of(frame: Any, name: str) -> np.ndarray:
+    """Return what `render` returned as a picture, uint8 `[height, width, 3]`.
+
+    Raises:
+        SpecError: it is none.
+    """
+    if isinstance(frame, np.ndarray):
+        if frame.ndim == 3 and frame.shape[-1] in (3, 4) and frame.dtype == np.uint8:
+            return frame[..., :3]
+        received = f"an array of shape {frame.shape} and dtype {frame.dtype}"
+        remedy = "render must return colours, uint8 (height, width, 3)."
+    else:
+        received, remedy = type(frame).__name__, "Make it with render_mode='rgb_array'."
+    raise SpecError(f"{name!r} gives no pictures to render. Received: {received}. {remedy}")
 
 
 def _inner(env: VectorEnv) -> Any:
