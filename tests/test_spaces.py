@@ -887,6 +887,9 @@ def test_faults_within_gymnasium_spaces_say_where():
         (BOX, gym.Dict(a=gym.Tuple([empty])), r"^The action space 'a/0' Box\(.*: shape must be"),
         (BOX, large, r"^The action space Discrete\(1099511627776\): num_values must be small enough for dtype int32"),
         (large, BOX, "^The state space Discrete"),
+        (gym.Dict(), BOX, r"^The observation space must have an entry\. Received: Dict\(\)"),
+        (gym.Dict(a=gym.Tuple([])), BOX, "^The observation space must have an entry"),
+        (BOX, gym.Tuple([]), r"^The action space must have an entry\. Received: Tuple\(\)"),
     ):  # fmt: skip
         with pytest.raises(SpecError, match=message):
             from_gymnasium(observation, action)

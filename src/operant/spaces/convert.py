@@ -258,6 +258,9 @@ def from_gymnasium(
             a mask and does not fit the action, or masks none.
         SpecError: a space has no entries, or too many values.
     """
+    for kind, space in (("observation", observation_space), ("action", action_space)):
+        if _is_empty(space):
+            raise SpecError(f"The {kind} space must have an entry. Received: {space!r}.")
     action_reader = _Reader("action")
     action_tree, action_node = action_reader.read(action_space, "")
     actions = Space(action_tree, "action")
@@ -284,6 +287,16 @@ def from_gymnasium(
         )
     masks = tuple(name.removesuffix(SUFFIX) for name in reader.found)
     return Spaces(Space(tree, "state"), actions, masks), Codec(SpaceCodec(node), SpaceCodec(action_node))
+
+
+def _is_empty(space: Any) -> bool:
+    """Tell whether a Dict or Tuple holds nothing, but perhaps others that hold nothing either."""
+    branches = getattr(space, "spaces", None)
+    if branches is None:
+        return False
+    return all(
+        _is_empty(branch) for branch in (branches.values() if isinstance(branches, Mapping) else branches)
+    )
 
 
 def _mask_forms(actions: Space, node: Node) -> dict[str, list[Mask]]:
