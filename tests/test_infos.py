@@ -230,6 +230,15 @@ def test_a_class_records_them(tmp_path):
     agent.close()
 
 
+def test_gymnasiums_infos_in_a_list_are_read():
+    told = []
+    for wrap in (lambda env: env, gymnasium.wrappers.vector.DictInfoToList):
+        with create(wrap(synchronous()), info_keywords=KEYS) as vector:
+            told.append([infos for _, infos in stepped(vector, 5)])
+    assert np.isfinite([infos["is_success"] for infos in told[0]]).any()
+    np.testing.assert_equal(told[1], told[0])
+
+
 def test_of_a_vector_that_was_given_what_it_tells_is_recorded():
     agent = operant.PPO(create(GOAL, 2, info_keywords=["distance"]), NET, **{**SMALL, "n_envs": None})
     seen = []

@@ -719,6 +719,52 @@ def test_first_steps_are_looked_at_in_full(module, answer, message):
             env.step(act(0))
 
 
+class Grasp(gymnasium.Env):
+    """An observation of several entries, of which the second step leaves one out."""
+
+    observation_space = gymnasium.spaces.Dict(
+        arm=gymnasium.spaces.Box(-1, 1, (2,)), grip=gymnasium.spaces.Box(-1, 1, (1,))
+    )
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self._observe(), 0.0, False, False, {}
+
+    def _observe(self):
+        entries = {"arm": np.zeros(2, np.float32), "grip": np.zeros(1, np.float32)}
+        return entries if self.t < 2 else {"arm": entries["arm"]}
+
+
+class Forgets(gymnasium.vector.VectorWrapper):
+    """A vector that leaves out an entry itself."""
+
+    def step(self, actions):
+        observation, *rest = self.env.step(actions)
+        return {"arm": observation["arm"]}, *rest
+
+
+@pytest.mark.parametrize(
+    ("make", "where"),
+    [
+        (lambda: create(Grasp, 1, "in-process"), r"Environment 0 of 'Grasp' \(step 2 of its episode\)"),
+        (lambda: create(Forgets(SyncVectorEnv([Grasp]))), "The vector of 'Forgets' in step"),
+    ],
+    ids=["in-process", "vector"],
+)
+def test_an_entry_that_is_missing_later_is_named(make, where):
+    actions = {"action": np.zeros(1, np.int32)}
+    message = rf"^{where}: The observation must be a dict with 'arm', 'grip'\. Received: 'arm'\. Correct the environment's"
+    with make() as env, pytest.raises(EnvironmentError, match=message):
+        env.reset(0)
+        for _ in range(2):
+            env.step(actions)
+
+
 def test_calls_out_of_order(module):
     for mode in ("in-process", "processes", "native-vector"):
         env = create("CartPole-v1", 2, mode, num_workers=1)

@@ -10,6 +10,7 @@ import numpy as np
 from operant.envs.checked import smaller_limit
 from operant.envs.environment import Environment
 from operant.envs.faults import isfinite, look, look_at_masks, nonfinite, raised_at, state_label, vdot
+from operant.envs.gymnasium import UNREADABLE, misfit
 from operant.envs.infos import Infos
 from operant.envs.vector_env import Check, Flat, Step, VectorEnv, seed_of
 from operant.errors import EnvironmentError, SpaceError
@@ -97,12 +98,15 @@ class GymnasiumVector(VectorEnv):
                 f"The vector of {self.name!r} raised {type(error).__name__} in {name}: {error}{raised_at(error)}"
             ) from error
 
-    def _read_infos(self, info: Mapping[str, Any]) -> Flat:
-        """Return the wanted values of the environments whose episodes ended; a vector's info has arrays, and masks under `_name`."""
+    def _read_infos(self, info: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Flat:
+        """Return the wanted values of the environments whose episodes ended.
+
+        A vector's info has arrays, and masks under `_name`; that of Gymnasium's `DictInfoToList` is a list of dicts.
+        """
         found = self._infos.blank()
         for i in np.flatnonzero(self._ended).tolist() if found else ():
             try:
-                self._infos.note(found, i, self._info_of(info, i))
+                self._infos.note(found, i, self._info_of(info, i) if isinstance(info, Mapping) else info[i])
             except EnvironmentError as error:
                 self._refuse((i, str(error)))
         return found
@@ -128,6 +132,9 @@ class GymnasiumVector(VectorEnv):
             flat = self._encode(observation, True)
         except SpaceError as error:
             raise EnvironmentError(f"The vector of {self.name!r} in {call}: {error}") from None
+        except UNREADABLE as error:
+            fault = misfit(self._vector.observation_space, observation, error)
+            raise EnvironmentError(f"The vector of {self.name!r} in {call}: {fault}") from error
         if self._copy:
             flat = {key: np.array(value) for key, value in flat.items()}
         if call in self._unchecked or self._masked:

@@ -25,6 +25,8 @@ from operant.spec import refuse_code
 
 MISFIT = "Correct the environment's observation_space or what it returns."
 """What is to be done where an observation is no member of its space."""
+UNREADABLE = (SpaceError, KeyError, TypeError, IndexError, ValueError)
+"""What reading an observation raises whose structure or shape is not that of its space."""
 ATARI = "ale_py.env:AtariEnv"
 _ATARI_ID = re.compile(r"^ALE/|(NoFrameskip|Deterministic)-v[04]$")
 _EXTRAS = {  # what an id's entry point starts with: the package that it needs, and the extra that brings it
@@ -301,9 +303,9 @@ class Gymnasium(Environment):
     def _encode(self, observation: Any, call: str) -> Flat:
         try:
             return self.codec.encode(observation, False)
-        except (SpaceError, KeyError, TypeError, IndexError, ValueError) as error:
-            fault = next(value_faults(self.gymnasium.observation_space, observation), str(error))
-            raise EnvironmentError(f"{call} of {self._name}: {fault} {MISFIT}") from error
+        except UNREADABLE as error:
+            fault = misfit(self.gymnasium.observation_space, observation, error)
+            raise EnvironmentError(f"{call} of {self._name}: {fault}") from error
 
     @property
     def _name(self) -> str:
@@ -335,6 +337,11 @@ def begin(env: gymnasium.Env, seed: int | None) -> Any:
     if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
         raise EnvironmentError(f"reset must return (observation, info). Received: {outline(answer)}.")
     return answer[0]
+
+
+def misfit(space: gymnasium.Space[Any], observation: Any, error: Exception) -> str:
+    """Say why an observation could not be read, and what to do; `error` is what reading it raised."""
+    return f"{next(value_faults(space, observation), str(error))} {MISFIT}"
 
 
 def check_step(answer: Any, *, strict: bool = True) -> None:

@@ -80,21 +80,27 @@ class GymnasiumCell:
         observation = adapter.begin(self.env, seed)
         if full:
             self._look(observation)
-        return self._encode(observation, False)
+        return self._read(observation)
 
     def step(self, action: Any, full: bool) -> tuple[Flat, float, bool, bool]:
         """Take an action."""
         if full:
             return self._full_step(action)
         observation, reward, terminated, truncated, self.info = self._step(action)
-        return self._encode(observation, False), reward, terminated, truncated
+        return self._read(observation), reward, terminated, truncated
 
     def _full_step(self, action: Any) -> tuple[Flat, float, bool, bool]:
         answer = self._step(action)
         adapter.check_step(answer)
         observation, reward, terminated, truncated, self.info = answer
         self._look(observation)
-        return self._encode(observation, False), reward, bool(terminated), bool(truncated)
+        return self._read(observation), reward, bool(terminated), bool(truncated)
+
+    def _read(self, observation: Any) -> Flat:
+        try:
+            return self._encode(observation, False)
+        except adapter.UNREADABLE as error:
+            raise EnvironmentError(adapter.misfit(self.env.observation_space, observation, error)) from error
 
     def _look(self, observation: Any) -> None:
         for fault in value_faults(self.env.observation_space, observation):
