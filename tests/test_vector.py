@@ -615,7 +615,7 @@ def test_faults_name_the_environment(module, mode):
         1: r"Environment 2 of 'Count' raised RuntimeError in step: the motor is stuck \(.*count_envs.py, line \d+: raise Runtime",
         4: r"Environment 2 of 'Count' .step 2 of its episode.: The state must be finite. Received: nan at index .0,.",
         5: "Environment 2 of 'Count' .step 2 of its episode.: The reward must be finite. Received: inf",
-        6: r"Environment 2 of 'Count' .step 2 of its episode.*must have shape \(3\). Received: shape \(2,\)",
+        6: r"Environment 2 of 'Count' .step 2 of its episode.*must have shape \(3,\). Received: shape \(2,\)",
         8: r"Environment 2 of 'Count' .step 2 of its episode.: The reward must be a number. Received: None \(NoneType\)",
     }
     with create(module.Count, 3, mode, num_workers=2) as env:
