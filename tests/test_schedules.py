@@ -139,6 +139,10 @@ def test_schedules_in_other_words():
     for wrong, message in [
         ({"type": "linear", "start": 1.0, "initial_value": 2.0}, "got 'start' twice"),
         ({"type": "exponential", "initial_value": 1.0, "decay_rate": 0.5}, "no argument 'decay_rate'.*'end'"),
+        (
+            {"type": "inverse_time", "initial_value": 1.0, "decay_rate": 0.5},
+            "Unknown schedule type 'inverse_time'",
+        ),
         ({"type": "ornstein_uhlenbeck", "theta": 0.0}, "theta must be from 0.01 to 1"),
         ({"type": "ornstein_uhlenbeck", "sigma": -1.0}, "sigma must be at least 0"),
         ({"type": "random", "start": 0.0, "seed": -1}, "seed must be a whole number"),

@@ -24,6 +24,15 @@ def read(**given):
             {"update": {"unit": "episodes", "batch_size": 10, "frequency": "never", "start": 3}},
             {"unit": "episodes", "batch_size": 10, "frequency": 0, "start": 3},
         ),
+        # The float 1.0 is the whole batch, the default; the number 1 is one timestep or episode.
+        ({"update": {"unit": "episodes", "batch_size": 10, "frequency": 1.0, "start": None}},
+         {"unit": "episodes", "batch_size": 10, "frequency": None}),
+        ({"update": {"unit": "episodes", "batch_size": 10, "frequency": 1}},
+         {"unit": "episodes", "batch_size": 10, "frequency": 1}),
+        ({"update_frequency": 1.0}, {"frequency": None}),
+        ({"update_frequency": 0.5}, {"frequency": 0.5}),
+        ({"start_updating": None, "baseline_objective": None, "tracking": None}, {}),
+        ({"start_updating": 7}, {"start": 7}),
         ({"memory": 5000}, {"memory": "replay", "capacity": 5000}),
         ({"memory": {"type": "recent", "capacity": 90}}, {"memory": "recent", "capacity": 90}),
         ({"memory": {"capacity": 90}}, {"memory": "replay", "capacity": 90}),
@@ -59,6 +68,10 @@ def read(**given):
         (
             {"policy": {"network": "auto", "distributions": {"float": {"type": "gaussian", "stddev_mode": "global"}}}},
             {"model": "auto", "std": "global", "distribution": "squash"},
+        ),
+        (
+            {"policy": {"network": "auto", "distributions": {"int": "categorical", "float": {"type": "beta"}}}},
+            {"model": "auto", "distribution": "beta"},
         ),
         ({"optimizer": "rmsprop"}, {"optimizer": "rmsprop"}),
         (
@@ -120,6 +133,10 @@ def test_modules_are_read_into_options(given, wanted):
         ({"policy": {"network": "auto", "temperatur": 1}}, r"policy takes no argument 'temperatur'\. Did you mean 'temperature'"),
         ({"optimizer": {"type": "multi_step", "num_steps": 3}}, r"The optimizer 'multi_step' needs another one inside"),
         ({"optimizer": {"optimizer": "adam", "multi_stepp": 3}}, r"takes no argument 'multi_stepp'\. Did you mean 'multi_step'"),
+        ({"optimizer": {"type": "doublechek_step", "optimizer": "adam"}}, r"'doublechek_step' is no optimizer around another one\. Did you mean 'doublecheck_step'"),
+        ({"policy": {"network": "auto", "distributions": {"move": {"type": "beta"}}}}, r"distributions are those of all actions of a type, .*Received: 'move'"),
+        ({"policy": {"network": "auto", "distributions": {"int": {"type": "categorical", "temperature_mode": "global"}}}}, r"categorical takes no argument 'temperature_mode'"),
+        ({"tracking": "all"}, r"tracking has no counterpart.*summarizer"),
         ({"optimizer": {"type": "plus"}}, r"There is no optimizer 'plus' here"),
         ({"baseline_optimizer": {"optimizer": "adam", "clipping_threshold": 1.0}}, r"baseline_optimizer has no 'grad_norm' of its own"),
         ({"reward_processing": {"type": "clipping"}}, r"reward_processing has no counterpart.*normalize_rewards"),
@@ -269,3 +286,24 @@ def test_trpo_in_the_words_of_the_modular_agent():
     )
     assert (config.unit, config.batch_size, config.baseline_optimizer) == ("episodes", 5, "adam")
     assert define("trpo", learning_rate=0.02, cg_damping=0.2).name == "trpo"
+
+
+@pytest.mark.parametrize("agent", ["dqn", "ddqn", "dueling_dqn", "dpg"])
+def test_defaults_of_tensorforce_that_are_written_out_are_understood(agent):
+    """All arguments of its agents on replay, but for `state_preprocessing` each with the default that they have there."""
+    given = {"memory": 1000, "batch_size": 32, "network": "auto", "start_updating": None, "huber_loss": None,
+             "learning_rate": 1e-3, "horizon": 1, "discount": 0.99, "reward_processing": None, "return_processing": None,
+             "predict_terminal_values": False, "exploration": 0.1, "variable_noise": 0.0, "l2_regularization": 0.0,
+             "entropy_regularization": 0.0, "tracking": None, "update_frequency": 1.0}  # fmt: skip
+    config = define(agent, **given).config
+    assert (config.start, config.frequency, config.batch_size, config.capacity) == (0, None, 32, 1000)
+
+
+def test_what_neither_form_of_an_agent_has_is_named():
+    with pytest.raises(
+        SpecError,
+        match=r"ppo with 'batch_size' takes no argument 'learning_rat'\. Did you mean 'learning_rate'",
+    ):
+        define("ppo", batch_size=10, learning_rat=1e-3)
+    with pytest.raises(SpecError, match=r"ppo takes no argument 'learning_rat'"):
+        define("ppo", learning_rat=1e-3)

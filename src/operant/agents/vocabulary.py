@@ -34,6 +34,7 @@ WRAPPERS: dict[str, dict[str, str]] = {
     },
     "doublecheck_step": {},
     "global_optimizer": {},
+    "tf_optimizer": {},
 }
 """Optimizers around an optimizer, and which options their arguments are."""
 GRADIENTS: dict[str, dict[str, str]] = {
@@ -70,7 +71,8 @@ def options(given: Given) -> dict[str, Any]:
     if found.get("objective", "action_value") != "action_value":
         for name in {"double", "dueling"} - given.keys():
             found.pop(name, None)  # said by modules, of what is the baseline's here
-    if "baseline_objective" in given and not {"baseline", "baseline_model", "critic"} & given.keys():
+    shares = given.get("baseline_objective") is not None
+    if shares and not {"baseline", "baseline_model", "critic"} & given.keys():
         found["baseline_model"] = "shared"
     return found
 
@@ -108,9 +110,14 @@ def update(spec: Any) -> dict[str, Any]:
     if "unit" not in found or "batch_size" not in found:
         missing = "unit" if "unit" not in found else "batch_size"
         raise SpecError(f"update needs {missing!r}. Received the keys: {', '.join(found) or 'none'}.")
-    if found.get("frequency") == "never":
-        found["frequency"] = 0
-    return found
+    if "frequency" in found:
+        found["frequency"] = 0 if found["frequency"] == "never" else _share(found["frequency"])
+    return {key: value for key, value in found.items() if key != "start" or value is not None}
+
+
+def _share(frequency: Any) -> Any:
+    """Return the frequency of updates as an option: 1.0, a float, is the whole batch, as 0.5 is half of it; 1 is one step or episode."""
+    return None if isinstance(frequency, float) and frequency == 1.0 else frequency
 
 
 def memory(spec: Any) -> dict[str, Any]:
@@ -206,15 +213,21 @@ def network_of_policy(given: Given, option: str) -> dict[str, Any]:
 
 
 def distributions(spec: Any) -> dict[str, Any]:
-    """Read `distributions`: that of float actions, by type or by itself."""
-    if isinstance(spec, Mapping) and "float" in spec:
-        spec = spec["float"]
+    """Read `distributions`: that of float actions, by type or by itself; those of others can only be named."""
+    if isinstance(spec, Mapping) and "type" not in spec:
+        for key in spec.keys() - {"float", "int", "bool"}:
+            raise SpecError(
+                f"distributions are those of all actions of a type, float, int or bool. Received: {key!r}. Give the type."
+            )
+        found: dict[str, Any] = {}
+        for own in spec.values():
+            found |= distributions(own)
+        return found
     kind = _type("distribution", spec, ("gaussian", "beta", "categorical", "bernoulli"))
-    if kind == "beta":
-        return {"distribution": "beta"}
-    if kind != "gaussian":
-        return {}
     own = spec if isinstance(spec, Mapping) else {}
+    if kind != "gaussian":
+        _arguments(kind, own, ())
+        return {"distribution": "beta"} if kind == "beta" else {}
     found = _arguments("gaussian", own, ("stddev_mode", "bounded_transform"))
     shape = {"tanh": "squash", "clipping": "clip"}
     transform = found.get("bounded_transform", "tanh")
@@ -235,6 +248,8 @@ def optimizer(spec: Any) -> dict[str, Any]:
             "There is no optimizer 'plus' here. Give one such as 'adam', with multi_step, subsampling_fraction, "
             "linesearch_iterations and clipping_threshold as wanted, or chain optax transformations."
         )
+    if inner is not None and kind is not None and kind not in WRAPPERS:
+        raise SpecError(f"{kind!r} is no optimizer around another one.{suggest(str(kind), WRAPPERS)}")
     names = {**WRAPPED, **WRAPPERS.get(kind or "default", {}), **GRADIENTS.get(kind or "default", {})}
     new = {names[key]: own.pop(key) for key in tuple(own) if key in names}
     if kind == "doublecheck_step":
@@ -289,6 +304,8 @@ def baseline_optimizer(spec: Any) -> dict[str, Any]:
 
 def baseline_objective(spec: Any) -> dict[str, Any]:
     """Read `baseline_objective`: the value of states, or of actions; which of them says the objective."""
+    if spec is None:
+        return {}
     kind = _type("baseline_objective", spec, ("state_value", "action_value", "value"))
     if not isinstance(spec, Mapping):
         return {}
@@ -360,5 +377,8 @@ READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "use_beta_distribution": lambda spec: {"distribution": "beta"} if spec else {},
     "reward_processing": _nothing("reward_processing", "normalize_rewards=True scales rewards."),
     "return_processing": _nothing("return_processing", "normalize_advantage=True standardises returns."),
+    "tracking": _nothing("tracking", "summarizer=dict(directory=...) writes the same numbers."),
+    "update_frequency": lambda spec: {"frequency": _share(spec)},
+    "start_updating": lambda spec: {} if spec is None else {"start": spec},
 }
 """Words whose values may be specifications, and who reads them."""

@@ -62,9 +62,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         """Check the parts against one another."""
-        kinds = typing.get_args(typing.get_type_hints(Schedule)["type"])
-        if self.type not in kinds:
-            raise SpecError(f"Unknown schedule type {self.type!r}.{suggest(self.type, kinds)}")
+        _check_type(self.type)
         if self.unit not in ("timesteps", "episodes", "updates"):
             raise value_error("unit", "'timesteps', 'episodes' or 'updates'", self.unit)
         numbers, counts = ("start", "end", "power", "theta", "sigma"), ("steps", "warmup", "seed")
@@ -152,6 +150,8 @@ class Schedule:
         if found.get("type") == "piecewise_constant":
             values = list(found.get("values", ()))
             found |= {"type": "piecewise", "start": values[0] if values else None, "values": values[1:]}
+        if "type" in found:
+            _check_type(found["type"])  # before what the arguments of that type would be
         if "decay_rate" in found:
             raise SpecError(
                 "schedule takes no argument 'decay_rate': an exponential one goes from 'start' to 'end' within 'steps'. "
@@ -178,3 +178,10 @@ class Schedule:
         values = (self.start, *self.values) if self.type == "piecewise" else (self.start, self.end)
         values += (0.0,) if self.warmup else ()
         return min(values), max(values)
+
+
+def _check_type(kind: Any) -> None:
+    """Refuse a type that does not exist."""
+    kinds = typing.get_args(typing.get_type_hints(Schedule)["type"])
+    if kind not in kinds:
+        raise SpecError(f"Unknown schedule type {kind!r}.{suggest(str(kind), kinds)}")
