@@ -455,6 +455,7 @@ def foreign(package):
         ("model.cfg", "The network file 'model.cfg' cannot be read"),
         (3, "The network 3 is not understood. Give 'auto'"),
         ([], "at least one entry"),
+        ([[{"type": "dense", "size": 4}], []], r"network\[1\]: a list of layers needs at least one entry"),
         ({"type": "auto", "sise": 3}, "takes no argument 'sise'. Did you mean 'size'"),
         ({"type": "auto", "size": 0}, "size must be a whole number of at least 1. Received: size=0"),
         *(

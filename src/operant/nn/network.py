@@ -193,6 +193,10 @@ class Layered:
             )
         if not nested[0]:
             return cls((tuple(read(spec, f"network[{i}]") for i, spec in enumerate(layers)),), False)
+        if [] in map(list, layers):
+            raise SpecError(
+                f"network[{[*map(list, layers)].index([])}]: a list of layers needs at least one entry. Received: []."
+            )
         stacks = [
             tuple(read(spec, f"network[{i}][{j}]") for j, spec in enumerate(s)) for i, s in enumerate(layers)
         ]
