@@ -282,6 +282,10 @@ def test_what_is_no_number_and_no_internals_is_told():
     for reward in ("a", None):
         with pytest.raises(SpaceError, match=f"reward must be a number. Received: reward={reward!r}"):
             agent.observe(reward=reward)
+    with pytest.raises(
+        SpaceError, match=r"Received: reward=\[1.0, 1.0\]. Those of several actors need parallel="
+    ):
+        agent.observe(reward=[1.0, 1.0])
     internals = agent.initial_internals()
     for wrong in (5, {"x": 1}, jax.tree.map(lambda x: x[:2], internals)):
         with pytest.raises(SpaceError, match="internals must have the shapes .* as initial_internals"):

@@ -187,6 +187,7 @@ def test_saver_writes_the_rest_at_the_end_and_can_continue(tmp_path):
         create(saver={"directory": str(tmp_path / "none"), "load": True})
     for spec, message in [
         ({}, "saver must say the directory"),
+        ({"directory": "x", "freq": 1}, "saver takes no argument 'freq'. Did you mean 'frequency'"),
         (7, "saver must be a folder"),
         ({"directory": "x", "unt": 1}, "unt.*unit"),
     ]:

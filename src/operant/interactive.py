@@ -364,7 +364,9 @@ class Interactive:
         try:
             reward = float(reward)
         except (TypeError, ValueError):
-            raise SpaceError(f"reward must be a number. Received: reward={reward!r}.") from None
+            listed = isinstance(reward, list | tuple | np.ndarray)
+            several = " Those of several actors need parallel=[0, 1, ...]." if listed else ""
+            raise SpaceError(f"reward must be a number. Received: reward={reward!r}.{several}") from None
         if fault := reward_fault(reward):
             raise SpaceError(f"reward must be {fault}. Received: reward={reward}.")
         try:

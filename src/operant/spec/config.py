@@ -135,7 +135,7 @@ class Config(metaclass=ConfigMeta):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> typing.Self:
         """Build one of `to_dict`'s data; missing options take their defaults."""
-        return build(cls, dict(data), cls.__name__)
+        return build(cls, dict(data), _label(cls))
 
 
 @functools.cache
@@ -190,7 +190,7 @@ def checked(cls: type[Config], name: str, value: Any) -> Any:
 def build(cls: Callable[..., T], arguments: dict[str, Any], label: str) -> T:
     """Call `cls` with the arguments, in the words of a config too; unknown and missing ones are named, with the close match."""
     if isinstance(cls, type) and issubclass(cls, Config):
-        return typing.cast(T, cls(**canonical(cls, arguments)))
+        return typing.cast(T, cls(**canonical(cls, arguments, label)))
     return typing.cast(T, called(cls, arguments, label))
 
 
