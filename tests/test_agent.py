@@ -434,6 +434,22 @@ def test_a_checkpoint_does_not_say_what_to_import(tmp_path, monkeypatch):
     assert_equal(agent, Agent.load(directory=tmp_path, agent=mine.Mine))
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("dqn", "is of the agent 'ppo'. Received: agent='dqn'. Give agent='ppo'"),
+        ({"type": "ppo", "model": NET, "n_steps": 8}, "saved with n_steps=4, .*Received: n_steps=8. Give the same"),
+        ({"type": "ppo", "gamma": 0.5}, "saved with gamma=0.99, .*Received: gamma=0.5"),
+    ],
+)  # fmt: skip
+def test_loading_changes_neither_the_algorithm_nor_its_options(given, message, tmp_path):
+    agent = create(seed=1)
+    agent.save(directory=tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        Agent.load(directory=tmp_path, agent=given)
+    assert_equal(agent, Agent.load(directory=tmp_path, agent=ROLLOUT))
+
+
 PLANTED = [
     "planted.x",
     "planted:x",

@@ -161,7 +161,7 @@ def define_saved(saved: Mapping[str, Any], source: str, own: Definition | None =
             Its networks go before the file's, if they are not the default.
 
     Raises:
-        CheckpointError: the algorithm is not operant's, and not given.
+        CheckpointError: the algorithm is not operant's, and not given; the caller's is another one, or has other options.
         SpecError: the file is not understood.
     """
     given = dict(saved)
@@ -175,10 +175,30 @@ def define_saved(saved: Mapping[str, Any], source: str, own: Definition | None =
     else:
         from operant.nn.network import parse
 
+        if kind in AGENTS and algorithm_class(kind) is not own.cls:
+            raise CheckpointError(
+                f"{source} is of the agent {kind!r}. Received: agent={own.name!r}. Give agent={kind!r}, with what the file cannot "
+                "hold, or leave agent out."
+            )
         networks, default = own.networks(), config_type(own.cls)()
         given |= {name: parse(x) for name, x in networks.items() if x != getattr(default, name)}
     with from_file(source):
-        return define(kind if own is None else own, **given)
+        found = define(kind if own is None else own, **given)
+    if own is not None:
+        _refuse_changes(own, found, source)
+    return found
+
+
+def _refuse_changes(own: Definition, found: Definition, source: str) -> None:
+    """Refuse options of the caller's that the file has otherwise: they would do nothing."""
+    default = define(own.name if own.name in AGENTS else own.cls).config
+    for name, value in vars(own.config).items():
+        elsewhere = name == "optimizer" or name in own.networks()
+        if not elsewhere and value not in (getattr(default, name), getattr(found.config, name)):
+            raise CheckpointError(
+                f"{source} was saved with {name}={getattr(found.config, name)!r}, and a loaded agent goes on as it was saved. "
+                f"Received: {name}={value!r}. Give the same, or leave it out."
+            )
 
 
 def from_file(source: str) -> contextlib.AbstractContextManager[None]:
@@ -196,8 +216,8 @@ def _named(name: str, layers: list[Mapping[str, Any]]) -> Definition:
         other = words(config_type(algorithm_class(DEFAULT)))
         config = config_type(algorithm_class(name))
         foreign = [key for layer in layers for key in config.translated(layer) if key not in own]
-        if foreign and all(key in other for key in foreign):
-            label = f"{name} with {foreign[0]!r}"
+        if meant := [key for key in foreign if key in other]:  # what neither form has is refused there
+            label = f"{name} with {meant[0]!r}"
             return _defined(DEFAULT, algorithm_class(DEFAULT), [*layers, found.form], label)
     return _defined(name, algorithm_class(name), [*layers, found.options])
 
