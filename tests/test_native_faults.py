@@ -8,6 +8,7 @@ import sys
 import warnings
 from typing import Any
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -394,6 +395,12 @@ def test_what_is_lacking_is_named():
             operant.PPO(given, n_envs=2)
     with pytest.raises(SpecError, match=r"it lacks spaces \('Raises' object has no attribute 'declared'\)"):
         operant.PPO(Raises(), n_envs=2)
+    of_gymnasium = Half()
+    of_gymnasium.action_space = gymnasium.spaces.Discrete(2)
+    with pytest.raises(
+        SpecError, match=r"It has a space of Gymnasium: derive its class from gymnasium\.Env\."
+    ):
+        operant.PPO(of_gymnasium, n_envs=2)
 
 
 class Compares(Line):

@@ -141,6 +141,16 @@ def test_long_labels_fit_and_an_eighth_curve_has_a_look_of_its_own(tmp_path):
     assert legend.x0 >= ax.bbox.x0 and legend.width < 0.75 * ax.bbox.width
 
 
+def test_a_folder_of_runs_over_seeds_stands_for_all_of_them(tmp_path):
+    for name in ("a", "b"):
+        for seed in (1, 2):
+            made(tmp_path / "study" / name / f"seed-{seed}", 10, seed=seed, gamma=name)
+    found = grouped(read([tmp_path / "study"]))["CartPole-v1"]
+    assert {label: len(runs) for label, runs in found.items()} == {"ppo, gamma a": 2, "ppo, gamma b": 2}
+    made(tmp_path / "study" / "single", 10)
+    assert len(read([tmp_path / "study"])) == 1  # where there are runs, these are meant
+
+
 def test_a_run_given_twice_is_one_seed(tmp_path):
     run = made(tmp_path / "runs" / "a", 10)
     assert len(read([run, tmp_path / "runs", f"{run}/../a"])) == 1

@@ -133,6 +133,8 @@ def test_modules_are_read_into_options(given, wanted):
         ({"policy": {"network": "auto", "temperatur": 1}}, r"policy takes no argument 'temperatur'\. Did you mean 'temperature'"),
         ({"optimizer": {"type": "multi_step", "num_steps": 3}}, r"The optimizer 'multi_step' needs another one inside"),
         ({"optimizer": {"optimizer": "adam", "multi_stepp": 3}}, r"takes no argument 'multi_stepp'\. Did you mean 'multi_step'"),
+        ({"optimizer": {"optimizer": "adam", "doublecheck_update": 1}}, "doublecheck_update must be True or False"),
+        ({"optimizer": {"type": "clipping_step", "optimizer": "adam", "threshold": 0.5, "mode": "value"}}, "mode must be 'global_norm'.*clipvalue"),
         ({"optimizer": {"type": "doublechek_step", "optimizer": "adam"}}, r"'doublechek_step' is no optimizer around another one\. Did you mean 'doublecheck_step'"),
         ({"policy": {"network": "auto", "distributions": {"move": {"type": "beta"}}}}, r"distributions are those of all actions of a type, .*Received: 'move'"),
         ({"policy": {"network": "auto", "distributions": {"int": {"type": "categorical", "temperature_mode": "global"}}}}, r"categorical takes no argument 'temperature_mode'"),
@@ -254,6 +256,10 @@ def test_a_policy_with_more_than_a_network_is_modular():
             {"optimizer": "sgd", "linesearch_iterations": 7, "linesearch_factor": 0.5},
         ),
         ({"type": "doublecheck_step", "optimizer": "adam"}, {"optimizer": "adam", "linesearch_iterations": 1}),
+        ({"optimizer": "adam", "doublecheck_update": True}, {"optimizer": "adam", "linesearch_iterations": 1}),
+        ({"optimizer": "adam", "doublecheck_update": True, "linesearch_iterations": 5}, {"optimizer": "adam", "linesearch_iterations": 5}),
+        ({"optimizer": "adam", "doublecheck_update": False}, {"optimizer": "adam"}),
+        ({"type": "clipping_step", "optimizer": "adam", "threshold": 0.5, "mode": "global_norm"}, {"optimizer": "adam", "grad_norm": 0.5}),
     ],
 )  # fmt: skip
 def test_other_ways_to_a_step(spec, found):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from operant.errors import SpecError, suggest, value_error
+from operant.errors import SpecError, expect_like, suggest, value_error
 
 Given = Mapping[str, Any]
 
@@ -252,8 +252,14 @@ def optimizer(spec: Any) -> dict[str, Any]:
         raise SpecError(f"{kind!r} is no optimizer around another one.{suggest(str(kind), WRAPPERS)}")
     names = {**WRAPPED, **WRAPPERS.get(kind or "default", {}), **GRADIENTS.get(kind or "default", {})}
     new = {names[key]: own.pop(key) for key in tuple(own) if key in names}
-    if kind == "doublecheck_step":
+    checked = own.pop("doublecheck_update", False)
+    expect_like("doublecheck_update", checked, False)
+    if (checked or kind == "doublecheck_step") and not new.get("linesearch_iterations"):
         new["linesearch_iterations"] = 1
+    if kind == "clipping_step" and (mode := own.pop("mode", "global_norm")) != "global_norm":
+        raise value_error(
+            "mode", "'global_norm'", mode, "For others give the optimizer itself clipnorm or clipvalue."
+        )
     if inner is not None:
         if own:
             raise SpecError(

@@ -257,9 +257,11 @@ def is_native(value: Any) -> bool:
 
 
 def lacking(value: Any) -> str:
-    """Say what a value lacks to be a JAX-native environment, if it has methods like one; else nothing."""
+    """Say what a value with the methods of an environment lacks to be one of Gymnasium or a JAX-native one; else nothing."""
     if isinstance(value, type) or not all(callable(getattr(value, name, None)) for name in ("reset", "step")):
         return ""
+    if isinstance(getattr(value, "action_space", None), gymnasium.Space):
+        return " It has a space of Gymnasium: derive its class from gymnasium.Env."
     lacks = []
     for name in _NATIVE:
         try:

@@ -44,7 +44,7 @@ def read(paths: Sequence[str | Path], evaluations: bool = False) -> list[Run]:
     """Read runs, each once; of several that wrote to one history, the first that is given stands for all.
 
     Args:
-        paths: folders of runs, folders that hold such, or histories (`.parquet`).
+        paths: folders of runs, folders that hold such (or, where there are only these, several seeds each), or histories (`.parquet`).
         evaluations: read what the evaluations of runs came to, instead of their episodes.
 
     Raises:
@@ -81,12 +81,12 @@ def _places(path: Path) -> list[Path]:
         raise SpecError(f"There is no run or history {str(path)!r}.")
     if path.suffix == ".parquet" or (path / "run.json").is_file():
         return [path]
-    inside = sorted(file.parent for file in path.glob("*/run.json")) if path.is_dir() else []
+    inside = sorted(path.glob("*/run.json")) or sorted(path.glob("*/*/run.json"))
     if not inside:
         raise SpecError(
             f"{str(path)!r} is neither a run (a folder with run.json), nor a folder of runs, nor a history (.parquet)."
         )
-    return inside
+    return [file.parent for file in inside]
 
 
 def _read(path: Path, among: Sequence[Path], evaluations: bool) -> tuple[Path, Run]:
