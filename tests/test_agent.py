@@ -621,6 +621,7 @@ def test_what_is_held_is_learnt_from_at_the_next_call():
     assert held.updates == free.updates and held.timesteps == free.timesteps == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 4)])
 def test_an_update_is_due_in_time_after_loading_for_another_number_of_actors(tmp_path, before, after):
     """The clock of an agent whose updates are of timesteps counts rows of all actors."""
@@ -747,6 +748,7 @@ agent.save(sys.argv[1])
     assert Agent.load(tmp_path).updates == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"), [("ppo", {"n_steps": 8, "mini_batches": 1}), ("dqn", {"buffer_max_size": 400})]
 )

@@ -246,6 +246,7 @@ def test_which_stacks_hold_successive_frames(make, frames, module):
         del Inverted.stacked_frames
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padding", ["reset", "zero"])
 def test_the_same_is_learnt_from_single_frames_and_from_stacks(padding, module):
     """The memory gives back whatever the wrapper shows, also what an episode begins with."""
@@ -291,6 +292,7 @@ def test_an_agent_sees_the_same_wherever_it_is_used(module, tmp_path, capsys):
     agent.close()
 
 
+@pytest.mark.slow
 def test_a_runner_and_a_class_move_it(module):
     options = {"agent": "ppo", "n_steps": 4, "mini_batches": 1, "ppo_epochs": 1, "quiet": True}
     trainer = operant.PPO(

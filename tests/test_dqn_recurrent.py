@@ -161,6 +161,7 @@ def test_rows_of_the_burn_in_count_but_get_no_gradient():
     assert (np.abs(np.asarray(rows))[:2, 3].max(axis=-1) > 0).all()
 
 
+@pytest.mark.slow
 def test_rows_that_only_end_returns_are_no_reason_for_a_step(monkeypatch):
     """Weights are 0 where no action was taken in the rows that learn; momentum would move the parameters all the same."""
     algorithm, state = made(masked=False, n_steps=3)
@@ -231,6 +232,7 @@ def test_learning_waits_for_a_sequence_and_the_row_that_follows_it(name, loss, o
     assert finite == steps == [False, False, False, True, True]
 
 
+@pytest.mark.slow
 def test_imitation_unrolls_from_the_state_of_a_block():
     algorithm, state = made()
     block = block_of(algorithm, jax.random.key(3))

@@ -196,6 +196,7 @@ def test_the_history_has_columns_for_them(tmp_path):
     np.testing.assert_array_equal(found["info/distance"], [math.nan, math.nan, 2.0, 3.0])
 
 
+@pytest.mark.slow
 def test_a_run_reports_evaluates_and_goes_on_with_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = ["train", "a2c", "--n-steps", "4", "--env", GOAL, "--n-envs", "2", "--info-keywords", *KEYS, "--seed", "1", "--quiet"]  # fmt: skip

@@ -70,6 +70,7 @@ def test_update_by_timesteps_comes_with_every_multiple_of_rows():
     assert agent.updates == 3
 
 
+@pytest.mark.slow
 def test_targets_rest_where_there_is_no_row_to_learn_from():
     """An episode's last observation is a row, too: with one row per update it brings nothing."""
     made = compile_agent(

@@ -76,10 +76,10 @@ def drawn(low, high):
         pytest.param(drawn(10, 60), 3, {"horizon": None, "batch_size": 30}, marks=pytest.mark.slow),
         (drawn(3, 8), 1, {**SHARED, "capacity": 1000}),
         pytest.param(drawn(3, 8), 1, {**SHARED, "model": GRU}, marks=pytest.mark.slow),
-        (lambda i: (2, 50)[i], 2, {**SHARED, "batch_size": 8, "horizon": 1}),
+        pytest.param(lambda i: (2, 50)[i], 2, {**SHARED, "batch_size": 8, "horizon": 1}, marks=pytest.mark.slow),
         pytest.param(lambda i: (5, 50)[i], 2, SHARED, marks=pytest.mark.slow),
         pytest.param(lambda i: (2, 20)[i], 2, {"unit": "episodes", "batch_size": 4, "horizon": None}, marks=pytest.mark.slow),
-        (lambda _: 5, 8, {"unit": "episodes", "batch_size": 10, "horizon": None}),
+        pytest.param(lambda _: 5, 8, {"unit": "episodes", "batch_size": 10, "horizon": None}, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_every_row_is_learned_from_once(lengths, actors, options, learned):

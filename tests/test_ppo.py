@@ -121,6 +121,7 @@ def test_the_first_minibatch_beyond_the_limit_is_the_first_without_a_step(option
     assert after.counters.updates == train.counters.updates + 1
 
 
+@pytest.mark.slow
 def test_a_limit_that_nothing_reaches_changes_nothing():
     with_limit = compiled("ppo", Countdown(), N, model=MODEL, target_kl=1e6, **SETTINGS)
     without = compiled("ppo", Countdown(), N, model=MODEL, **SETTINGS)

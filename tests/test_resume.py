@@ -130,6 +130,7 @@ WAITING = ("dqn", "sac", "modular")
 """Those that learn nothing but from a memory that is filled; ACER learns from fresh blocks too."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "agent",
     [name if name == "dqn" else pytest.param(name, marks=pytest.mark.exhaustive) for name in REPLAYED],

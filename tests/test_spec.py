@@ -501,7 +501,7 @@ def test_a_specification_is_not_changed_by_reading_it(registry):
             f"({fractions.__file__}). Did you mean 'Fraction'?",
         ),
         ("none.json", {}, "The layer file 'none.json' does not exist."),
-        ({"type": "base", "lrr": 1}, {}, "Base takes no argument 'lrr'. Did you mean 'lr'?"),
+        ({"type": "base", "lrr": 1}, {}, "base takes no argument 'lrr'. Did you mean 'lr'?"),
     ],
 )
 def test_faulty_specifications_are_named(registry, form, extra, message):

@@ -130,7 +130,7 @@ def history_held(path: str | Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    folder = check_place(path, "history_checkpoint")
+    folder = check_place(shown(path), "history_checkpoint")
     refusal = f"Another run writes to the history {shown(path)!r}. Wait for its end, or give another history."
     with _made(folder), _alone(folder, refusal):
         yield
