@@ -8,7 +8,8 @@ import pytest
 
 from operant.agents import vocabulary
 from operant.agents.making import define
-from operant.errors import SpecError
+from operant.arguments import named
+from operant.errors import SpecError, UsageError
 from operant.spec import Schedule
 
 
@@ -31,6 +32,7 @@ def read(**given):
          {"unit": "episodes", "batch_size": 10, "frequency": 1}),
         ({"update_frequency": 1.0}, {"frequency": None}),
         ({"update_frequency": 0.5}, {"frequency": 0.5}),
+        ({"update_frequency": "never"}, {"frequency": 0}),
         ({"start_updating": None, "baseline_objective": None, "tracking": None}, {}),
         ({"start_updating": 7}, {"start": 7}),
         ({"memory": 5000}, {"memory": "replay", "capacity": 5000}),
@@ -313,3 +315,17 @@ def test_what_neither_form_of_an_agent_has_is_named():
         define("ppo", batch_size=10, learning_rat=1e-3)
     with pytest.raises(SpecError, match=r"ppo takes no argument 'learning_rat'"):
         define("ppo", learning_rat=1e-3)
+
+
+def test_classes_read_the_words_of_the_modular_agent():
+    given = {
+        "update_frequency": 1.0,
+        "start_updating": None,
+        "critic": {"network": [8]},
+        "learning_rate": 0.1,
+    }
+    own = named("modular", (), given)
+    config = define("modular", **own).config
+    assert (config.frequency, config.start, config.baseline_model, config.lr) == (None, 0, (8,), 0.1)
+    with pytest.raises(UsageError, match="got 'lr' twice, once as 'learning_rate'"):
+        named("modular", (), {"lr": 0.1, "learning_rate": 0.1})

@@ -32,7 +32,8 @@ def named(agent: str, parts: Sequence[Any], settings: Mapping[str, Any]) -> dict
     Raises:
         UsageError: there are more parts than the algorithm has, or something is given twice.
     """
-    known, name_of_class = options(config_class(agent)), AGENTS[agent].cls
+    config, name_of_class = config_class(agent), AGENTS[agent].cls
+    known = options(config)
     slots = [name for name in MODELS if name in known]
     if "buffer_max_size" in known:
         slots.append("buffers")
@@ -45,7 +46,10 @@ def named(agent: str, parts: Sequence[Any], settings: Mapping[str, Any]) -> dict
     for name in named:
         if name in settings:
             raise UsageError(f"{name_of_class} got {name!r} twice, by place and by name.")
-    aliases = {alias: name for name, meta in known.items() for alias in meta.aliases}
+    # What a config reads itself says more than the option's own name.
+    aliases = {
+        alias: name for name, meta in known.items() for alias in meta.aliases if alias not in config.words()
+    }
     told: dict[str, Any] = {}
     for given, value in {**named, **settings}.items():
         name = aliases.get(given, given)

@@ -110,14 +110,21 @@ def update(spec: Any) -> dict[str, Any]:
     if "unit" not in found or "batch_size" not in found:
         missing = "unit" if "unit" not in found else "batch_size"
         raise SpecError(f"update needs {missing!r}. Received the keys: {', '.join(found) or 'none'}.")
-    if "frequency" in found:
-        found["frequency"] = 0 if found["frequency"] == "never" else _share(found["frequency"])
-    return {key: value for key, value in found.items() if key != "start" or value is not None}
+    for key, read in (("frequency", update_frequency), ("start", start_updating)):
+        if key in found:
+            found |= read(found.pop(key))
+    return found
 
 
-def _share(frequency: Any) -> Any:
-    """Return the frequency of updates as an option: 1.0, a float, is the whole batch, as 0.5 is half of it; 1 is one step or episode."""
-    return None if isinstance(frequency, float) and frequency == 1.0 else frequency
+def update_frequency(spec: Any) -> dict[str, Any]:
+    """Read how often updates are made: 1.0, a float, is once a batch, as 0.5 is twice; 1 is one timestep or episode."""
+    once = isinstance(spec, float) and spec == 1.0
+    return {"frequency": 0 if spec == "never" else None if once else spec}
+
+
+def start_updating(spec: Any) -> dict[str, Any]:
+    """Read what comes before the first update: a number, or nothing."""
+    return {} if spec is None else {"start": spec}
 
 
 def memory(spec: Any) -> dict[str, Any]:
@@ -384,7 +391,7 @@ READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "reward_processing": _nothing("reward_processing", "normalize_rewards=True scales rewards."),
     "return_processing": _nothing("return_processing", "normalize_advantage=True standardises returns."),
     "tracking": _nothing("tracking", "summarizer=dict(directory=...) writes the same numbers."),
-    "update_frequency": lambda spec: {"frequency": _share(spec)},
-    "start_updating": lambda spec: {} if spec is None else {"start": spec},
+    "update_frequency": update_frequency,
+    "start_updating": start_updating,
 }
 """Words whose values may be specifications, and who reads them."""
