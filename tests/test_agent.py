@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pytest
 from tests.small_agents import NAMES, RECURRENT, networks, small
 
@@ -440,6 +441,8 @@ def test_a_checkpoint_does_not_say_what_to_import(tmp_path, monkeypatch):
         ("dqn", "is of the agent 'ppo'. Received: agent='dqn'. Give agent='ppo'"),
         ({"type": "ppo", "model": NET, "n_steps": 8}, "saved with n_steps=4, .*Received: n_steps=8. Give the same"),
         ({"type": "ppo", "gamma": 0.5}, "saved with gamma=0.99, .*Received: gamma=0.5"),
+        ({"type": "ppo", "optimizer": "sgd"}, "saved with optimizer='adam', .*Received: optimizer='sgd'"),
+        ({"type": "ppo", "optimizer": optax.sgd(0.1)}, "Received: optimizer=an optax transformation. Give the same"),
     ],
 )  # fmt: skip
 def test_loading_changes_neither_the_algorithm_nor_its_options(given, message, tmp_path):
@@ -448,6 +451,12 @@ def test_loading_changes_neither_the_algorithm_nor_its_options(given, message, t
     with pytest.raises(CheckpointError, match=message):
         Agent.load(directory=tmp_path, agent=given)
     assert_equal(agent, Agent.load(directory=tmp_path, agent=ROLLOUT))
+
+
+def test_a_loaded_agent_keeps_its_networks_unless_others_are_given(tmp_path):
+    agent = create({"agent": "ac", "baseline": NET}, seed=1)  # `ac` has one of its own
+    agent.save(directory=tmp_path)
+    assert_equal(agent, Agent.load(directory=tmp_path, agent={"type": "ac", "model": "auto"}))
 
 
 PLANTED = [

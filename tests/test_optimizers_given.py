@@ -304,8 +304,9 @@ def test_an_optax_transformation_is_given_again_on_loading(tmp_path):
         model=[{"type": "dense", "size": 4}],
     )
     agent.save(directory=tmp_path / "agent")
-    with pytest.raises(SpecError, match=r"an object of optax, which no file holds. Give it again"):
-        Agent.load(directory=tmp_path / "agent")
+    for agent in (None, "ppo"):
+        with pytest.raises(SpecError, match=r"an object of optax, which no file holds. Give it again"):
+            Agent.load(directory=tmp_path / "agent", agent=agent)
     again = Agent.load(directory=tmp_path / "agent", agent={"type": "ppo", "optimizer": optax.trace(0.5)})
     assert isinstance(again.definition.config.optimizer, optimise.Given)
 

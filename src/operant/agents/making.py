@@ -172,31 +172,35 @@ def define_saved(saved: Mapping[str, Any], source: str, own: Definition | None =
                 f"{source} is of an algorithm {kind!r} that is not operant's own. Give its class, if you trust it: "
                 "agent=TheClass; on the command line before the folder: operant play module:TheClass RUN."
             )
-    else:
-        from operant.nn.network import parse
+        with from_file(source):
+            return define(kind, **given)
+    from operant.nn.network import parse
 
-        if kind in AGENTS and algorithm_class(kind) is not own.cls:
-            raise CheckpointError(
-                f"{source} is of the agent {kind!r}. Received: agent={own.name!r}. Give agent={kind!r}, with what the file cannot "
-                "hold, or leave agent out."
-            )
-        networks, default = own.networks(), config_type(own.cls)()
-        given |= {name: parse(x) for name, x in networks.items() if x != getattr(default, name)}
+    if kind in AGENTS and algorithm_class(kind) is not own.cls:
+        raise CheckpointError(
+            f"{source} is of the agent {kind!r}. Received: agent={own.name!r}. Give agent={kind!r}, with what the file cannot "
+            "hold, or leave agent out."
+        )
+    default = define(own.name if own.name in AGENTS else own.cls)
+    lost = given.get("optimizer") == {"type": optimise.GIVEN}
+    if lost and vars(own.config).get("optimizer") == vars(default.config).get("optimizer"):
+        optimise.Recipe.read(given["optimizer"])  # says to give it again
+    networks, usual = own.networks(), default.networks()
+    given |= {name: parse(x) for name, x in networks.items() if x != usual[name]}
     with from_file(source):
-        found = define(kind if own is None else own, **given)
-    if own is not None:
-        _refuse_changes(own, found, source)
+        found = define(own, **given)
+    _refuse_changes(own, default, found, source)
     return found
 
 
-def _refuse_changes(own: Definition, found: Definition, source: str) -> None:
-    """Refuse options of the caller's that the file has otherwise: they would do nothing."""
-    default = define(own.name if own.name in AGENTS else own.cls).config
+def _refuse_changes(own: Definition, default: Definition, found: Definition, source: str) -> None:
+    """Refuse options of the caller's that are neither the default nor the file's: they would do nothing. Networks do something."""
+    networks = own.networks()
     for name, value in vars(own.config).items():
-        elsewhere = name == "optimizer" or name in own.networks()
-        if not elsewhere and value not in (getattr(default, name), getattr(found.config, name)):
+        usual, saved = getattr(default.config, name), getattr(found.config, name)
+        if name not in networks and value not in (usual, saved):
             raise CheckpointError(
-                f"{source} was saved with {name}={getattr(found.config, name)!r}, and a loaded agent goes on as it was saved. "
+                f"{source} was saved with {name}={saved!r}, and a loaded agent goes on as it was saved. "
                 f"Received: {name}={value!r}. Give the same, or leave it out."
             )
 

@@ -180,6 +180,9 @@ class Given:
     def __init__(self, transformation: optax.GradientTransformation) -> None:
         self.transformation = transformation
 
+    def __repr__(self) -> str:
+        return "an optax transformation"
+
     def to_dict(self) -> dict[str, Any]:
         """Return what stands for it in a file; reading that says to give the object again."""
         return {"type": GIVEN}
