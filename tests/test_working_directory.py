@@ -372,11 +372,18 @@ def test_a_file_that_comes_along_is_named_as_it_was(here):
 def test_a_runner_reads_its_agent_before_an_environment_is_made(here, monkeypatch):
     Path("net.json").write_text(json.dumps(NET))
     Path("agent.json").write_text(json.dumps({"agent": "a2c", "model": "net.json"}))
-    for agent in ({"agent": "agent.json", "n_steps": 4}, {"directory": "saved"}):
+    first = {"agent": "agent.json", "n_steps": 4, "recorder": "traces", "saver": {"directory": "kept"}}
+    for agent in (
+        first,
+        {"directory": "saved"},
+        {"directory": "saved", "agent": "agent.json", "recorder": "more"},
+    ):
         monkeypatch.chdir(here)
         with Runner(agent, {"environment": "wandering:Wanders", "when": "init"}) as runner:
             assert runner.agent.get_specification()["agent"]["model"] == NET
+            runner.run(num_episodes=2, use_tqdm=False)
             runner.agent.save(here / "saved")
+    assert all(list((here / folder).iterdir()) for folder in ("traces", "kept", "more"))
 
 
 def test_an_environment_may_remove_it(here, monkeypatch):
@@ -412,3 +419,19 @@ def test_the_state_of_the_code_is_that_of_the_programs_folder(here, monkeypatch)
     agent.fit(max_steps=50)
     agent.close()
     assert asked == [here, here, here]
+
+
+@pytest.mark.parametrize("when", ["init", "reset"])
+def test_an_environment_may_change_it_while_a_run_is_replayed(here, when, monkeypatch, capsys):
+    given = {
+        "env": "wandering:Wanders", "env_kwargs": {"when": when}, "max_steps": 20, "seed": 1, "quiet": True, "checkpoints": ["w"],
+    }  # fmt: skip
+    train(Plan("a2c", {"model": NET}, RunConfig.from_dict(given | {"run_dir": "first"})))
+    monkeypatch.chdir(here)
+    begun = given | {"checkpoints": [], "weights": ["w"], "run_dir": "r"}
+    train(Plan("a2c", {"model": NET}, RunConfig.from_dict(begun)))
+    monkeypatch.chdir(here)
+    asked = []
+    monkeypatch.setattr(provenance, "git_state", asked.append)
+    assert main(["replay", "r", "--env", "wandering:Wanders", "--run-dir", "again", "--quiet"]) == 0
+    assert asked == [here] and (here / "again" / "checkpoints").is_dir()

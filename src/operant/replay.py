@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from operant.agents import resolve
-from operant.errors import SpecError, UsageError
+from operant.errors import SpecError, UsageError, shown, working_directory
 from operant.spec import Config, option
 from operant.tracking.runs import read_run
 
@@ -116,19 +116,21 @@ def replay(directory: str | Path, config: ReplayConfig | None = None, agent: str
             raise SpecError(
                 f"The {name} of the run in {str(directory)!r} is {then!r}. Received: {name}={given!r}. Leave it out."
             )
+    base = working_directory()  # whatever the environments make the working directory
     with contextlib.ExitStack() as stack:
-        place = Path(
+        place = base / (
             config.run_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="operant-replay-"))
         )
         if config.run_dir and place.exists() and (not place.is_dir() or any(place.iterdir())):
             raise UsageError(f"run_dir must be a new or empty folder. Received: run_dir={config.run_dir!r}.")
         step = _repeat(record, place, config)
-        return _compared(record, place, step, config.max_steps is None, _changes(record.data))
+        return _compared(record, place, step, config.max_steps is None, _changes(record.data, base))
 
 
 def _record(directory: Path) -> Record:
     """Read what a run left, and refuse what cannot be repeated."""
     from operant import checkpoint
+    from operant.execution.config import located
     from operant.execution.records import Origin
     from operant.folder import runs_within
     from operant.train import resumed
@@ -137,9 +139,10 @@ def _record(directory: Path) -> Record:
         raise SpecError(
             f"There is no run in {str(directory)!r}: run.json is missing.{runs_within(directory)}"
         )
-    run = resumed(directory, {}).run
+    run = located(resumed(directory, {}).run)
     data = read_run(directory / "run.json")
-    newest = checkpoint.latest(directory / "checkpoints")
+    whole = working_directory() / directory
+    newest = checkpoint.latest(whole / "checkpoints")
     if newest is None:
         raise SpecError(f"{str(directory)!r} cannot be replayed: it has no checkpoint to compare with.")
     training = checkpoint.read_header(newest)["training"]
@@ -149,7 +152,7 @@ def _record(directory: Path) -> Record:
     run = run.replace(target_reward=None, max_steps=FOREVER)
     if data.get("vector") is not None:
         run = run.replace(vector=data["vector"])
-    history = Path(run.history_checkpoint) if run.history_checkpoint else directory / "history.parquet"
+    history = Path(run.history_checkpoint) if run.history_checkpoint else whole / "history.parquet"
     return Record(directory, data, run, history, newest, training, Origin(**training.get("origin", {})))
 
 
@@ -214,8 +217,8 @@ def _repeat(record: Record, place: Path, config: ReplayConfig) -> int:
         if run.weights:
             session.weights.load(session.driver)
         aim = min(config.max_steps or FOREVER, record.origin.step + record.training["step"])
-        shown = console(run.replace(max_steps=aim), training)
-        sinks = training.sinks = Tracker([History(place / "history.parquet"), shown])
+        display = console(run.replace(max_steps=aim), training)
+        sinks = training.sinks = Tracker([History(place / "history.parquet"), display])
         try:
             sinks.message(
                 f"Replaying {record.directory}: {record.data['agent']['type']} on {run.env}, seed {run.seed}, up to step {aim}"
@@ -260,7 +263,7 @@ def _compared(record: Record, place: Path, step: int, whole: bool, changes: list
     rows = _rows(record, record.history, step, own)
     again = _rows(record, place / "history.parquet", step)
     if rows is None:
-        parts.append(f"no history: {str(record.history)!r} does not exist here")
+        parts.append(f"no history: {shown(record.history)!r} does not exist here")
     else:
         assert again is not None
         found += _history_differences(rows, again)
@@ -309,15 +312,15 @@ def _history_differences(then: dict[str, np.ndarray], now: dict[str, np.ndarray]
     return found
 
 
-def _changes(data: dict[str, Any]) -> list[str]:
-    """Return what was another version, machine or commit when the run was made."""
+def _changes(data: dict[str, Any], base: Path) -> list[str]:
+    """Return what was another version, machine or commit, of the code in the folder `base`, when the run was made."""
     from operant import provenance
 
     last = (data.get("resumed") or [data])[-1]
     now = {
         "versions": provenance.versions(),
         "machine": provenance.machine(),
-        "git": provenance.git_state() or {},
+        "git": provenance.git_state(base) or {},
     }
     found = []
     for part, values in now.items():

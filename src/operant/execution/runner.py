@@ -13,13 +13,24 @@ from operant.agent import Agent, specified
 from operant.agents.making import define
 from operant.envs.connection import Connection
 from operant.envs.vector_env import seed_of
-from operant.errors import SpaceError, SpecError, UsageError, naming_misspelt, value_error, whole
+from operant.errors import (
+    SpaceError,
+    SpecError,
+    UsageError,
+    naming_misspelt,
+    value_error,
+    whole,
+    working_directory,
+)
 from operant.execution import connections
 from operant.execution.bar import Bar
 from operant.execution.interaction import Interaction, Plan
 from operant.execution.ledger import Ledger, Order, flags
 from operant.execution.seats import Seat
 from operant.execution.shortcut import Shortcut
+
+WRITERS = ("recorder", "saver", "summarizer")
+"""Arguments of an agent that name the folders of what it writes."""
 
 
 class Runner:
@@ -380,12 +391,22 @@ def read(agent: Any) -> Any:
     """
     if agent is None or isinstance(agent, Agent):
         return agent
-    if isinstance(agent, Mapping) and "directory" in agent:
-        place = agent["directory"]
-        there = isinstance(place, str | Path) and Path(place).is_dir()
-        return {**agent, "directory": str(Path(place).absolute())} if there else agent
-    given = specified(agent)
-    return {**given, "agent": define(given["agent"])}
+    loaded = isinstance(agent, Mapping) and "directory" in agent
+    given = dict(agent) if loaded else specified(agent)
+    if not loaded or given.get("agent") is not None:
+        given["agent"] = define(given["agent"])
+    if loaded and isinstance(given["directory"], str | Path) and Path(given["directory"]).is_dir():
+        given["directory"] = str(working_directory() / given["directory"])
+    return given | {name: _placed(given[name]) for name in WRITERS if name in given}
+
+
+def _placed(writer: Any) -> Any:
+    """Return the folder of a writer, or its options with the folder, where it is now."""
+    if isinstance(writer, str | Path):
+        return str(working_directory() / writer)
+    if isinstance(writer, Mapping) and isinstance(writer.get("directory"), str | Path):
+        return {**writer, "directory": _placed(writer["directory"])}
+    return writer
 
 
 def _agent(agent: Any, connection: Connection, actors: int) -> Agent:
