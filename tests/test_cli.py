@@ -230,6 +230,7 @@ def test_presets_are_legal():
         (["train", "ppo", "--env", "x", "--model", "a.cfg", "b.cfg"], "Unknown argument 'b.cfg' for train ppo. --model takes one value. Received: --model a.cfg b.cfg.\n"),
         (["train", "ppo", "--n-seeds", "2", "--seed", "1", "2"], "Unknown argument '2' for train ppo. --seed takes one value. Received: --seed 1 2.\n"),
         (["train", "ppo", "--seed", "2", "2"], "Unknown argument '2' for train ppo. --seed takes one value. Received: --seed 2 2.\n"),
+        (["train", "ppo", "--seed", "2", "--model=a.cfg", "2"], "Unknown argument '2' for train ppo. --model takes one value. Received: --model=a.cfg 2.\n"),
         (["tune", "ppo", "--n-steps", "1", "2", "--seed", "3", "2"], "so it takes one value. Received: --seed 3 2.\n"),
         (["tune", "ppo", "--n-trials", "3", "--model=a.cfg", "b.cfg"], "for tune ppo. --model is not tuned (it has no hp_type), so it takes one value. Received: --model=a.cfg b.cfg.\n"),
         (["tune", "ppo", "--separate", "true", "false"], "Unknown argument 'true' for tune ppo. --separate is not tuned (it has no hp_type), so it takes no value. Received: --separate true.\n"),

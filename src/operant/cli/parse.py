@@ -177,7 +177,9 @@ def _stray(
     def taken(at: int) -> bool:
         """Tell whether an argument is a value of the flag before it."""
         begun, action = before(at)
-        return action is not None and action.nargs != 0 and (action.nargs is not None or begun == at - 1)
+        if action is None or action.nargs == 0 or "=" in arguments[begun]:  # which has its value
+            return False
+        return action.nargs is not None or begun == at - 1
 
     places = [i for i, argument in enumerate(arguments) if argument == bad]
     at = next((i for i in places if not taken(i)), places[0])
