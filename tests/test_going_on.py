@@ -1,5 +1,6 @@
 """What an agent goes on with after interruptions, loading and experience from elsewhere: nothing lost, nothing joined that does not belong together."""
 
+import enum
 import errno
 import functools
 import json
@@ -534,6 +535,21 @@ def test_handlers_of_every_kind_end_the_program(handler, restored_signals):
     with pytest.raises(SystemExit, match="^4$"):
         raise_of_handler(caught.value)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    raise_of_handler(caught.value)
+
+
+class Gear(enum.Enum):
+    FIRST = 1
+
+    @classmethod
+    def _missing_(cls, value):
+        raise SystemExit(0)
+
+
+def test_what_the_system_handles_is_no_handler():
+    """`signal.SIG_DFL` is an entry of an enum, which is called, too."""
+    with pytest.raises(SystemExit) as caught:
+        Gear(2)
     raise_of_handler(caught.value)
 
 

@@ -239,6 +239,8 @@ def raise_of_handler(error: BaseException) -> None:
 
 def _code(handler: Any) -> Any:
     """Return the code that a handler of signals runs: a function, a method, a `functools.partial` or an object that is called."""
+    if not callable(handler):  # the system's
+        return None
     while isinstance(handler, functools.partial):
         handler = handler.func
     return getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
