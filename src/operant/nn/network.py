@@ -193,10 +193,9 @@ class Layered:
             )
         if not nested[0]:
             return cls((tuple(read(spec, f"network[{i}]") for i, spec in enumerate(layers)),), False)
-        if [] in map(list, layers):
-            raise SpecError(
-                f"network[{[*map(list, layers)].index([])}]: a list of layers needs at least one entry. Received: []."
-            )
+        for i, stack in enumerate(layers):
+            if not stack:
+                raise SpecError(f"network[{i}]: a list of layers needs at least one entry. Received: [].")
         stacks = [
             tuple(read(spec, f"network[{i}][{j}]") for j, spec in enumerate(s)) for i, s in enumerate(layers)
         ]
@@ -322,7 +321,7 @@ def load(path: str | Path) -> Any:
     try:
         return keras().saving.load_model(path, compile=False, safe_mode=True)
     except (ValueError, TypeError, OSError) as error:
-        raise SpecError(f"The network file {str(path)!r} cannot be loaded: {error}") from None
+        raise SpecError(f"The network file {shown(path)!r} cannot be loaded: {error}") from None
 
 
 Parsed: TypeAlias = Auto | Layered | Preprocessed | KerasModel | Cfg
