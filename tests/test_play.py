@@ -522,7 +522,7 @@ def test_a_run_does_not_say_what_to_import(tmp_path, monkeypatch):
     (tmp_path / "planted.json").write_text('{"environment": "planted.x"}')
     monkeypatch.syspath_prepend(tmp_path)
     path = str(tmp_path / "run")
-    told = ["--max-steps", "64", "--n-steps", "32", "--quiet", "--run-dir", path]
+    told = ["--max-steps", "64", "--n-steps", "32", "--seed", "1", "--quiet", "--run-dir", path]
     assert main(["train", "ppo", "--env", "CartPole-v1", *told]) == 0
     file = tmp_path / "run" / "run.json"
     saved = json.loads(file.read_text())
