@@ -369,6 +369,7 @@ def test_presets_have_no_options_without_effect():
         assert define(preset.agent, **given).remarks(preset.settings.get("max_steps")) == [], preset
 
 
+@pytest.mark.slow
 def test_a_run_too_short_for_its_options_says_so(capsys, tmp_path):
     words = ["--buffer-initial-size", "50", "--buffer-max-size", "50", "--run-dir", str(tmp_path / "run")]
     words += ["--seed", "1"]  # of which an episode ends after step 10: the history counts on from there

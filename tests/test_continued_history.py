@@ -133,6 +133,7 @@ def test_fit_counts_on_once(tmp_path, monkeypatch):
     agent.close()
 
 
+@pytest.mark.slow
 def test_a_history_that_another_run_writes_to_is_refused(tmp_path, monkeypatch, capsys):
     """Each would overwrite the rows of the other. Its own runs go on, one after the other."""
     monkeypatch.chdir(tmp_path)

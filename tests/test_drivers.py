@@ -378,6 +378,7 @@ def test_host_driver_may_be_saved_before_its_first_block(name, tmp_path):
     assert other.step == int(other.train.counters.timesteps) > 0
 
 
+@pytest.mark.slow
 def test_the_host_driver_may_be_restored_twice(tmp_path):
     """The first row is the last one of the saved episodes again, not what the restore before was about to show."""
     name = ONCE[0]

@@ -233,6 +233,7 @@ def test_seeds_at_once_are_evaluated_each():
     np.testing.assert_array_equal(one["episode_reward"][:3], rows("single")["episode_reward"][:3])
 
 
+@pytest.mark.slow
 def test_the_clock_of_each_seed_stands_still_while_another_is_evaluated(monkeypatch):
     clock, whole = [0.0], Evaluation.run
 

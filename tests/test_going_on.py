@@ -63,9 +63,8 @@ def same(one, other):
     return all(jax.tree.leaves(jax.tree.map(np.array_equal, one, other)))
 
 
-@pytest.mark.parametrize(
-    "spec", [pytest.param(ROLLOUT, marks=pytest.mark.slow, id="ppo"), pytest.param(REPLAY, id="dqn")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", [pytest.param(ROLLOUT, id="ppo"), pytest.param(REPLAY, id="dqn")])
 def test_masks_that_come_with_the_first_states_leave_loaded_weights(spec, tmp_path):
     agent = create(spec)
     play(agent, 24)
@@ -595,6 +594,7 @@ def test_a_run_in_a_slow_environment_ends_soon(n_steps, steps, monkeypatch, tmp_
     agent.close()
 
 
+@pytest.mark.slow
 def test_long_and_short_calls_of_the_driver_learn_the_same(monkeypatch):
     def run(seconds):
         monkeypatch.setattr(training, "CALL_SECONDS", seconds)
@@ -627,6 +627,7 @@ def test_a_history_that_others_continued_keeps_their_rows(tmp_path, monkeypatch)
     assert len(read_history("h.parquet")["step"]) > len(rows["step"])
 
 
+@pytest.mark.slow
 def test_checkpoints_every_so_many_steps_and_how_many_are_kept(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     told = {"env": "jax:CartPole-v1", "n_envs": 2, "seed": 1, "quiet": True, "save_frequency": 1000}
@@ -674,6 +675,7 @@ def test_a_file_system_without_locks_is_no_obstacle(monkeypatch, tmp_path):
     assert (tmp_path / "step-1").is_dir()
 
 
+@pytest.mark.slow
 def test_counters_beyond_their_range_stay_large():
     """32 bits are minutes of the fastest environments: schedules must not begin again then, nor exploration."""
     definition, env = define("pqn", model=NET, n_steps=8, epsilon_decay_steps=1000), CartPole()

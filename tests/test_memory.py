@@ -223,6 +223,7 @@ def test_samples_are_the_transitions_of_a_plain_memory(replay, plan, seed, n_ste
 STACKED = [Replay(20, 1, frames={"camera": 3}), Replay(40, 2, prioritised=True, frames={"camera": 3})]
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(
     st.sampled_from(STACKED),

@@ -68,7 +68,7 @@ def drawn(low, high):
     ("lengths", "actors", "options"),
     [
         (drawn(10, 60), 1, {}),
-        (drawn(10, 60), 8, {}),
+        pytest.param(drawn(10, 60), 8, {}, marks=pytest.mark.slow),
         pytest.param(drawn(10, 60), 1, {"batch_size": 10}, marks=pytest.mark.slow),
         pytest.param(drawn(10, 60), 8, {"batch_size": 10}, marks=pytest.mark.slow),
         pytest.param(drawn(10, 60), 4, {"batch_size": 64, "horizon": 50}, marks=pytest.mark.slow),

@@ -132,15 +132,16 @@ STEPS = [*REPLAY, "--n-steps", "3"]
 NORMALISED = ["ppo", "--normalize-observations", "--normalize-rewards", *WORDS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent", "what", "seeds"),
     [
         (REPLAY, "reward", 1),
-        pytest.param(STEPS, "state", 1, marks=pytest.mark.slow),
-        pytest.param(STEPS, "reset", 1, marks=pytest.mark.slow),
-        pytest.param(STEPS, "reward", 2, marks=pytest.mark.slow),
-        pytest.param(NORMALISED, "reward", 1, marks=pytest.mark.slow),
-        pytest.param(NORMALISED, "state", 2, marks=pytest.mark.slow),
+        (STEPS, "state", 1),
+        (STEPS, "reset", 1),
+        (STEPS, "reward", 2),
+        (NORMALISED, "reward", 1),
+        (NORMALISED, "state", 2),
     ],
 )
 def test_what_is_not_finite_is_not_learnt_from(tmp_path, capsys, module, monkeypatch, agent, what, seeds):
@@ -465,6 +466,7 @@ class CountsOnTheHost(Environment):
         return {"near": 3 + (self.state - 1) % 5, "far": 0.0}, False, float(100 * actions[0] + actions[1])
 
 
+@pytest.mark.slow
 def test_integers_count_from_where_they_are_declared():
     """Both kinds of environment see the same actions, and show the same states."""
     seen = []
@@ -496,6 +498,7 @@ class Maze(Line):
     grid: Any = None
 
 
+@pytest.mark.slow
 def test_an_environment_without_a_hash_trains_and_plays(tmp_path):
     with pytest.raises(TypeError, match="unhashable"):
         hash(Maze(grid=np.eye(3)))

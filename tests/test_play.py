@@ -189,6 +189,7 @@ class Endless(gymnasium.Wrapper):
         super().__init__(gymnasium.make("CartPole-v1").unwrapped)
 
 
+@pytest.mark.slow
 def test_an_agent_that_counts_episodes_plays_by_weights(tmp_path, capsys):
     """Its memory has room for the longest episode, which the environment tells, or the option."""
     path = str(tmp_path / "v.tf")

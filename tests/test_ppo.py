@@ -135,6 +135,7 @@ def test_a_limit_that_nothing_reaches_changes_nothing():
         np.testing.assert_allclose(metrics[name], x, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_an_update_without_a_step_changes_nothing_and_has_no_metrics_of_steps():
     """Such as of a block that came from another policy. What would have been skipped behind the end was not."""
     agent = compiled("ppo", Countdown(), N, model=MODEL, target_kl=1.0, **SETTINGS)

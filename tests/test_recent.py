@@ -69,6 +69,7 @@ def test_actors_out_of_step_keep_their_own_rows():
     assert np.asarray(held.valid)[:, 1].tolist() == [False, False, True, True]
 
 
+@pytest.mark.slow
 def test_age_is_how_many_rows_came_since():
     memory = Recent(6, 2)
     state = memory.init(EXAMPLE)

@@ -215,6 +215,7 @@ def test_the_file_of_an_agent_is_read_before_its_seeds(here, monkeypatch):
     assert [result.directory for result in replicated.results] == [Path("r/seed-3"), Path("r/seed-4")]
 
 
+@pytest.mark.slow
 def test_seeds_at_once_show_and_keep_paths_as_given(here, capsys):
     run = RunConfig.from_dict({"env": "jax:CartPole-v1", "max_steps": 100, "seed": 3, "run_dir": "r"})
     replicated = replicate(Plan("a2c", {"model": NET}, run), 2)
