@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from operant.agents import vocabulary
@@ -31,6 +32,7 @@ def read(**given):
         ({"update": {"unit": "episodes", "batch_size": 10, "frequency": 1}},
          {"unit": "episodes", "batch_size": 10, "frequency": 1}),
         ({"update_frequency": 1.0}, {"frequency": None}),
+        ({"update_frequency": np.float32(1.0)}, {"frequency": None}),
         ({"update_frequency": 0.5}, {"frequency": 0.5}),
         ({"update_frequency": "never"}, {"frequency": 0}),
         ({"start_updating": None, "baseline_objective": None, "tracking": None}, {}),

@@ -8,6 +8,7 @@ Imports neither JAX nor Keras.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -117,8 +118,8 @@ def update(spec: Any) -> dict[str, Any]:
 
 
 def update_frequency(spec: Any) -> dict[str, Any]:
-    """Read how often updates are made: 1.0, a float, is once a batch, as 0.5 is twice; 1 is one timestep or episode."""
-    once = isinstance(spec, float) and spec == 1.0
+    """Read how often updates are made: 1.0, a float of any kind, is once a batch, as 0.5 is twice; 1 is one timestep or episode."""
+    once = isinstance(spec, numbers.Real) and not isinstance(spec, numbers.Integral) and spec == 1.0
     return {"frequency": 0 if spec == "never" else None if once else spec}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import re
 import sys
 import typing
@@ -14,7 +13,7 @@ from typing import Any, NoReturn
 
 from operant.agents import entry
 from operant.cli.tables import flag
-from operant.errors import UsageError, suggest
+from operant.errors import UsageError, suggest, working_directory
 from operant.spec import Config, default, options
 
 NAMES = ("agent", "env", "environment", "level")
@@ -60,7 +59,7 @@ def is_own(name: object) -> bool:
 
 def search_here(name: object) -> None:
     """Let modules in the current folder be found, behind all others, if the command line names one."""
-    here = os.getcwd()
+    here = str(working_directory())
     if is_own(name) and here not in sys.path:
         sys.path.append(here)
 

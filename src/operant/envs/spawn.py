@@ -25,7 +25,14 @@ from typing import Any
 
 from operant.envs.source import HERE
 from operant.envs.worker import CLOSE, FAULT, OK
-from operant.errors import EnvironmentError, OperantError, SpaceError, SpecError, UsageError
+from operant.errors import (
+    EnvironmentError,
+    OperantError,
+    SpaceError,
+    SpecError,
+    UsageError,
+    working_directory,
+)
 
 START_SECONDS = 120.0
 """How long a worker may take to start and to make its environments, at least."""
@@ -89,7 +96,7 @@ class Worker:
         self._poll = select.poll()  # many times faster than the connection's own
         self._poll.register(self._connection, select.POLLIN)
         descriptors = (theirs.fileno(), self._descriptor)
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        path = os.pathsep.join(entry or str(working_directory()) for entry in sys.path)
         # One thread per worker: libraries that each take all processors would only hinder one another.
         threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
         inherited = {name: value for name, value in os.environ.items() if name not in SECRET}

@@ -6,13 +6,12 @@ import contextlib
 import contextvars
 import importlib
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from operant.errors import SpecError, suggest
+from operant.errors import SpecError, suggest, working_directory
 
 
 class _Source(NamedTuple):
@@ -116,8 +115,8 @@ def imported(path: str, what: str) -> Any:
         remedy = ""
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             remedy = " Install it, or put its folder on PYTHONPATH."
-            if what in NAMED_HERE and {"", os.getcwd()} & set(sys.path):
-                files = [file.stem for file in Path.cwd().glob("*.py")]
+            if what in NAMED_HERE and {"", str(working_directory())} & set(sys.path):
+                files = [file.stem for file in working_directory().glob("*.py")]
                 remedy = (
                     f" It is not in the current folder either.{suggest(module, files, listed=False)}{remedy}"
                 )

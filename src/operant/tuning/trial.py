@@ -20,6 +20,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from operant.errors import working_directory
+
 if TYPE_CHECKING:
     from operant.agents.making import Definition
     from operant.execution.config import RunConfig
@@ -50,7 +52,7 @@ class TrialProcess:
     def __init__(self, silent: bool, shared: bool) -> None:
         self.connection, theirs = Pipe()
         self._output: IO[bytes] | None = tempfile.TemporaryFile() if silent else None  # noqa: SIM115 - lives as long as this
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        path = os.pathsep.join(entry or str(working_directory()) for entry in sys.path)
         memory = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if shared else {}
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", self.code, str(theirs.fileno())],
