@@ -686,6 +686,10 @@ def test_agents_as_a_mapping():
     assert list(operant.agents) == list(AGENTS) == list(dict(operant.agents))
     assert len(operant.agents) == len(AGENTS)
     assert "ppo" in operant.agents and "ppoo" not in operant.agents
+    assert dict(operant.agents.items()) == dict(operant.agents)
+    assert [dict(card) for card in operant.agents.values()] == [dict(operant.agents[name]) for name in AGENTS]
+    assert operant.agents.get("double_dqn") == operant.agents["double_dqn"]
+    assert operant.agents.get("ppoo", 3) == 3
     card = operant.agents["ppo"]
     assert list(card) == ["module", "agent", "model"]
     assert card["module"].__name__ == "operant.agents.ppo"

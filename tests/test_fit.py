@@ -256,7 +256,9 @@ def test_an_agent_of_the_table_brings_its_fixed_options():
 
 
 def test_none_is_a_value_of_what_may_be_none_and_else_the_default():
-    agent = operant.PPO("CartPole-v1", None, grad_norm=None, history_checkpoint=None, quiet=True, seed=None)
+    agent = operant.PPO(
+        "CartPole-v1", None, grad_norm=None, history_checkpoint=None, weights=None, quiet=True, seed=None
+    )
     config = agent.session.definition.config
     assert (config.grad_norm, config.model, agent.run.history_checkpoint) == (None, "auto", None)
     assert config_class("ppo")().grad_norm is not None
@@ -422,6 +424,7 @@ def test_actor_and_critic_may_be_compiled_with_learning_rates_of_their_own():
         (lambda: operant.PPO("CartPole-v1", n_stepps=10), "n_stepps.*n_steps"),
         (lambda: operant.DQN("CartPole-v1", NET, [7]), "buffers must be a list of ReplayBuffer1"),
         (lambda: operant.PPO("CartPole-v1", NET, checkpoints=["a", "b"]), r"checkpoints must be 1 path\(s\)"),
+        (lambda: operant.PPO("CartPole-v1", NET, weights="ppo.tf"), "weights must be a list. Received: weights='ppo.tf'"),
         (lambda: operant.PPO([gymnasium.make("CartPole-v1")], env_kwargs={"a": 1}), r"env_kwargs is for an id or a class.*Give it where they are made: gymnasium.make"),
         (lambda: operant.PPO("CartPole-v1", env_kwargs={"a": object()}), "env_kwargs must be plain data"),
         (lambda: operant.PPO("CartPole-v1", env_kwargs=[1]), r"env_kwargs must be a dict. Received: env_kwargs=\(1,\)"),

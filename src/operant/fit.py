@@ -106,7 +106,7 @@ class Trainer:
         n_envs: how many environments, if `envs` is an id.
         eval_envs: with `eval_frequency`: environments in which the policy is evaluated, as `envs` may be (default: others like those
             that train).
-        weights: files of variables to start from, one for each model.
+        weights: files of variables to start from, one for each model (default: none).
         trial: an Optuna trial to report the mean reward to, at twenty equal parts of `max_steps`; it may end `fit` by
             `optuna.TrialPruned`.
         settings: hyperparameters, and options of the run that concern a program (`seed`, `checkpoints`, `quiet`,
@@ -130,7 +130,7 @@ class Trainer:
         *parts: Any,
         n_envs: int | None = None,
         eval_envs: Any = None,
-        weights: Sequence[str] = (),
+        weights: Sequence[str] | None = None,
         trial: Any = None,
         **settings: Any,
     ) -> None:
@@ -152,7 +152,7 @@ class Trainer:
                 **run,
                 "env": envs if isinstance(envs, str) else type(envs).__name__,
                 "n_envs": 1 if n_envs is None else n_envs,
-                "weights": tuple(weights),
+                "weights": () if weights is None else weights,
                 "seed": secrets.randbelow(2**31) if seed is None else seed,
                 "max_steps": 1,  # `fit` says how many
             }

@@ -296,5 +296,17 @@ class _Agents(types.ModuleType):
         """Return the names of the agents."""
         return AGENTS.keys()
 
+    def values(self) -> Iterator[Any]:
+        """Yield what is known of each agent."""
+        return (self[name] for name in AGENTS)
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Yield the names of the agents, each with what is known of it."""
+        return ((name, self[name]) for name in AGENTS)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return what is known of an agent, or the default where there is none of that name."""
+        return self[name] if name in (*AGENTS, *ALIASES) else default
+
 
 sys.modules[__name__].__class__ = _Agents
