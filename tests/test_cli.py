@@ -16,6 +16,7 @@ from operant.agents.making import define
 from operant.cli import main, parse, tables
 from operant.errors import SpecError, UsageError
 from operant.execution.config import RunConfig
+from operant.play import PlayConfig
 from operant.spec import default, options
 from operant.tracking import read_history
 from operant.train import resumed
@@ -141,28 +142,75 @@ def test_the_overview_says_all_that_can_be_listed(capsys):
     assert "List agents, environments, presets or runs\n" in capsys.readouterr().out
 
 
-SEED_DEFAULTS = {  # the tables of the seed document
-    "ppo": {
-        "advantage_epsilon": (1e-8, "log_uniform"), "clip_norm": (0.1, "log_uniform"), "entropy_coef": (0.01, "log_uniform"),
-        "grad_norm": (0.5, "log_uniform"), "lam": (0.95, "log_uniform"), "mini_batches": (4, "categorical"),
-        "n_steps": (128, "categorical"), "ppo_epochs": (4, "categorical"), "value_loss_coef": (0.5, "log_uniform"),
-        "gamma": (0.99, "log_uniform"), "lr": (0.0007, "log_uniform"), "beta1": (0.9, "log_uniform"),
-        "beta2": (0.999, "log_uniform"), "opt_epsilon": (1e-07, "log_uniform"),
+SHARED = {  # the tables of the seed document
+    "gamma": (0.99, "log_uniform"), "lr": (0.0007, "log_uniform"), "beta1": (0.9, "log_uniform"), "beta2": (0.999, "log_uniform"),
+    "opt_epsilon": (1e-07, "log_uniform"),
+}  # fmt: skip
+REPLAY = {
+    "buffer_batch_size": (32, "categorical"),
+    "buffer_initial_size": (None, "int"),
+    "buffer_max_size": (10000, "int"),
+}
+ACTOR_CRITIC = {
+    "entropy_coef": (0.01, "log_uniform"), "grad_norm": (0.5, "log_uniform"), "value_loss_coef": (0.5, "log_uniform"),
+}  # fmt: skip
+GAE = {
+    "advantage_epsilon": (1e-8, "log_uniform"), "clip_norm": (0.1, "log_uniform"), "mini_batches": (4, "categorical"),
+    "ppo_epochs": (4, "categorical"),
+}  # fmt: skip
+NOISE = {
+    "gradient_steps": (None, "int"),
+    "step_noise_coef": (0.1, "log_uniform"),
+    "tau": (0.005, "log_uniform"),
+}
+SEED_DEFAULTS = {
+    "a2c": {**SHARED, **ACTOR_CRITIC, "n_steps": (5, "categorical")},
+    "acer": {
+        **SHARED, **REPLAY, **ACTOR_CRITIC, "delta": (1, "log_uniform"), "ema_alpha": (0.99, "log_uniform"),
+        "epsilon": (1e-06, "log_uniform"), "grad_norm": (10, "log_uniform"), "importance_c": (10.0, "log_uniform"),
+        "n_steps": (20, "categorical"), "replay_ratio": (4, "categorical"), "trust_region": (True, None),
+        "buffer_batch_size": (1, "categorical"),
     },
+    "ddpg": {**SHARED, **REPLAY, **NOISE},
     "dqn": {
-        "double": (False, None), "epsilon_decay_steps": (150000, "int"), "epsilon_end": (0.02, "log_uniform"),
+        **SHARED, **REPLAY, "double": (False, None), "epsilon_decay_steps": (150000, "int"), "epsilon_end": (0.02, "log_uniform"),
         "epsilon_start": (1.0, "log_uniform"), "target_sync_steps": (1000, "int"),
-        "buffer_batch_size": (32, "categorical"), "buffer_initial_size": (None, "int"), "buffer_max_size": (10000, "int"),
     },
+    "ppo": {**SHARED, **ACTOR_CRITIC, **GAE, "lam": (0.95, "log_uniform"), "n_steps": (128, "categorical")},
+    "td3": {
+        **SHARED, **REPLAY, **NOISE, "noise_clip": (0.5, "log_uniform"), "policy_delay": (2, "categorical"),
+        "policy_noise_coef": (0.2, "log_uniform"),
+    },
+    "trpo": {
+        **SHARED, **ACTOR_CRITIC, **GAE, "actor_iterations": (10, "int"), "cg_damping": (0.001, "log_uniform"), "cg_iterations": (10, None),
+        "cg_residual_tolerance": (1e-10, "log_uniform"), "critic_iterations": (3, "int"), "entropy_coef": (0, "log_uniform"),
+        "fvp_n_steps": (5, "int"), "lam": (1.0, "log_uniform"), "max_kl": (0.001, "log_uniform"), "n_steps": (512, "categorical"),
+    },
+}  # fmt: skip
+SEED_RUN_DEFAULTS = {
+    "checkpoints": ((), None), "display_precision": (2, None), "divergence_monitoring_steps": (None, None), "early_stop_patience": (3, None),
+    "history_checkpoint": (None, None), "log_frequency": (None, None), "plateau_reduce_factor": (0.9, None),
+    "plateau_reduce_patience": (10, None), "quiet": (False, None), "reward_buffer_size": (100, None), "seed": (None, None),
+    "max_frame": (False, "categorical"), "n_envs": (1, "categorical"), "preprocess": (False, None), "weights": ((), None),
+    "max_steps": (None, None), "monitor_session": (None, None), "target_reward": (None, None),
+}  # fmt: skip
+SEED_PLAY_DEFAULTS = {
+    "action_idx": (0, None), "frame_delay": (0, None), "frame_dir": (None, None), "frame_frequency": (1, None), "render": (False, None),
+    "video_dir": (None, None),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("agent", SEED_DEFAULTS)
-def test_defaults_are_the_documented_ones(agent):
-    config = config_class(agent)
-    for name, (value, search) in SEED_DEFAULTS[agent].items():
-        assert default(config, name) == value, name
-        assert options(config)[name].search == search, name
+@pytest.mark.parametrize(
+    ("config", "documented"),
+    [
+        *((config_class(agent), defaults) for agent, defaults in SEED_DEFAULTS.items()),
+        (RunConfig, SEED_RUN_DEFAULTS),
+        (PlayConfig, SEED_PLAY_DEFAULTS),
+    ],
+    ids=[*SEED_DEFAULTS, "run", "play"],
+)
+def test_defaults_are_the_documented_ones(config, documented):
+    assert {name: (default(config, name), options(config)[name].search) for name in documented} == documented
 
 
 def test_list(capsys):
@@ -240,6 +288,11 @@ def test_presets_are_legal():
         (["train", "ppo", "--env", "CartPole-v1", "--max-step", "10"], "Unknown flag '--max-step' for train ppo. Did you mean '--max-steps'?\n"),
         (["train", "ppo", "--max", "400"], "Unknown flag '--max' for train ppo. Did you mean one of --max-episode-timesteps, --max-frame, --max-steps?\n"),
         (["train", "ppo", "--no-sep"], "Unknown flag '--no-sep' for train ppo. Did you mean '--no-separate'?\n"),
+        *(
+            ([*command, "--env", "x", name, "1"], f"Unknown flag '{name}' for {command[0]} ppo. It is a flag of `operant train`: leave it out.\n")
+            for command, names in ((["play", "ppo"], ["--n-envs", "--checkpoints", "--log-frequency"]), (["tune", "ppo"], ["--max-steps", "--run-dir"]))
+            for name in names
+        ),
         (["play", "ppo", "--episode=3"], "Unknown flag '--episode=3' for play ppo. Did you mean '--episodes'?\n"),
         (["tune", "ppo", "--trial-step", "9"], "Did you mean '--trial-steps'?\n"),
         (["run", "--episod", "9"], "Did you mean '--episodes'?\n"),

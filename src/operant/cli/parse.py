@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from operant.agents import entry
 from operant.cli.tables import flag
 from operant.errors import UsageError, suggest, working_directory
+from operant.execution.config import RunConfig
 from operant.spec import Config, default, options
 
 NAMES = ("agent", "env", "environment", "level")
@@ -71,6 +72,10 @@ def asks_for_help(flags: Sequence[str]) -> bool:
 
 FORMER = {"n_envs": ("--n-env",)}
 """Other spellings of flags, in command lines of the library that operant succeeds."""
+
+
+BESIDE_TRAINING = ("play", "tune")
+"""Commands that take flags of `operant train`, but not all of them."""
 
 
 def peek(arguments: Sequence[str], name: str) -> str | None:
@@ -149,6 +154,8 @@ def _meant(bad: str, known: Mapping[str, argparse.Action], command: str) -> str:
     begun = sorted(each for each in flags if each.startswith(name))
     if len(begun) > 1:
         return f" Did you mean one of {', '.join(begun)}?"
+    if command.split()[0] in BESIDE_TRAINING and name in map(flag, options(RunConfig)):  # others look like it
+        return " It is a flag of `operant train`: leave it out."
     return suggest(name, begun or flags, listed=False) or f" `operant {command} --help` lists them."
 
 
