@@ -438,6 +438,7 @@ def test_actor_and_critic_may_be_compiled_with_learning_rates_of_their_own():
         (lambda: operant.PPO(vectors.create("CartPole-v1", 2), max_episode_timesteps=9), "'CartPole-v1' is a vector already. Received: max_episode_timesteps=9"),
         (lambda: create_envs("CartPole-v1", 0, preprocess=False), "n must be a whole number of at least 1"),
         (lambda: create_envs("CartPole-v1", preprocess=False, max_frame=True), "max_frame must be False"),
+        (lambda: create_envs("CartPole-v1", 1, True, 4), "max_frame must be True or False. Received: max_frame=4"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named(arguments, message):

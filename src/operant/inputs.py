@@ -39,9 +39,11 @@ def create_envs(
         kwargs: arguments of the environment itself.
 
     Raises:
-        SpecError: the id is unknown, or the observations are no frames to preprocess.
+        SpecError: the id is unknown, the observations are no frames to preprocess, or `n` or `max_frame` is of another type.
     """
     n = whole("n", n)
+    if not isinstance(max_frame, bool):  # in its place others take how many frames are skipped
+        raise value_error("max_frame", "True or False", max_frame)
     if max_frame and not preprocess:
         raise value_error("max_frame", "False without preprocess", max_frame, "Set preprocess=True.")
     if preprocess:
