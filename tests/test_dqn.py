@@ -177,6 +177,15 @@ def test_noise_is_of_rank_one_with_the_biases_sharing_the_outputs_factor():
     assert not np.asarray(drawn["c/kernel"]).any()
 
 
+def test_noise_does_not_depend_on_the_order_of_layers():
+    """Compiled functions sort the names of a dict: a layer must get the same noise inside and outside of them."""
+    sigma = {"head.a/kernel": jnp.ones((2, 3)), "head.a.value/kernel": jnp.ones((2, 1))}
+    params = jax.tree.map(jnp.zeros_like, sigma)
+    compiled_noise = jax.jit(noisy.perturbed)(params, sigma, jax.random.key(0))
+    for name, x in noisy.perturbed(params, sigma, jax.random.key(0)).items():
+        np.testing.assert_allclose(x, compiled_noise[name], rtol=1e-5, err_msg=name)
+
+
 def test_noise_has_mean_zero_and_follows_sigma():
     params = {"a/kernel": jnp.ones((2, 3))}
     sigma = {"a/kernel": jnp.array([[0.0, 1.0, 2.0], [0.0, 1.0, 2.0]])}

@@ -11,7 +11,7 @@ import pytest
 from tests.small_agents import MODEL, RECURRENT, Countdown, compile_agent, compiled, interact, learner
 
 from operant import Agent
-from operant.agents import steps
+from operant.agents import exploration, steps
 from operant.agents.batches import block_rows, recent_rows
 from operant.agents.making import define
 from operant.envs import native_ids
@@ -339,6 +339,14 @@ def test_variable_noise_changes_actions_only_while_exploring():
     calm, wild, calm_later, wild_later = map(np.asarray, found)
     np.testing.assert_array_equal(calm, calm_later)
     assert (calm != wild).any() and (wild != wild_later).any()
+
+
+def test_variable_noise_does_not_depend_on_the_order_of_parameters():
+    """Compiled functions sort the names of a dict."""
+    params = {"b": jnp.zeros(3), "a": jnp.zeros(3)}
+    compiled_noise = jax.jit(exploration.perturbed)(params, jax.random.key(0), 1.0)
+    for name, x in exploration.perturbed(params, jax.random.key(0), 1.0).items():
+        np.testing.assert_allclose(x, compiled_noise[name], rtol=1e-5, err_msg=name)
 
 
 # In the words of others

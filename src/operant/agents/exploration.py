@@ -52,4 +52,5 @@ def perturbed(params: Arrays, key: Key, deviation: Scalar) -> Arrays:
     def moved(x: Array, own: Key) -> Array:
         return x + jnp.asarray(deviation, x.dtype) * jax.random.normal(own, x.shape, x.dtype)
 
-    return {name: moved(x, own) for (name, x), own in zip(params.items(), keys, strict=False)}
+    # By name, as compiled functions sort a dict: else the same key would draw other noise outside of them.
+    return {name: moved(params[name], own) for name, own in zip(sorted(params), keys, strict=False)}

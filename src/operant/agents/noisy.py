@@ -52,7 +52,8 @@ def deviations(params: Arrays, std: float | Array) -> Arrays:
 
 def perturbed(params: Arrays, sigma: Arrays, key: Key) -> Arrays:
     """Return parameters μ + σ ε with noise drawn by the key (consumed), the same for a whole batch."""
-    kernels = [name for name, x in sigma.items() if x.ndim == 2]
+    # By name, as compiled functions sort a dict: else the same key would draw other noise outside of them.
+    kernels = sorted(name for name, x in sigma.items() if x.ndim == 2)
     sizes = [size for name in kernels for size in sigma[name].shape]
     drawn = jax.random.normal(key, (sum(sizes),))
     factors = jnp.split(
