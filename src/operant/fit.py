@@ -50,7 +50,7 @@ from operant.ops.optimise import Given
 from operant.play import PlayConfig, Played
 from operant.play import run as run_episodes
 from operant.saving import checkpoint_in
-from operant.session import Session
+from operant.session import Session, fitting
 from operant.spaces import Codec
 from operant.spec import options, plain
 from operant.tracking import Tracker
@@ -161,7 +161,8 @@ class Trainer:
             new_directory(self.run, self.agent)  # refuse one that holds something
         if self.run.history_checkpoint is not None:
             check_place(self.run.history_checkpoint, "history_checkpoint")
-        definition = define(self.agent, **own)  # its files are found before an environment is made
+        # Its files are found before an environment is made.
+        definition = fitting(define(self.agent, **own), self.run.weights)
         environments = make_environments(self.run, None if isinstance(envs, str) else envs, n_envs)
         if environments.vector is not None:
             self.run = self.run.replace(env=environments.vector.name, n_envs=environments.vector.num_envs)

@@ -206,6 +206,7 @@ def _prepared(config: PlayConfig, agent: Any, options: dict[str, Any]) -> tuple[
     """Return what plays, its state, and the environment; what was read beside is let go of."""
     from operant.agents.learner import Learner
     from operant.agents.making import define, define_saved, from_file
+    from operant.session import fitting
 
     found = None if config.run_dir is None else _newest(config.run_dir, config.best)
     saved = None if found is None else found.header["specification"]
@@ -218,7 +219,7 @@ def _prepared(config: PlayConfig, agent: Any, options: dict[str, Any]) -> tuple[
         what = f"The checkpoint {shown(found.path)!r}"
         agent = define_saved(saved["agent"], what, None if agent is None else define(agent))
         guard = from_file(what)
-    definition = define(agent, **options)
+    definition = fitting(define(agent, **options), config.weights)
     # Read after the environment is made, whatever it makes the working directory.
     weights = tuple(path and str(Path(path).absolute()) for path in config.weights)
     env = environment(config)

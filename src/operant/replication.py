@@ -21,7 +21,7 @@ from operant.execution.episodes import Finished
 from operant.execution.records import Record
 from operant.execution.training import LOG_SECONDS, Outcome, Training
 from operant.folder import claimed, describe, held
-from operant.session import Session, build
+from operant.session import Session, build, fitting
 from operant.spec import plain
 from operant.tracking import Console, Tracker, interval
 from operant.tracking.sinks import tracker
@@ -67,8 +67,8 @@ def replicate(plan: Plan, n_seeds: int, command: str | None = None) -> Replicate
                 f"{name} is for a single run. Received: {name}={getattr(run, name)!r}, n_seeds={n_seeds}. Leave one of them out."
             )
     first = secrets.randbelow(2**31) if run.seed is None else run.seed
-    definition = define(plan.agent, **plan.options)
-    if plan.options or not (isinstance(plan.agent, str) and plan.agent in AGENTS):
+    definition = fitting(define(plan.agent, **plan.options), run.weights)
+    if plan.options or run.weights or not (isinstance(plan.agent, str) and plan.agent in AGENTS):
         # Files are looked for once: the first seed's environments may change the working directory.
         plan = plan._replace(agent=definition, options={})
     with claimed(run, definition.name) as directory:

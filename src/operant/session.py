@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from operant import runtime
+from operant.agents import AGENTS
 from operant.agents.learner import Learner, Train
-from operant.agents.making import Definition
+from operant.agents.making import Definition, define
 from operant.agents.protocol import Algorithm
 from operant.errors import MismatchError, SpecError, as_folder, quoted, shown, value_error
 from operant.execution.config import RunConfig
@@ -43,7 +44,6 @@ class Session:
         self.definition = definition = definition.limited(environments.limit)
         self.environments = environments
         self.learner = build(definition, environments, run) if learner is None else learner
-        self.weights = Weights(self.learner, run)
         self.driver = _driver(self.learner, environments, run) if driver is None else driver
         self.specification = {
             "agent": definition.to_dict(),
@@ -52,6 +52,7 @@ class Session:
             "max_episode_timesteps": None,
             "seed": run.seed,
         }
+        self.weights = Weights(self.learner, run, self.specification["agent"])
 
     def training(
         self,
@@ -122,12 +123,16 @@ def _driver(learner: Learner, environments: Environments, run: RunConfig) -> Any
 class Weights:
     """The `checkpoints` and `weights` files of a run: one for each model of the algorithm, variables only.
 
+    Beside the variables a file says of which agent and networks they are, for `fitting`.
+
     Raises:
         SpecError: they are not as many as the models, or cannot be written to or read from.
     """
 
-    def __init__(self, learner: Learner, run: RunConfig) -> None:
+    def __init__(self, learner: Learner, run: RunConfig, agent: Mapping[str, Any]) -> None:
         self.algorithm = learner.algorithm
+        networks = {name: value for name, value in agent.items() if name.endswith("model")}
+        self.origin = {"agent": agent["type"], "networks": networks}
         self.models = tuple(learner.algorithm.models)
         self.paths = run.checkpoints
         self.given = run.weights
@@ -158,7 +163,7 @@ class Weights:
         weights = self.algorithm.weights(train.state)
         for path, (name, variables) in zip(self.paths, weights.items(), strict=False):
             file = Path(path)
-            header = {"weights": name} if judged else {"weights": name, "judged": False}
+            header = {"weights": name, **self.origin, **({} if judged else {"judged": False})}
             checkpoint.save(file.parent, variables, header, name=file.name)
 
     def save_unjudged(self, train: Train) -> str | None:
@@ -182,6 +187,34 @@ class Weights:
         """Put variables into a run that has not begun."""
         train = driver.train
         driver.put(train._replace(state=load_weights(self.algorithm, train.state, self.given)))
+
+
+def fitting(definition: Definition, weights: Sequence[str]) -> Definition:
+    """Return it with the networks that weights belong to, in place of those that nobody has chosen.
+
+    Weights of another agent change nothing, nor do those written when they did not say of what network they are.
+
+    Raises:
+        CheckpointError: one cannot be read.
+    """
+    from operant import checkpoint
+    from operant.nn.network import Saved
+
+    own = definition.networks()
+    usual = define(definition.name if definition.name in AGENTS else definition.cls).networks()
+    found: dict[str, Any] = {}
+    for path in weights:
+        if not checkpoint.is_checkpoint(path):
+            continue  # `_expect_weights` will say so
+        header = checkpoint.read_header(path)
+        networks = header.get("networks")
+        if header.get("agent") != definition.name or not isinstance(networks, Mapping):
+            continue
+        for name in own.keys() & networks.keys() - found.keys():
+            network = networks[name]
+            if own[name] == usual[name] != network and isinstance(network, str | list | Mapping):
+                found[name] = Saved(network, f"The weights {shown(path)!r}")
+    return definition._replace(config=definition.config.replace(**found)) if found else definition
 
 
 def load_weights(algorithm: Algorithm, state: Any, paths: Sequence[str]) -> Any:

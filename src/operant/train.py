@@ -22,7 +22,7 @@ from operant.execution.evaluate import Evaluation, Evaluator
 from operant.execution.records import Origin
 from operant.execution.training import Training
 from operant.folder import BEST, LIMITS, claimed, describe, describe_resume, held, history_held, runs_within
-from operant.session import Session
+from operant.session import Session, fitting
 from operant.spec import Schedule, effective, options, plain, traced
 from operant.tracking import History, Tracker
 from operant.tracking.history import check_place, end_of
@@ -176,6 +176,8 @@ def train(plan: Plan, command: str | None = None, base: Path | None = None) -> R
     base = working_directory() if base is None else base
     here = located(run, base)
     definition = define(plan.agent, **plan.options)
+    if plan.resume is None:
+        definition = fitting(definition, here.weights)
     # Of several processes that train together one writes, and makes the folder.
     first = run.coordinator is None or runtime.join(run.coordinator, run.n_processes, run.process_id)
     if not first:

@@ -51,8 +51,16 @@ class Definition(NamedTuple):
         return self._replace(config=self.config.replace(episode_limit=steps))
 
     def remarks(self, steps: int | None) -> list[str]:
-        """Say what of its options has no effect, or none within a run's environment steps (None: without end)."""
-        return list(self.config.remarks(steps)) if isinstance(self.config, AgentConfig) else []
+        """Say whose networks it took, and what of its options has no effect, or none within a run's environment steps (None: without end)."""
+        from operant.nn.network import Saved
+
+        networks = self.networks().items()
+        taken = [
+            f"{network.source} bring their network ({name})"
+            for name, network in networks
+            if isinstance(network, Saved)
+        ]
+        return [*taken, *(self.config.remarks(steps) if isinstance(self.config, AgentConfig) else ())]
 
     def product(self, actors: int) -> int:
         """Return the multiplications of the largest matrix product of a gradient step, about."""
@@ -67,6 +75,10 @@ class Definition(NamedTuple):
 
 def _width(network: Any, auto: int) -> int:
     """Return the largest size in the specification of a network; of files and objects, a guess."""
+    from operant.nn.network import Saved
+
+    if isinstance(network, Saved):
+        return _width(network.network, auto)
     if network is None or (isinstance(network, str) and not Path(network).suffix):
         return auto
     if isinstance(network, Mapping):
@@ -84,8 +96,10 @@ def _width(network: Any, auto: int) -> int:
 
 def _network(value: Any) -> Any:
     """Return a network as data: what stands in a file, or is an object or code of this program, may be gone tomorrow."""
-    from operant.nn.network import NETWORKS, parse
+    from operant.nn.network import NETWORKS, Saved, parse
 
+    if isinstance(value, Saved):
+        return value.network
     kind = value.get("type") if isinstance(value, Mapping) else value
     known = value is None or isinstance(value, list | tuple) or (isinstance(kind, str) and kind in NETWORKS)
     return value if known and _is_data(value) else parse(value).to_spec()

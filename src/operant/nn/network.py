@@ -16,7 +16,7 @@ from operant.nn.cfg import Cfg
 from operant.nn.graph import Graph, activation, reshaped
 from operant.nn.recurrent import Lstm
 from operant.nn.structure import LAYERS, add, add_all, config, from_config, read
-from operant.spec import Registry, build, refuse_code
+from operant.spec import Registry, build, data_only, refuse_code
 
 FORMS = (
     "Give 'auto', a list of widths ([64, 64]) or of layers, a dict with 'type' ('auto', 'layered', 'preprocessed', 'keras' or 'cfg'), a Keras model, a function "
@@ -340,8 +340,30 @@ NETWORKS: Registry[Any] = Registry(
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """A network as a file describes it, which may be somebody else's: whenever it is read, it is data only."""
+
+    network: str | list[Any] | Mapping[str, Any]
+    """What `to_spec` wrote, or names."""
+    source: str
+    """The file, for messages."""
+
+    def parse(self) -> Parsed:
+        """Read it.
+
+        Raises:
+            SpecError: it is none, or names something to import or to open.
+        """
+        with data_only(self.source, "Give the network yourself, if you trust it."):
+            return parse(self.network)
+
+
 def written(network: Any) -> Any:
     """Return the dict that `'auto'`, or a list of widths such as `[64, 64]`, stands for; any other network as it is."""
+    if isinstance(network, Saved):
+        own = written(network.network)
+        return own if isinstance(own, Mapping) and own.get("type") == "auto" else network
     if isinstance(network, str) and network == "auto":
         return {"type": "auto"}
     if isinstance(network, list | tuple) and network and all(map(_is_width, network)):
@@ -362,6 +384,8 @@ def parse(network: Any) -> Parsed:
     if isinstance(network, Parsed):
         return network
     network = written(network)
+    if isinstance(network, Saved):
+        return network.parse()
     if isinstance(network, str | Path) and Path(network).suffix in FILES:
         return _from_file(Path(network))
     if isinstance(network, Sequence) and not isinstance(network, str):

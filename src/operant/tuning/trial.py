@@ -157,10 +157,11 @@ class _Seed(NamedTuple):
 def _train(order: Mapping[str, Any], connection: Connection | None) -> dict[str, Any]:
     from operant.agents.making import define
     from operant.execution.config import RunConfig, located
+    from operant.session import fitting
 
     # Whatever the environments make the working directory, those of one seed before the next one is built.
     run = located(RunConfig.from_dict(order["run"]))
-    definition = define(order["agent"], **order["options"])
+    definition = fitting(define(order["agent"], **order["options"]), run.weights)
     with contextlib.ExitStack() as stack:
         if connection is None:
             _seed(definition, run, None, stack)
