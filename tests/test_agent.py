@@ -20,6 +20,7 @@ from tests.small_agents import NAMES, RECURRENT, networks, small
 from operant import Agent, Environment, checkpoint
 from operant.agents import AGENTS
 from operant.agents.learner import ACT, ENV, INDEPENDENT, INIT, UPDATE
+from operant.agents.making import define, define_saved
 from operant.agents.protocol import fold
 from operant.checkpoint.manifest import digest
 from operant.errors import CheckpointError, NumericalError, SpaceError, SpecError, UsageError
@@ -457,6 +458,22 @@ def test_a_loaded_agent_keeps_its_networks_unless_others_are_given(tmp_path):
     agent = create({"agent": "ac", "baseline": NET}, seed=1)  # `ac` has one of its own
     agent.save(directory=tmp_path)
     assert_equal(agent, Agent.load(directory=tmp_path, agent={"type": "ac", "model": "auto"}))
+
+
+@pytest.mark.parametrize(
+    ("agent", "networks"),
+    [
+        ("modular", {"baseline_model": "shared"}),
+        ("sac", {"actor_model": [32], "critic_model": {"type": "auto", "size": 16}}),
+        ("pqn", {"model": [32]}),
+    ],
+)
+def test_networks_that_an_algorithm_adds_to_are_read_back_as_they_were_given(agent, networks):
+    """A file's, also where they are given anew: sac has relu where 'auto' ones of others have tanh."""
+    definition = define(agent, **networks)
+    saved = json.loads(json.dumps(definition.to_dict()))
+    assert define_saved(saved, "The file") == definition
+    assert define_saved(saved, "The file", definition) == definition
 
 
 PLANTED = [

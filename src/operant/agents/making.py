@@ -101,8 +101,22 @@ def _network(value: Any) -> Any:
     if isinstance(value, Saved):
         return value.network
     kind = value.get("type") if isinstance(value, Mapping) else value
-    known = value is None or isinstance(value, list | tuple) or (isinstance(kind, str) and kind in NETWORKS)
+    known = _is_word(value) or isinstance(value, list | tuple) or (isinstance(kind, str) and kind in NETWORKS)
     return value if known and _is_data(value) else parse(value).to_spec()
+
+
+def _is_word(value: Any) -> bool:
+    """Tell whether it is None or a word, as `'auto'`, or the `'shared'` of a baseline, which is no network: it names no file or code."""
+    return value is None or (isinstance(value, str) and not any(mark in value for mark in "./:"))
+
+
+def _read(network: Any) -> Any:
+    """Read a network that may name files or code; words and 'auto' ones stay as they are: algorithms add to them what is usual there."""
+    from operant.nn.network import parse, written
+
+    spec = written(network)
+    auto = isinstance(spec, Mapping) and spec.get("type") == "auto"
+    return network if auto or _is_word(network) else parse(network)
 
 
 def _is_data(value: Any) -> bool:
@@ -188,8 +202,6 @@ def define_saved(saved: Mapping[str, Any], source: str, own: Definition | None =
             )
         with from_file(source):
             return define(kind, **given)
-    from operant.nn.network import parse
-
     if kind in AGENTS and algorithm_class(kind) is not own.cls:
         raise CheckpointError(
             f"{source} is of the agent {kind!r}. Received: agent={own.name!r}. Give agent={kind!r}, with what the file cannot "
@@ -200,7 +212,7 @@ def define_saved(saved: Mapping[str, Any], source: str, own: Definition | None =
     if lost and vars(own.config).get("optimizer") == vars(default.config).get("optimizer"):
         optimise.Recipe.read(given["optimizer"])  # says to give it again
     networks, usual = own.networks(), default.networks()
-    given |= {name: parse(x) for name, x in networks.items() if x != usual[name]}
+    given |= {name: _read(x) for name, x in networks.items() if x != usual[name]}
     with from_file(source):
         found = define(own, **given)
     _refuse_changes(own, default, found, source)
