@@ -78,3 +78,34 @@ def test_weights_never_say_what_to_import_or_to_open(tmp_path, network):
         SpecError, match=r"a file never says what to import or to open\. Give the network yourself"
     ):
         operant.PPO("CartPole-v1", weights=[path], quiet=True)
+
+
+def test_weights_bring_the_network_of_their_own_model(tmp_path):
+    """Of two runs each file brings its own; a policy without the file of its baseline stays without one."""
+    other = [{"type": "dense", "size": 16}]
+    actor = {"agent": "td3", "weights": "actor", "networks": {"actor_model": SMALL, "critic_model": SMALL}}
+    critics = {"agent": "td3", "networks": {"actor_model": other, "critic_model": other}}
+    paths = [
+        written(tmp_path, actor, "actor.tf"),
+        *(written(tmp_path, {**critics, "weights": name}, f"{name}.tf") for name in ("critic1", "critic2")),
+    ]
+    found = fitting(define("td3"), paths).config
+    assert found.actor_model == Saved(SMALL, f"The weights {paths[0]!r}")
+    assert found.critic_model == Saved(other, f"The weights {paths[1]!r}")
+    networks = {"model": "auto", "baseline_model": "auto"}
+    header = {"agent": "modular", "networks": networks}
+    policy, baseline = (
+        written(tmp_path, {**header, "weights": name}, f"{name}.tf") for name in ("model", "baseline")
+    )
+    assert fitting(define("modular"), [policy]).config.baseline_model is None
+    assert fitting(define("modular"), [policy, baseline]).config.baseline_model.network == "auto"
+
+
+@pytest.mark.slow
+def test_a_checkpoint_keeps_its_network_beside_weights_of_another(tmp_path):
+    folder, path = tmp_path / "run", str(tmp_path / "a.tf")
+    short = {"n_steps": 16, "quiet": True}
+    operant.PPO("CartPole-v1", run_dir=str(folder), **short).fit(max_steps=16)
+    operant.PPO("CartPole-v1", [8], checkpoints=[path], **short).fit(max_steps=16)
+    with pytest.raises(MismatchError, match="The weights belong to another network"):
+        play(PlayConfig.from_dict({"run_dir": str(folder), "weights": [path]}))

@@ -219,7 +219,9 @@ def _prepared(config: PlayConfig, agent: Any, options: dict[str, Any]) -> tuple[
         what = f"The checkpoint {shown(found.path)!r}"
         agent = define_saved(saved["agent"], what, None if agent is None else define(agent))
         guard = from_file(what)
-    definition = fitting(define(agent, **options), config.weights)
+    definition = define(agent, **options)
+    if found is None:  # else the networks are those of the checkpoint
+        definition = fitting(definition, config.weights)
     # Read after the environment is made, whatever it makes the working directory.
     weights = tuple(path and str(Path(path).absolute()) for path in config.weights)
     env = environment(config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +192,8 @@ class Weights:
 def fitting(definition: Definition, weights: Sequence[str]) -> Definition:
     """Return it with the networks that weights belong to, in place of those that nobody has chosen.
 
-    Weights of another agent change nothing, nor do those written when they did not say of what network they are.
+    Each brings that of its own model: files may be of different runs, and a policy's alone brings no baseline. Weights of another agent
+    change nothing, nor do those written when they did not say of what network they are.
 
     Raises:
         CheckpointError: one cannot be read.
@@ -200,6 +201,8 @@ def fitting(definition: Definition, weights: Sequence[str]) -> Definition:
     from operant import checkpoint
     from operant.nn.network import Saved
 
+    if not weights:
+        return definition
     own = definition.networks()
     usual = define(definition.name if definition.name in AGENTS else definition.cls).networks()
     found: dict[str, Any] = {}
@@ -210,11 +213,16 @@ def fitting(definition: Definition, weights: Sequence[str]) -> Definition:
         networks = header.get("networks")
         if header.get("agent") != definition.name or not isinstance(networks, Mapping):
             continue
-        for name in own.keys() & networks.keys() - found.keys():
+        for name in own.keys() & _networks_of(str(header.get("weights")), networks) - found.keys():
             network = networks[name]
             if own[name] == usual[name] != network and isinstance(network, str | list | Mapping):
                 found[name] = Saved(network, f"The weights {shown(path)!r}")
     return definition._replace(config=definition.config.replace(**found)) if found else definition
+
+
+def _networks_of(model: str, names: Iterable[str]) -> set[str]:
+    """Return the options whose networks a model is made of, by its name: `critic1` is of `critic_model`; where none is called so, all."""
+    return {name for name in names if model.startswith(name.removesuffix("_model"))} or {*names}
 
 
 def load_weights(algorithm: Algorithm, state: Any, paths: Sequence[str]) -> Any:
