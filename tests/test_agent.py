@@ -518,6 +518,7 @@ def test_what_a_file_names_is_neither_imported_nor_opened(format, tmp_path, monk
     assert "planted" not in sys.modules
 
 
+@pytest.mark.slow
 def test_networks_that_are_code(tmp_path, monkeypatch):
     """Models that a function makes are saved as data; a layer's class is found if it is registered; else the caller gives them."""
     keras = backend.keras()

@@ -415,6 +415,7 @@ def test_play_presses_fire_in_games_that_are_objects():
 
 @needs_ale
 @pytest.mark.parametrize("n", [1, 8])
+@pytest.mark.slow
 def test_a_policy_that_never_presses_fire_is_judged_by_games_that_end(n):
     run = RunConfig.from_dict(
         {"env": "BreakoutNoFrameskip-v4", "preprocess": True, "max_steps": 1, "max_episode_timesteps": 400}

@@ -177,6 +177,7 @@ def test_a_resumed_run_evaluates_as_one_in_one_part():
     assert replay("run").identical
 
 
+@pytest.mark.slow
 def test_checkpoints_come_after_the_evaluations_that_they_count():
     seen = []
 

@@ -94,6 +94,7 @@ def test_every_row_is_learned_from_once(lengths, actors, options, learned):
 
 
 @pytest.mark.parametrize(("start", "first"), [(40, 1), (36, 5), (33, 8)])
+@pytest.mark.slow
 def test_the_first_update_is_late_by_what_came_after_start(start, first, learned):
     """Episodes of 8 actors end together: the 40th is the 4th behind a start of 36, and not the 39th behind the one of a batch."""
     options = {"unit": "episodes", "batch_size": 1, "start": start, "horizon": None}

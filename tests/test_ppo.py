@@ -151,6 +151,7 @@ def test_an_update_without_a_step_changes_nothing_and_has_no_metrics_of_steps():
     assert differing(parameters(train.state), parameters(taken.state)) == []
 
 
+@pytest.mark.slow
 def test_minibatches_without_rows_are_no_steps():
     agent = compiled("ppo", Countdown(), N, model=MODEL, target_kl=1.0, **SETTINGS)
     train, block = started(agent)

@@ -49,6 +49,7 @@ def episodes(directory):
     return {name: history[name] for name in ("step", "episode_reward", "episode_length", "actor")}
 
 
+@pytest.mark.slow
 def test_no_batch_of_matrices_is_factorised():
     """On CPU two such kernels at once may wait for each other's threads for ever."""
     run = RunConfig.from_dict({"env": "jax:CartPole-v1", "n_envs": 2, "max_steps": 1, "seed": 1})
