@@ -166,6 +166,7 @@ def test_runs_are_listed(capsys):
     assert "No runs match 'dqn'" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_resumed_run_evaluates_as_one_in_one_part():
     train(plan(eval_frequency=200, eval_episodes=3))
     train(plan(max_steps=300, run_dir="parts", eval_frequency=200, eval_episodes=3))

@@ -456,6 +456,7 @@ def test_load_of_a_class_says_what_to_do_instead(load, arguments, tmp_path):
     assert list(inspect.signature(load).parameters) == ["self", "directory"] and "checkpoint" in load.__doc__
 
 
+@pytest.mark.slow
 def test_arguments_of_the_environment(tmp_path):
     """They hold wherever the run's environment is made again."""
     given = {"is_slippery": False, "desc": ["SF", "FG"]}

@@ -104,6 +104,7 @@ def test_the_first_update_is_late_by_what_came_after_start(start, first, learned
     assert max(times.values()) == 1
 
 
+@pytest.mark.slow
 def test_updates_twice_as_often_learn_from_every_row_twice(learned):
     play(drawn(10, 60), 400, 1, batch_size=40, frequency=20, horizon=5)
     times = collections.Counter(row for batch in learned for row in batch)

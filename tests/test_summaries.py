@@ -113,6 +113,7 @@ def test_only_the_labels_asked_for(tmp_path):
     ],
     ids=lambda options: options["agent"],
 )
+@pytest.mark.slow
 def test_the_distribution_of_continuous_actions_has_a_deviation(tmp_path, options):
     """At first half of the distance between the bounds, 4: the Gaussian's own is 1 in that unit."""
     actions = {"type": "float", "shape": 2, "min_value": -4.0, "max_value": 4.0}

@@ -69,6 +69,7 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("when", ["init", "reset"])
+@pytest.mark.slow
 def test_an_environment_may_change_it_while_a_run_trains(here, when, monkeypatch, capsys):
     run = RunConfig.from_dict(
         {
