@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from operant import runtime
-from operant.agents import AGENTS
 from operant.agents.learner import Learner, Train
-from operant.agents.making import Definition, define
+from operant.agents.making import Definition
 from operant.agents.protocol import Algorithm
 from operant.errors import MismatchError, SpecError, as_folder, quoted, shown, value_error
 from operant.execution.config import RunConfig
@@ -44,15 +43,17 @@ class Session:
         self.definition = definition = definition.limited(environments.limit)
         self.environments = environments
         self.learner = build(definition, environments, run) if learner is None else learner
+        agent = definition.to_dict()
+        origin = {"agent": definition.name, "networks": {name: agent[name] for name in definition.networks()}}
+        self.weights = Weights(self.learner, run, origin)
         self.driver = _driver(self.learner, environments, run) if driver is None else driver
         self.specification = {
-            "agent": definition.to_dict(),
+            "agent": agent,
             "spaces": environments.spaces.to_spec(),
             "parallel_interactions": run.n_envs,
             "max_episode_timesteps": None,
             "seed": run.seed,
         }
-        self.weights = Weights(self.learner, run, self.specification["agent"])
 
     def training(
         self,
@@ -129,10 +130,9 @@ class Weights:
         SpecError: they are not as many as the models, or cannot be written to or read from.
     """
 
-    def __init__(self, learner: Learner, run: RunConfig, agent: Mapping[str, Any]) -> None:
+    def __init__(self, learner: Learner, run: RunConfig, origin: Mapping[str, Any]) -> None:
         self.algorithm = learner.algorithm
-        networks = {name: value for name, value in agent.items() if name.endswith("model")}
-        self.origin = {"agent": agent["type"], "networks": networks}
+        self.origin = origin
         self.models = tuple(learner.algorithm.models)
         self.paths = run.checkpoints
         self.given = run.weights
@@ -204,7 +204,7 @@ def fitting(definition: Definition, weights: Sequence[str]) -> Definition:
     if not weights:
         return definition
     own = definition.networks()
-    usual = define(definition.name if definition.name in AGENTS else definition.cls).networks()
+    usual = definition.usual().networks()
     found: dict[str, Any] = {}
     for path in weights:
         if not checkpoint.is_checkpoint(path):

@@ -39,6 +39,10 @@ class Definition(NamedTuple):
         """Return the options that are networks."""
         return {name: value for name, value in vars(self.config).items() if name.endswith("model")}
 
+    def usual(self) -> Definition:
+        """Return the same agent with nothing chosen."""
+        return define(self.name if self.name in AGENTS else self.cls)
+
     @property
     def learns(self) -> bool:
         """Whether updates ever come, as far as the options tell."""
@@ -207,7 +211,7 @@ def define_saved(saved: Mapping[str, Any], source: str, own: Definition | None =
             f"{source} is of the agent {kind!r}. Received: agent={own.name!r}. Give agent={kind!r}, with what the file cannot "
             "hold, or leave agent out."
         )
-    default = define(own.name if own.name in AGENTS else own.cls)
+    default = own.usual()
     lost = given.get("optimizer") == {"type": optimise.GIVEN}
     if lost and vars(own.config).get("optimizer") == vars(default.config).get("optimizer"):
         optimise.Recipe.read(given["optimizer"])  # says to give it again
