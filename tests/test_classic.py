@@ -166,3 +166,19 @@ def test_options_equal_gymnasium():
     # g = 2 at the horizontal: 1.5 * 2 * sin(pi / 2) * 0.05 = 0.15
     _, step = NATIVE["Pendulum-v1"](g=2.0).step(jnp.array([np.pi / 2, 0.0]), {"action": jnp.zeros(1)}, key)
     np.testing.assert_allclose(step.observation["state"][2], 0.15, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", DISTINCT)
+def test_arithmetic_is_float32_where_the_program_computes_in_64_bits(name):
+    env = NATIVE[name]()
+    action = {
+        n: jax.ShapeDtypeStruct((2, *x.shape), x.storage) for n, x in env.spaces.actions.components.items()
+    }
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        key = jax.random.key(0)
+        actors = jax.eval_shape(lambda key: native.start(env, key, 2), key)
+        after, row = jax.eval_shape(lambda *given: native.step(env, *given), actors, action, key)
+    assert {x.dtype for x in jax.tree.leaves((actors.state, row.observation, row.reward))} == {
+        np.dtype(np.float32)
+    }
+    assert jax.tree.map(lambda x: x.dtype, after) == jax.tree.map(lambda x: x.dtype, actors)

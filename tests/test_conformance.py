@@ -16,6 +16,7 @@ from tests.small_agents import (
     ONCE,
     RECURRENT,
     SMALL,
+    SOME,
     Countdown,
     absorb,
     assert_close,
@@ -27,6 +28,7 @@ from tests.small_agents import (
     learner,
     networks,
     parameters,
+    probes_of,
     serves,
     small,
 )
@@ -35,7 +37,9 @@ from operant.agents import AGENTS
 from operant.agents.learner import Learner
 from operant.agents.making import define
 from operant.agents.protocol import fold
+from operant.envs.probe import PROBES
 from operant.errors import SpaceError, SpecError
+from operant.execution.device import DeviceRun
 from operant.execution.population import Population
 from operant.spaces import Space, Spaces
 from operant.spec import Schedule, default, options
@@ -305,6 +309,21 @@ def test_absorbing_keeps_structure_shapes_and_types(agent):
     for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(train), jax.tree.leaves(after), strict=True):
         assert (x.shape, x.dtype) == (y.shape, y.dtype), path
         assert getattr(x, "weak_type", False) == getattr(y, "weak_type", False), path
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_what_a_run_carries_is_of_32_bits_where_the_program_computes_in_64(name):
+    probe = PROBES[probes_of(name)[-1]]()
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        made = learner(name, probe, 3)
+        run = DeviceRun(made, probe, 3)
+        key = jax.random.key(0)
+        begun = jax.eval_shape(lambda key: (made.init(key, made.hyper()), run.begin(key)), key)
+        after = jax.eval_shape(
+            lambda train, world: run.iterate(train, world, made.meter(), jnp.int32(1), 2), *begun
+        )
+    for path, leaf in jax.tree_util.tree_leaves_with_path((begun, after)):
+        assert leaf.dtype not in (jnp.float64, jnp.int64, jnp.uint64), path
 
 
 def test_counters_count_environment_steps_episodes_updates_and_rows(agent):

@@ -99,7 +99,7 @@ class Constant(Untrained):
 
     def noise(self, key: Key, n: int) -> Tree:
         """No randomness: zeros, so that there is a row of it for every row."""
-        return jnp.zeros(n)
+        return jnp.zeros(n, jnp.float32)
 
     def act(self, acting: Tree, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
         """Return the values, whatever is observed."""

@@ -217,7 +217,7 @@ class Continuous(abc.ABC):
 
     def noise(self, key: Key, n: int) -> Tree:
         """Return standard normal noise by action, `[n, *shape]`."""
-        return self._by_action(jax.random.normal(key, (n, self.size)))
+        return self._by_action(jax.random.normal(key, (n, self.size), jnp.float32))
 
     @property
     def size(self) -> int:
@@ -423,7 +423,7 @@ class Continuous(abc.ABC):
             return state, meter + stability.tally(jnp.stack([metrics[name] for name in names]))
 
         # A loop of no or some rounds, not a condition: XLA copies what a condition returns, a loop works in place.
-        state, meter = jax.lax.fori_loop(0, steps, one, (state, jnp.zeros((2, len(names)))))
+        state, meter = jax.lax.fori_loop(0, steps, one, (state, jnp.zeros((2, len(names)), jnp.float32)))
         total = dict(zip(names, meter[0], strict=True))
         mean = dict(zip(self.reported, meter[0] / meter[1], strict=False))  # 0 / 0, NaN, where none applies
         lr = stability.lr(c)

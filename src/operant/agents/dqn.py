@@ -426,7 +426,7 @@ class DQN(QLearner):
             return state._replace(variables={**state.variables, "params": params}), memory, total
 
         names = ("loss/td", "value/mean", "update/grad_norm", "update/skipped")
-        start = (state, memory, dict.fromkeys(names, jnp.zeros(())))
+        start = (state, memory, dict.fromkeys(names, jnp.zeros((), jnp.float32)))
         steps = jnp.where(ready, c.gradient_steps, 0)
         state, memory, total = jax.lax.fori_loop(0, steps, step, start)
         skipped = total.pop("update/skipped")

@@ -43,7 +43,7 @@ def estimate(
         `[L, N, E]` as the values; `[L, N, 1]` without.
     """
     if values is None:
-        values = jnp.zeros((len(block.reward) + 1, block.reward.shape[1], 1))
+        values = jnp.zeros((len(block.reward) + 1, block.reward.shape[1], 1), jnp.float32)
     cut = jnp.zeros_like(block.terminated) if predict_terminal_values else block.terminated
     discount = returns.discounts(cut, gamma=gamma)
     trace = returns.traces(block.truncated | (block.terminated & ~cut), block.valid, lambda_=lambda_)

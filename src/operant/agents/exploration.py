@@ -16,11 +16,11 @@ def noise(key: Key, spaces: Spaces, n: int) -> Tree:
     for i, (name, leaf) in enumerate(spaces.actions.components.items()):
         shape = (n, *leaf.shape)
         if leaf.type == "float":
-            found[name] = {"normal": jax.random.normal(fold(key, i), shape)}
+            found[name] = {"normal": jax.random.normal(fold(key, i), shape, jnp.float32)}
             continue
         coin, values = jax.random.split(fold(key, i))
-        drawn = jax.random.uniform(values, (*shape, leaf.num_values or 2))
-        found[name] = {"coin": jax.random.uniform(coin, shape), "values": drawn}
+        drawn = jax.random.uniform(values, (*shape, leaf.num_values or 2), jnp.float32)
+        found[name] = {"coin": jax.random.uniform(coin, shape, jnp.float32), "values": drawn}
     return found
 
 

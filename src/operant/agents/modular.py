@@ -347,7 +347,7 @@ class Modular:
         # As plain numbers: JAX's check of key reuse takes any key that a loop reads for one used by every round.
         words, impl = jax.random.key_data(jax.random.split(key, 3)), jax.random.key_impl(key)
         shapes = jax.eval_shape(lambda: self._improve(state, memory, late, words, impl)[1])
-        nothing = {name: jnp.full((), jnp.nan) for name in shapes}
+        nothing = {name: jnp.full((), jnp.nan, jnp.float32) for name in shapes}
 
         def once(_: Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
             return self._improve(carry[0], memory, late, words, impl)

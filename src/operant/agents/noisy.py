@@ -55,7 +55,7 @@ def perturbed(params: Arrays, sigma: Arrays, key: Key) -> Arrays:
     # By name, as compiled functions sort a dict: else the same key would draw other noise outside of them.
     kernels = sorted(name for name, x in sigma.items() if x.ndim == 2)
     sizes = [size for name in kernels for size in sigma[name].shape]
-    drawn = jax.random.normal(key, (sum(sizes),))
+    drawn = jax.random.normal(key, (sum(sizes),), jnp.float32)
     factors = jnp.split(
         jnp.sign(drawn) * jnp.sqrt(jnp.abs(drawn)), [sum(sizes[:i]) for i in range(1, len(sizes))]
     )

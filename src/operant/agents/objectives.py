@@ -283,7 +283,7 @@ class DeterministicGradient(Networks):
 
     def noise(self, key: Key, n: int) -> Tree:
         """No randomness but exploration: zeros, so that there is a row of it for every row."""
-        return jnp.zeros(n)
+        return jnp.zeros(n, jnp.float32)
 
     def act(self, outputs: Arrays, observation: Arrays, noise: Tree, explore: bool) -> Arrays:
         """Take the policy's action."""
@@ -291,7 +291,7 @@ class DeterministicGradient(Networks):
 
     def log_prob(self, outputs: Arrays, observation: Arrays, action: Arrays) -> Array:
         """There is no density: 0."""
-        return jnp.zeros(next(iter(action.values())).shape[:1])
+        return jnp.zeros(next(iter(action.values())).shape[:1], jnp.float32)
 
     @staticmethod
     def _clipped(units: Arrays) -> Arrays:
@@ -378,7 +378,7 @@ class ActionValue(Networks):
 
     def noise(self, key: Key, n: int) -> Tree:
         """No randomness but exploration: zeros, so that there is a row of it for every row."""
-        return jnp.zeros(n)
+        return jnp.zeros(n, jnp.float32)
 
     def act(self, outputs: Arrays, observation: Arrays, noise: Tree, explore: bool) -> Arrays:
         """Take the best allowed values."""
@@ -391,7 +391,7 @@ class ActionValue(Networks):
 
     def log_prob(self, outputs: Arrays, observation: Arrays, action: Arrays) -> Array:
         """There is no policy: 0."""
-        return jnp.zeros(next(iter(action.values())).shape[:1])
+        return jnp.zeros(next(iter(action.values())).shape[:1], jnp.float32)
 
     def q_values(self, params: Tree, frozen: Tree, view: View) -> Arrays:
         """Return the values of all actions, `[R, *shape, K]` by name."""

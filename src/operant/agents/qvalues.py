@@ -127,10 +127,10 @@ class QLearner:
         """Return a coin, and per action element what a random action is drawn by."""
         keys = jax.random.split(key, len(self.spaces.actions.components) + 1)
         draws = {
-            name: jax.random.uniform(k, (n, *leaf.shape, leaf.num_values or 2))
+            name: jax.random.uniform(k, (n, *leaf.shape, leaf.num_values or 2), jnp.float32)
             for k, (name, leaf) in zip(keys[1:], self.spaces.actions.components.items(), strict=True)
         }
-        return jax.random.uniform(keys[0], (n,)), draws
+        return jax.random.uniform(keys[0], (n,), jnp.float32), draws
 
     def initial_carry(self, n: int) -> Tree:
         """Return the model's recurrent state at the start of an episode."""

@@ -34,12 +34,12 @@ class State(NamedTuple):
 def draw(key: Key, leaf: Leaf, n: int) -> Array:
     """Return the randomness of `n` actions: a number for each value of a choice, for a float one of its kind."""
     if leaf.type != "float":
-        return jax.random.uniform(key, (n, *leaf.shape, leaf.num_values or 2))
+        return jax.random.uniform(key, (n, *leaf.shape, leaf.num_values or 2), jnp.float32)
     shape = (n, *leaf.shape)
     low, high = (np.broadcast_to(np.isfinite(bound), shape) for bound in (leaf.low, leaf.high))
-    inside = jax.random.uniform(fold(key, 0), shape)
-    beyond = jax.random.exponential(fold(key, 1), shape)
-    anywhere = jax.random.normal(fold(key, 2), shape)
+    inside = jax.random.uniform(fold(key, 0), shape, jnp.float32)
+    beyond = jax.random.exponential(fold(key, 1), shape, jnp.float32)
+    anywhere = jax.random.normal(fold(key, 2), shape, jnp.float32)
     return jnp.where(low & high, inside, jnp.where(low | high, beyond, anywhere))
 
 

@@ -165,7 +165,7 @@ def fit(
         return moved, opt_state, total + jnp.stack([watched[name] for name in names])
 
     steps = jnp.where(number > 0, jnp.asarray(plan.steps).astype(jnp.int32), 0)
-    start = (params, opt_state, jnp.zeros(len(names)))
+    start = (params, opt_state, jnp.zeros(len(names), jnp.float32))
     params, opt_state, total = jax.lax.fori_loop(0, steps, step, start)
     mean = dict(zip(names, total / steps.astype(jnp.float32), strict=True))  # NaN without a step
     return params, opt_state, {**mean, "skipped": total[names.index("skipped")]}
@@ -181,7 +181,7 @@ def _size(fraction: Scalar, number: Array) -> Int[Array, ""]:
 
 def _ordered(counts: Bool[Array, " R"], key: Any) -> Int[Array, " R"]:
     """Return the indices of the rows that count, in random order or (no key) their own, before those of the others."""
-    rank = jnp.zeros(counts.shape) if key is None else random.uniform(key, counts.shape)
+    rank = jnp.zeros(counts.shape, jnp.float32) if key is None else random.uniform(key, counts.shape)
     return jnp.argsort(jnp.where(counts, rank, 2.0))
 
 
@@ -225,7 +225,7 @@ def _summed(f: Callable[[Any, Array], Tree], sample: Sample) -> Tree:
         return jax.tree.map(jnp.add, total, found)
 
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((CHUNK, *x.shape[1:]), x.dtype), rows)
-    shapes = jax.eval_shape(lambda rows: f(rows, jnp.zeros(CHUNK)), one)
+    shapes = jax.eval_shape(lambda rows: f(rows, jnp.zeros(CHUNK, jnp.float32)), one)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     return jax.lax.fori_loop(0, -(-size // CHUNK), part, zeros)
 
@@ -308,7 +308,7 @@ def _weights(first: Any, length: int, size: Array) -> Array:
 def _in_place(sample: Sample) -> Array:
     """Return what each of all rows, in their own order, counts in a mean over a sample."""
     length = len(sample.order)
-    return jnp.zeros(length).at[sample.order].set(_weights(0, length, sample.size))
+    return jnp.zeros(length, jnp.float32).at[sample.order].set(_weights(0, length, sample.size))
 
 
 def _weighted(params: Tree, loss: Loss, rows: Any, weight: Array) -> tuple[Array, Metrics]:

@@ -27,7 +27,7 @@ def _spaces(low: list[float], high: list[float], **action: object) -> Spaces:
 
 
 def _uniform(key: Key, low: float, high: float, n: int) -> Array:
-    return jax.random.uniform(key, (n,), minval=low, maxval=high)
+    return jax.random.uniform(key, (n,), jnp.float32, low, high)
 
 
 def _clip(x: Array, low: float, high: float) -> Array:

@@ -100,7 +100,7 @@ class _OneAction:
 
     def reset(self, key: Key) -> tuple[Any, Arrays]:
         """Show 0."""
-        state = jnp.zeros(1)
+        state = jnp.zeros(1, jnp.float32)
         return state, {"state": state}
 
     def expected_value(self, observation: Arrays, gamma: float) -> Float[Array, "..."]:
@@ -151,7 +151,7 @@ class Discount(_OneAction):
 
     def step(self, state: Array, action: Arrays, key: Key) -> tuple[Array, Step]:
         """Go on to 1, then pay 1 and end."""
-        following = jnp.ones(1)
+        following = jnp.ones(1, jnp.float32)
         return following, Step({"state": following}, state[0], state[0] > 0)
 
     def expected_value(self, observation: Arrays, gamma: float) -> Float[Array, "..."]:
@@ -323,7 +323,10 @@ class Hybrid:
     def reset(self, key: Key) -> tuple[Arrays, Arrays]:
         """Show a random level and a random sign."""
         key_level, key_side = jax.random.split(key)
-        observation = {"level": jax.random.randint(key_level, (), 0, 3), "road/side": _sign(key_side)}
+        observation = {
+            "level": jax.random.randint(key_level, (), 0, 3, jnp.int32),
+            "road/side": _sign(key_side),
+        }
         return observation, observation
 
     def step(self, state: Arrays, action: Arrays, key: Key) -> tuple[Arrays, Step]:

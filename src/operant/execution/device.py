@@ -68,7 +68,7 @@ class DeviceRun:
         actors = native.start(self.env, fold(key, ENV), self.n)
         carry = self.learner.algorithm.initial_carry(self.n)
         n = self.n
-        return World(actors, carry, jnp.ones(n, bool), jnp.zeros(n), jnp.zeros(n, jnp.int32))
+        return World(actors, carry, jnp.ones(n, bool), jnp.zeros(n, jnp.float32), jnp.zeros(n, jnp.int32))
 
     def restart(self, key: Key, rows: Array, last: Arrays) -> World:
         """Begin new episodes in a run with this key, behind the row after `rows` others, which ends those of these last observations."""
@@ -89,7 +89,7 @@ class DeviceRun:
         ends = Ends(
             jnp.zeros(shape, bool),
             jnp.zeros(shape[:2], jnp.int32),
-            jnp.zeros(shape),
+            jnp.zeros(shape, jnp.float32),
             jnp.zeros(shape, jnp.int32),
             jnp.zeros(shape, jnp.uint16),
         )

@@ -58,7 +58,7 @@ def draw(tree: Tree, key: Key, count: int) -> tuple[Int[Array, " count"], Float[
     rest = (jnp.arange(count, dtype=jnp.float32) + coarse) / count * mass
     index = jnp.zeros(count, jnp.int32)
     place = jnp.arange(WIDTH, dtype=jnp.int32)[None]
-    upto = jnp.triu(jnp.ones((WIDTH, WIDTH)))
+    upto = jnp.triu(jnp.ones((WIDTH, WIDTH), jnp.float32))
     for depth, level in enumerate(reversed(tree)):
         weights = _children(level, index)
         # Cumulative sums as a product: several times faster than `cumsum` on a CPU.

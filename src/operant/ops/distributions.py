@@ -98,7 +98,7 @@ class Categorical:
     @staticmethod
     def noise(key: Key, shape: tuple[int, ...]) -> Float[Array, "..."]:
         """Return standard Gumbel noise; `shape` is that of the logits."""
-        return jax.random.gumbel(key, shape)
+        return jax.random.gumbel(key, shape, jnp.float32)
 
     @property
     def log_probs(self) -> Float[Array, "*B K"]:
@@ -149,7 +149,7 @@ class Bernoulli:
     @staticmethod
     def noise(key: Key, shape: tuple[int, ...]) -> Float[Array, "..."]:
         """Return standard logistic noise; `shape` is that of the logits."""
-        return jax.random.logistic(key, shape)
+        return jax.random.logistic(key, shape, jnp.float32)
 
     def sample(self, noise: Float[Array, "*B"]) -> Bool[Array, "*B"]:
         """Return True where logit plus noise is above 0."""
@@ -186,7 +186,7 @@ class Normal:
     @staticmethod
     def noise(key: Key, shape: tuple[int, ...]) -> Float[Array, "..."]:
         """Return standard normal noise; `shape` is that of the mean."""
-        return jax.random.normal(key, shape)
+        return jax.random.normal(key, shape, jnp.float32)
 
     def sample(self, noise: Float[Array, "*B"]) -> Float[Array, "*B"]:
         """Return mean + std * noise, differentiable in both parameters."""

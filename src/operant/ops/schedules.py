@@ -83,7 +83,7 @@ def _ornstein_uhlenbeck(schedule: Schedule, step: Array) -> Array:
     ago = np.arange(terms)
     key = jax.random.key(schedule.seed)
     keys = jax.vmap(lambda k: jax.random.fold_in(key, step - k))(jnp.asarray(ago, jnp.uint32))
-    noise = jax.vmap(lambda k: jax.random.normal(k))(keys)
+    noise = jax.vmap(lambda k: jax.random.normal(k, (), jnp.float32))(keys)
     felt = jnp.where(jnp.asarray(ago, jnp.uint32) < step, noise, 0.0)
     x = schedule.start + schedule.sigma * jnp.sum(felt * jnp.asarray(keep**ago, jnp.float32))
     x = jnp.clip(x, schedule.start - schedule.spread, schedule.start + schedule.spread)
