@@ -11,10 +11,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import jax
 import numpy as np
+import psutil
 import pytest
 
 from operant import Runner, checkpoint
@@ -91,8 +91,7 @@ def test_a_run_killed_at_random_moments_always_resumes_and_ends_the_same(tmp_pat
 
 
 def children(pid):
-    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout
-    return [int(line) for line in found.split()]
+    return [child.pid for child in psutil.Process(pid).children()]
 
 
 @pytest.mark.timeout(600)
@@ -129,7 +128,7 @@ def test_workers_killed_every_few_seconds_cost_episodes_but_not_the_run(tmp_path
     assert process.returncode == 0, text
     assert len(re.findall("it is replaced", text)) == kills >= seconds / 10
     assert max(read_history(history)["best_reward"]) >= goal
-    assert not [worker for worker in workers if Path(f"/proc/{worker}").exists()]
+    assert not [worker for worker in workers if psutil.pid_exists(worker)]
 
 
 @pytest.mark.timeout(600)
@@ -157,7 +156,7 @@ def test_a_runner_outlives_its_workers(seconds):
         assert kills - 1 <= runner.restarts <= kills and kills >= seconds / 10
         returns = runner.episode_returns
     assert np.mean(returns[-40:]) > 2 * np.mean(returns[:20])
-    assert not [worker for worker in workers if Path(f"/proc/{worker}").exists()]
+    assert not [worker for worker in workers if psutil.pid_exists(worker)]
 
 
 @pytest.mark.slow
@@ -207,8 +206,7 @@ def test_memory_does_not_grow(tmp_path, seconds):
     sizes = []
     for _ in range(30):
         time.sleep(seconds / 30)
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        sizes.append(int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]))
+        sizes.append(psutil.Process(process.pid).memory_info().rss // 1024)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 0
     second, third = np.median(sizes[10:20]), np.median(sizes[20:])
