@@ -92,7 +92,7 @@ class SummarizerConfig(Config):
 
     @property
     def chosen(self) -> frozenset[str]:
-        """The labels asked for. 'all' leaves out the variables, of which there are many."""
+        """The labels asked for."""
         if self.labels == "all":
             return frozenset(LABELS)
         return frozenset(ALIASES.get(label, label) for label in self.labels)

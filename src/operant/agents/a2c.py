@@ -9,8 +9,8 @@ algorithm S3 with one learner and all actors in step (Wu et al. 2017, section 5,
 One gradient step on every block of `n_steps` rows of all actors.
 
 Deviations: the advantage is that of generalised advantage estimation, which with `lam` 1 (the default) is the paper's.
-A time limit bootstraps from the value of the last observation. Actor and critic share a trunk and one optimizer (any, not
-just the paper's RMSprop).
+A time limit bootstraps from the value of the last observation. Actor and critic share one optimizer (any, not just the
+paper's RMSprop), and a trunk only where a state is an image, or as `separate` says.
 """
 
 from __future__ import annotations
