@@ -584,3 +584,9 @@ def test_a_run_directory_is_that_of_a_run(tmp_path):
 def test_mistyped_options_are_looked_for_everywhere(name, remedy):
     with pytest.raises(SpecError, match=f"^ppo takes no argument '{name}'\\.{remedy}$"):
         operant.PPO("CartPole-v1", **{name: 1})
+
+
+def test_none_keeps_all_checkpoints(tmp_path):
+    settings = {"n_steps": 8, "quiet": True, "seed": 1, "save_frequency": 8, "run_dir": tmp_path / "run"}
+    operant.A2C("jax:CartPole-v1", NET, **settings, keep_checkpoints=None).fit(max_steps=40)
+    assert len(checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")) == 5

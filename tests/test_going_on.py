@@ -786,8 +786,10 @@ def test_options_without_effect_are_refused_but_those_of_stored_runs_forgotten(m
     for name in ("clip_rewards", "episodic_life"):
         with pytest.raises(SpecError, match=f"{name} is for preprocessed games"):
             train(Plan("a2c", {"model": NET}, RunConfig.from_dict({**told, name: False})))
+    with pytest.raises(SpecError, match="vector is for environments that are not JAX-native.*'processes'"):
+        train(Plan("a2c", {"model": NET}, RunConfig.from_dict({**told, "vector": "processes"})))
     (tmp_path / "run").mkdir()
-    stored = {**RunConfig.from_dict(told).to_dict(), **idle, "clip_rewards": False}
+    stored = {**RunConfig.from_dict(told).to_dict(), **idle, "clip_rewards": False, "vector": "in-process"}
     (tmp_path / "run" / "run.json").write_text(json.dumps({"agent": {"type": "a2c"}, "run": stored}))
     run = resumed("run", {"max_steps": 128}).run
     assert (run.early_stop_patience, run.clip_rewards) == (3, False)  # as it always was, whatever is made now

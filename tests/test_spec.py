@@ -7,6 +7,7 @@ import fractions
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -109,6 +110,9 @@ def test_a_config_is_frozen_and_equal_by_value():
         ({"sizes": [1, np.int64(2)]}, (1, 2)),
         ({"pairs": [[1, 2], [3, 4]]}, ((1, 2), (3, 4))),
         ({"model": [{"type": "dense", "size": [3, 3]}]}, ({"type": "dense", "size": (3, 3)},)),
+        ({"model": Path("nets/own.cfg")}, str(Path("nets/own.cfg"))),
+        ({"model": [Path("a.cfg"), None]}, ("a.cfg", None)),
+        ({"mode": Path("mean")}, "mean"),
     ],
 )
 def test_values_take_one_form(given, held):

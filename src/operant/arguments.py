@@ -17,12 +17,14 @@ NOT_OPTIONS = frozenset(
     {"env", "n_envs", "max_steps", "target_reward", "monitor_session", "resume", "weights", *PROCESSES}
 )
 """Options of a run that are no keyword arguments here: others say the same, or they are for `operant train`."""
+NONE_SAYS = frozenset({"keep_checkpoints"})
+"""Options of a run for which None is a value, and not their default."""
 
 
 def named(agent: str, parts: Sequence[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Give the positional arguments of an algorithm's class their names, and options that have another one their first.
 
-    None among the networks, buffers and options of the run is left out: it is the default there.
+    None among the networks, buffers and options of the run is left out, but for `NONE_SAYS`: it is the default there.
 
     Args:
         agent: the algorithm, by its name in the table.
@@ -55,7 +57,7 @@ def named(agent: str, parts: Sequence[Any], settings: Mapping[str, Any]) -> dict
         name = aliases.get(given, given)
         if name in told:
             raise UsageError(f"{name_of_class} got {name!r} twice, once as {given!r}. Give one of them.")
-        if value is not None or name in known.keys() - set(slots):
+        if value is not None or name in NONE_SAYS or name in known.keys() - set(slots):
             told[name] = value
     return told
 

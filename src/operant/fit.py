@@ -130,7 +130,7 @@ class Trainer:
         *parts: Any,
         n_envs: int | None = None,
         eval_envs: Any = None,
-        weights: Sequence[str] | None = None,
+        weights: Sequence[str | Path] | None = None,
         trial: Any = None,
         **settings: Any,
     ) -> None:

@@ -10,7 +10,7 @@ from operant.envs.source import is_native
 from operant.envs.vector_env import VectorEnv
 from operant.errors import SpecError
 from operant.execution.config import GAMES, RunConfig
-from operant.spec import plain
+from operant.spec import default, plain
 
 
 class Environments(NamedTuple):
@@ -63,6 +63,11 @@ def make_environments(
         OperantError: they cannot be made, or not so.
     """
     made = _made(run, given, count)
+    if made.native is not None and run.vector != default(RunConfig, "vector") and not stored:
+        raise SpecError(
+            f"vector is for environments that are not JAX-native. Received: vector={run.vector!r} with {run.env!r}, which is "
+            "compiled with the agent. Leave it out."
+        )
     # A vector of operant's has rules of its own, and stays as it is.
     idle = not stored and (isinstance(given, VectorEnv) or not made.preprocessed)
     for name in GAMES if idle else ():

@@ -14,11 +14,13 @@ T = TypeVar("T")
 
 
 def settled(value: Any) -> Any:
-    """Return the one form in which options hold a value: tuples for lists, Python's numbers for scalar arrays."""
+    """Return the one form in which options hold a value: tuples for lists, Python's numbers for scalar arrays, paths as strings."""
     if isinstance(value, list | tuple):
         return tuple(settled(v) for v in value)
     if isinstance(value, dict):
         return {str(k): settled(v) for k, v in value.items()}
+    if isinstance(value, Path):
+        return str(value)
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         return value.item()
     return value
