@@ -220,6 +220,18 @@ def test_a_score_knows_its_best_and_what_is_worth_keeping(through_json):
     assert (score.episodes, score.best) == (11, 20.0) and not score.improved()
 
 
+def test_a_score_that_is_restored_forgets_the_episodes_that_it_had():
+    score, other = Score(4), Score(4)
+    for reward in (100.0, 200.0, 300.0):
+        score.add(reward, 5, {"a": 1.0})
+    other.add(2.0, 1)
+    score.restore(other.to_dict())
+    assert (list(score.rewards), list(score.lengths), list(score.infos)) == ([2.0], [1], [])
+    for _ in range(5):
+        score.add(4.0, 1)
+    assert list(score.rewards) == [4.0] * 4 and len(score.infos) == 4
+
+
 @pytest.mark.parametrize("through_json", [False, True])
 def test_a_lucky_first_episode_does_not_keep_its_policy_for_ever(through_json):
     score = Score(3)

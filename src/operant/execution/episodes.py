@@ -138,10 +138,11 @@ class Score:
         }
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Continue from there."""
-        self.rewards.extend(data["rewards"])
-        self.lengths.extend(data["lengths"])
-        self.infos.extend(data.get("infos", []))
+        """Continue from there; episodes from before are forgotten."""
+        window = self.rewards.maxlen
+        self.rewards = collections.deque(data["rewards"], window)
+        self.lengths = collections.deque(data["lengths"], window)
+        self.infos = collections.deque(data.get("infos", []), window)
         best, kept = data["best"], data.get("kept", data["best"])
         self.best, self._kept = (-math.inf if x is None else x for x in (best, kept))
         self._kept_full = data.get("kept_full", self.full)
