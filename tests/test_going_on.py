@@ -30,6 +30,7 @@ from operant.execution.device import DeviceDriver
 from operant.fit import trainer
 from operant.folder import claimed, held
 from operant.memory.recent import Recent
+from operant.memory.ring import VALID, flag
 from operant.nn.backend import keras
 from operant.replay import replay
 from operant.session import Weights
@@ -101,6 +102,33 @@ def test_a_call_of_act_that_is_interrupted_leaves_no_row(tmp_path, monkeypatch):
     assert agent.updates == twin.updates == loaded.updates > 1
     assert same(weights(agent), weights(twin))
     assert same(weights(loaded), weights(twin))
+
+
+@pytest.mark.parametrize("spec", [pytest.param(ROLLOUT, id="ppo"), pytest.param(REPLAY, id="dqn")])
+def test_an_episode_ends_where_a_call_of_act_was_interrupted_that_learnt(spec, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    def go_on(agent, steps):
+        for _ in range(steps):
+            agent.act(np.ones(3, np.float32))
+            agent.observe(reward=1.0)
+
+    agent = create(spec)
+    go_on(agent, 8)  # the next call brings what ends a block
+    with monkeypatch.context() as patch:
+        patch.setattr(agent.engine, "act", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            agent.act(np.full(3, 2, np.float32))
+    agent.save(tmp_path)
+    for one in (agent, Agent.load(tmp_path)):
+        one.reset()
+        go_on(one, 50)  # as many as an episode may have
+        assert one.timesteps == 58
+        if spec is REPLAY:
+            rows = one.engine.train.memory.rows
+            assert np.flatnonzero(~flag(rows["mark"][:58], VALID)).tolist() == [8]
+            assert rows["observation"]["state"][8].tolist() == [2.0] * 3
 
 
 def test_ctrl_c_in_the_middle_of_an_update_waits_for_its_end(monkeypatch):

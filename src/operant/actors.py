@@ -40,9 +40,17 @@ class Actor:
         self.acted = False
         """Whether an action waits for its reward."""
         self.length = 0
+        self._last: Row | None = None  # with whose observation the newest column ends
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the newest row is what a call left that was interrupted: an observation in the midst of an episode, with no action."""
+        return not self.first and bool(self.rows) and not self.rows[-1].valid
 
     def begin_row(self, observation: dict[str, np.ndarray]) -> None:
         """Open a row: what it will hold beside the observation is not known yet."""
+        if self.interrupted:
+            self._last = self.rows.pop()
         carry = self.start_carry if self.first else self.carry
         self.rows.append(Row(observation, None, 0.0, False, False, True, None, carry))
 
@@ -51,13 +59,24 @@ class Actor:
         self.rows[-1] = self.rows[-1]._replace(**fields)
 
     def drop_open(self) -> None:
-        """Take back a row that was opened and has no action yet."""
-        if self.rows and self.rows[-1].action is None:
-            self.rows.pop()
+        """Take back a row that was opened and has no action yet.
+
+        Where a block has taken all before it, its observation stays, in a row that does not count: an episode that is cut then ends there.
+        """
+        if not self.rows or self.rows[-1].action is not None:
+            return
+        row = self.rows.pop()
+        if not (self.rows or self.first) and self._last is not None:
+            self.rows.append(_idle(self._last)._replace(observation=row.observation, carry=row.carry))
 
     def end_episode(self, observation: dict[str, np.ndarray]) -> None:
         """Add the row of an episode's last observation."""
         self.rows.append(_idle(self.rows[-1])._replace(observation=observation))
+        self.row += 1
+        self.first, self.length = True, 0
+
+    def end_here(self) -> None:
+        """Cut the episode at the observation that an interrupted call left."""
         self.row += 1
         self.first, self.length = True, 0
 
@@ -107,7 +126,7 @@ class Actor:
             return None
         taken, self.rows = self.rows[: rows + 1], self.rows[rows:]
         # The last row is there for its observation; what else it will hold is not known yet and does not count.
-        taken[-1] = taken[-1]._replace(action=taken[0].action, extras=taken[0].extras)
+        self._last = taken[-1] = taken[-1]._replace(action=taken[0].action, extras=taken[0].extras)
         return self.index, taken
 
 

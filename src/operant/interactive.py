@@ -421,7 +421,7 @@ class Interactive:
         """Cut unfinished episodes as a time limit would: what they brought so far is kept.
 
         An action that `observe` did not answer brought nothing that is known: the episode is cut before it, at the state that it was
-        chosen for, whatever `next_states` says.
+        chosen for, whatever `next_states` says. So it is at the state of a call of `act` that was interrupted while it learnt.
 
         Args:
             parallel: index of the actor whose episode is cut, or a list of such; None: all of them.
@@ -450,6 +450,8 @@ class Interactive:
         for actor, last in zip(actors, observations, strict=True):
             if actor.acted:
                 actor.drop_unanswered()
+            elif actor.interrupted:
+                actor.end_here()
             elif not actor.first and actor.rows and actor.rows[-1].valid:
                 self._complete(actor, actor.rows[-1].reward, 2, last)
         self._writers.recount()
