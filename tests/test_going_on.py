@@ -6,6 +6,7 @@ import functools
 import json
 import shutil
 import signal
+import threading
 import time
 import warnings
 
@@ -690,6 +691,23 @@ def test_a_run_is_not_resumed_while_a_process_trains_in_it(tmp_path):
     with held(tmp_path / "run"), pytest.raises(UsageError, match="Another process trains in"):
         train(resumed(tmp_path / "run", {"max_steps": 128}))
     assert train(resumed(tmp_path / "run", {"max_steps": 128})).outcome.step >= 128
+
+
+def test_a_process_writes_to_a_folder_that_it_holds(tmp_path):
+    """As weights beside a run, or what a callback saves: it waited for its own lock, for ever."""
+    with held(tmp_path):
+        writer = threading.Thread(
+            target=lambda: checkpoint.save(tmp_path, {"x": np.ones(3)}, {}, name="step-1"), daemon=True
+        )
+        writer.start()
+        writer.join(10.0)
+        assert not writer.is_alive()
+        with pytest.raises(UsageError, match="Another process trains in"), held(tmp_path):
+            pass
+    checkpoint.save(tmp_path, {"x": np.ones(3)}, {}, name="step-2")
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["step-1", "step-2"]
+    with held(tmp_path):
+        pass
 
 
 def without_locks(*args):

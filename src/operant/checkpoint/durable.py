@@ -11,6 +11,7 @@ import hashlib
 import os
 import secrets
 import stat
+import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,8 @@ _UNKNOWN = frozenset({errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, err
 """How file systems say that they have no locks of folders, or cannot force them to the disk: some of the network, some of clusters."""
 TEMPORARY = ".tmp-"
 """How names begin of files that are being written: they stay where a process dies."""
+_OWN: dict[tuple[int, int], threading.Lock] = {}
+"""Folders that this process holds without having waited for them, by device and number; with what makes those take turns that write there."""
 
 
 def write(path: Path, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
@@ -174,7 +177,8 @@ def hold(path: Path, wait: bool = False) -> int:
 def locked(folder: Path, wait: bool = True) -> Iterator[None]:
     """Hold the folder against other writers. The system lets go of it when a process dies.
 
-    Where the file system has no such locks, that is said, and the folder is not held.
+    Where the file system has no such locks, that is said, and the folder is not held. Who holds it without waiting, such as a run its
+    folder, may write to it: for a lock of the system's a process would wait for itself, for ever.
 
     Args:
         folder: one that exists.
@@ -186,9 +190,19 @@ def locked(folder: Path, wait: bool = True) -> Iterator[None]:
     if os.name != "posix":
         yield
         return
+    whole = folder.resolve()  # which may be reached by a link
+    status = whole.stat()
+    own = status.st_dev, status.st_ino
+    if wait and (turn := _OWN.get(own)) is not None:
+        with turn:
+            yield
+        return
     with contextlib.ExitStack() as stack:
         try:
-            stack.callback(os.close, hold(folder.resolve(), wait))  # which may be reached by a link
+            stack.callback(os.close, hold(whole, wait))
+            if not wait:
+                _OWN[own] = threading.Lock()
+                stack.callback(_OWN.pop, own)
         except OSError as error:
             if error.errno not in _UNKNOWN:
                 raise
