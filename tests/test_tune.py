@@ -438,6 +438,19 @@ def test_interrupted_trials_come_first_when_the_study_goes_on(here, storage):
     assert [t.params for t in tuned.study.trials[2:4]] == [t.params for t in before[:2]]
 
 
+def test_programs_that_an_environment_started_end_with_the_trial(here, monkeypatch):
+    os.mkfifo("alive")
+    code = "import subprocess, time; subprocess.Popen(['sh', '-c', 'echo; exec sleep 20'], stdout=open('alive', 'w')); time.sleep(20)"
+    monkeypatch.setattr(TrialProcess, "code", code)
+    process = TrialProcess(silent=True, shared=False)
+    with open("alive", "rb") as alive:
+        assert alive.readline() == b"\n"
+        begun = time.monotonic()
+        process.close()
+        assert alive.read() == b""  # nobody can write any more
+        assert time.monotonic() - begun < 10
+
+
 def test_trials_of_a_machine_that_died_are_tried_again(here):
     tune(planned(config={"study": "s"}))
     known = study.load("s", STORAGE)
