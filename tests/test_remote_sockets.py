@@ -613,6 +613,14 @@ def test_silent_clients_lose_their_environment():
             assert ask(other).terminal == 0
 
 
+def test_both_sides_wait_without_limit():
+    with (
+        serving("CartPole-v1", patience=Patience(1e10, 1e10)) as server,
+        clients(server.ports[0], timeout_seconds=1e10, start_seconds=float("inf")) as (connection,),
+    ):
+        assert ask(connection).terminal == ask(connection, 0).terminal == 0
+
+
 def test_silent_strangers_are_sent_away():
     with serving("CartPole-v1", patience=Patience(greeting_seconds=0.2)) as server:
         stranger = socket.create_connection((HOST, server.ports[0]), timeout=5)

@@ -842,6 +842,14 @@ def test_a_worker_that_exits_or_hangs_is_replaced_a_bounded_number_of_times(modu
             env.step(act(3, 0))
 
 
+@pytest.mark.parametrize("seconds", [math.inf, 1e8])
+def test_workers_are_waited_for_without_limit(module, seconds):
+    """The system itself waits for no more than 24 days."""
+    with create(module.Count, 1, "processes", timeout_seconds=seconds) as env:
+        env.reset(0)
+        assert env.step(act(0)).reward.tolist() == [1.0]
+
+
 def test_a_worker_that_is_lost_while_it_starts_is_replaced_too(module, tmp_path):
     with create(
         {"environment": module.Fragile, "folder": str(tmp_path)}, 1, "processes", max_restarts=2

@@ -40,6 +40,8 @@ _CLOSE_SECONDS = 5.0
 """How long workers may take to close their environments before they are killed."""
 _MESSAGE_SECONDS = 5
 """How long the rest of a message may take that has begun to arrive."""
+MOST_MILLISECONDS = 2**31 - 1
+"""The longest that the system waits in one call, 24 days: who gives more, or infinity, wants no limit."""
 _MOST_BYTES = 1 << 24
 """The longest message from a worker: descriptions of spaces and tracebacks. Anything longer is garbage."""
 _ERRORS: dict[str, type[OperantError]] = {
@@ -120,7 +122,7 @@ class Worker:
     def poll(self, seconds: float) -> bool:
         """Tell whether `receive` would return at once, or find the worker dead; wait for at most `seconds`."""
         assert self._poll is not None
-        return bool(self._poll.poll(max(0.0, seconds) * 1000))
+        return bool(self._poll.poll(min(max(0.0, seconds) * 1000, MOST_MILLISECONDS)))
 
     def receive(self, deadline: float, seconds: float) -> Any:
         """Wait for an answer until `deadline` (`time.monotonic`) and return what it brings.

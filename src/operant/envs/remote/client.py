@@ -59,7 +59,7 @@ class Dial:
         Raises:
             LostError: the server cannot be reached.
         """
-        self._thread.join(max(0.0, seconds))
+        self._thread.join(min(max(0.0, seconds), threading.TIMEOUT_MAX))
         if self._thread.is_alive():
             return None
         if self._error is not None:
