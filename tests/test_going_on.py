@@ -1,5 +1,6 @@
 """What an agent goes on with after interruptions, loading and experience from elsewhere: nothing lost, nothing joined that does not belong together."""
 
+import datetime
 import enum
 import errno
 import functools
@@ -8,7 +9,9 @@ import shutil
 import signal
 import threading
 import time
+import types
 import warnings
+from pathlib import Path
 
 import gymnasium
 import jax
@@ -29,7 +32,7 @@ from operant.execution import training
 from operant.execution.config import RunConfig
 from operant.execution.device import DeviceDriver
 from operant.fit import trainer
-from operant.folder import claimed, held
+from operant.folder import claimed, held, new_directory
 from operant.memory.recent import Recent
 from operant.memory.ring import VALID, flag
 from operant.nn.backend import keras
@@ -920,6 +923,17 @@ def test_two_runs_at_once_do_not_share_a_folder(monkeypatch, tmp_path):
         train(Plan("a2c", {"model": NET}, named))
     assert train(Plan("a2c", {"model": NET}, named)).outcome.step >= 64
     assert sorted(path.name for path in (tmp_path / "here").iterdir())[0] != ".claim"
+
+
+def test_runs_that_begin_in_one_second_are_numbered(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    clock = types.SimpleNamespace(now=lambda: datetime.datetime(2026, 1, 2))
+    monkeypatch.setattr("operant.folder.datetime", types.SimpleNamespace(datetime=clock))
+    run = RunConfig.from_dict({"env": "my_games:Pong-v0", "max_steps": 64})
+    for number in ("", "_2", "_3"):
+        directory = new_directory(run, "a2c")
+        assert directory == Path(f"runs/a2c-my_games-Pong-v0-20260102-000000{number}")
+        directory.mkdir(parents=True)
 
 
 def test_the_claim_of_a_process_that_died_keeps_nobody_out(monkeypatch, tmp_path):

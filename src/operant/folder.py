@@ -49,10 +49,11 @@ def new_directory(run: RunConfig, agent: str) -> Path:
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     place = "".join(c if c.isalnum() or c in "-._" else "-" for c in run.env)
     directory = as_folder("run_dir", "runs", "runs") / f"{agent.rpartition(':')[2]}-{place}-{stamp}"
+    name = directory.name
     for i in range(2, 1000):
         if not directory.exists():
             break
-        directory = directory.with_name(f"{directory.name.rpartition('_')[0] or directory.name}_{i}")
+        directory = directory.with_name(f"{name}_{i}")
     return directory
 
 
