@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import re
+import signal
 from pathlib import Path
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from tests.small_agents import MODEL
 
-from operant import Agent, replication
+from operant import Agent, interruption, replication
 from operant.agents.making import define
 from operant.cli import main
 from operant.errors import UsageError
@@ -127,6 +128,20 @@ def test_other_environments_run_one_after_the_other(tmp_path, capsys):
 @pytest.mark.exhaustive
 def test_no_episode_has_ended(tmp_path):
     assert math.isnan(replicate(plan(tmp_path / "two", env="jax:Pendulum-v1"), 2).mean_reward[0])
+
+
+def test_a_request_to_terminate_ends_the_seeds_that_have_not_begun(tmp_path, monkeypatch):
+    trained = []
+
+    def asked(plan, *_):
+        trained.append(plan.run.seed)
+        with interruption.orderly(lambda: None):
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(replication, "train", asked)
+    with pytest.raises(SystemExit) as ended:
+        replicate(plan(tmp_path / "run", "CartPole-v1"), 3)
+    assert ended.value.code == 143 and trained == [5]
 
 
 def test_an_interrupted_seed_is_named_and_there_is_no_interval(tmp_path, monkeypatch, capsys):

@@ -58,6 +58,7 @@ def replicate(plan: Plan, n_seeds: int, command: str | None = None) -> Replicate
 
     Raises:
         OperantError: the plan cannot be carried out.
+        SystemExit: the process was asked to terminate while one run followed the other.
     """
     run = plan.run.replace(env=table.full_id(plan.run.env))
     plan = plan._replace(run=run)
@@ -84,7 +85,10 @@ def _replicate(plan: Plan, first: int, n_seeds: int, directory: Path, command: s
     if table.native(run.env, **plain(run.env_kwargs or {})) is not None:
         results = _together(plan, runs, base, command)
     else:
-        results = [train(plan._replace(run=own), command, base) for own in runs]
+        results = []
+        for own in runs:
+            with interruption.terminating():  # Ctrl-C ends one seed, the request to terminate all
+                results.append(train(plan._replace(run=own), command, base))
     rewards = [result.outcome.mean_reward for result in results]
     mean = interval(rewards) if all(math.isfinite(x) for x in rewards) else (math.nan, math.nan, math.nan)
     if not run.quiet:
