@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from tests.test_agent import CHOICE, NET, REPLAY, ROLLOUT, STATE
 
-from operant import Agent, Environment, Runner, checkpoint, interruption
+from operant import Agent, Environment, Runner, checkpoint, interruption, traces
 from operant.agents.batches import block_rows, interval
 from operant.agents.learner import Learner
 from operant.agents.making import define
@@ -133,6 +133,22 @@ def test_an_episode_ends_where_a_call_of_act_was_interrupted_that_learnt(spec, t
             rows = one.engine.train.memory.rows
             assert np.flatnonzero(~flag(rows["mark"][:58], VALID)).tolist() == [8]
             assert rows["observation"]["state"][8].tolist() == [2.0] * 3
+
+
+def test_a_recorder_that_begins_between_act_and_observe_records_what_follows(tmp_path):
+    agent = create()
+    agent.act(np.ones(3, np.float32))
+    agent.save(tmp_path)
+    for lengths in ([], [3, 1]):
+        with Agent.load(tmp_path, recorder=str(tmp_path / "traces")) as loaded:
+            loaded.observe(reward=1.0, terminal=not lengths)
+            for length in lengths:
+                for left in reversed(range(length)):
+                    loaded.act(np.ones(3, np.float32))
+                    loaded.observe(reward=1.0, terminal=left == 0)
+        found = [] if not lengths else traces.files(tmp_path / "traces")
+        assert [len(traces.read(file, agent.spaces).reward) for file in found] == lengths
+    assert len(list((tmp_path / "traces").iterdir())) == 2
 
 
 def test_ctrl_c_in_the_middle_of_an_update_waits_for_its_end(monkeypatch):

@@ -280,7 +280,7 @@ class Recorder:
         self.config = config
         self._spaces = spaces
         self._running: list[list[tuple[Flat, Flat, float, int]]] = [[] for _ in range(actors)]
-        self._pending: list[tuple[Flat, Flat]] = [({}, {})] * actors
+        self._pending: list[tuple[Flat, Flat] | None] = [None] * actors
         self._finished: list[Trace] = []
         self._skip = config.start
         self._episodes = max([episodes, *(number + 1 for number in _numbers(config.directory))])
@@ -291,13 +291,16 @@ class Recorder:
 
     def observe(self, actor: int, reward: float, terminal: int, last: Flat | None) -> None:
         """Note what it got; at the end of an episode, what came after its last action if it is known."""
-        self._running[actor].append((*self._pending[actor], reward, terminal))
+        if (acted := self._pending[actor]) is not None:  # else the action was before this recorder, of an agent that was loaded
+            self._running[actor].append((*acted, reward, terminal))
         if not terminal:
             return
         steps, self._running[actor] = self._running[actor], []
         self._episodes += 1
         if self._skip:
             self._skip -= 1
+            return
+        if not steps:
             return
         self._finished.append(_trace(steps, last))
         if len(self._finished) == self.config.frequency:
