@@ -151,6 +151,20 @@ def test_a_recorder_that_begins_between_act_and_observe_records_what_follows(tmp
     assert len(list((tmp_path / "traces").iterdir())) == 2
 
 
+def test_a_recorder_keeps_last_states_of_an_environment_that_writes_to_them(tmp_path):
+    seen = np.zeros(3, np.float32)
+    with create(recorder={"directory": str(tmp_path), "frequency": 2}) as agent:
+        for episode in (1, 2):
+            seen[:] = episode
+            agent.act(seen)
+            seen[:] = 10 * episode
+            agent.observe(reward=1.0, terminal=True, next_states=seen)
+    (file,) = traces.files(tmp_path)
+    trace = traces.read(file, agent.spaces)
+    assert trace.observation["state"][:, 0].tolist() == [1.0, 2.0]
+    assert trace.last["state"][:, 0].tolist() == [10.0, 20.0]
+
+
 def test_ctrl_c_in_the_middle_of_an_update_waits_for_its_end(monkeypatch):
     agent, twin = create(), create()
     absorb = agent.engine._absorb

@@ -347,5 +347,6 @@ def _trace(steps: list[tuple[Flat, Flat, float, int]], last: Flat | None) -> Tra
         {name: np.stack([a[name] for a in actions]) for name in actions[0]},
         np.asarray(rewards, np.float32),
         np.asarray(terminals, np.int64),
-        None if last is None else {name: np.asarray(x)[None] for name, x in last.items()},
+        # Copies: environments may write to what they returned.
+        None if last is None else {name: np.array(x)[None] for name, x in last.items()},
     )
