@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import signal
 import sys
 import types
@@ -549,6 +550,18 @@ def test_what_was_learnt_before_an_error_is_saved(tmp_path):
         agent.fit(max_steps=5000)
     header = checkpoint.read_header(checkpoint.latest(tmp_path / "checkpoints"))
     assert 500 < header["training"]["step"] <= 700
+
+
+def test_two_objects_do_not_train_in_one_folder(tmp_path):
+    one, other = (
+        operant.A2C("jax:CartPole-v1", NET, run_dir=str(tmp_path / "run"), quiet=True, seed=seed)
+        for seed in (1, 2)
+    )
+    one.fit(max_steps=64)
+    with pytest.raises(UsageError, match="run_dir must be a new or empty folder"):
+        other.fit(max_steps=64)
+    assert one.fit(max_steps=128).step >= 128
+    assert json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))["run"]["seed"] == 1
 
 
 @pytest.mark.slow

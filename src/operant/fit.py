@@ -271,6 +271,8 @@ class Trainer:
             if directory is not None:
                 directory.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(held(directory))
+                if not self._fits and (directory / "run.json").exists():  # another object was faster
+                    new_directory(here, self.agent)
                 self._describe(directory, run)
             return self._train(training, directory, run)
 
