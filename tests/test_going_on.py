@@ -5,6 +5,7 @@ import enum
 import errno
 import functools
 import json
+import os
 import shutil
 import signal
 import threading
@@ -741,6 +742,14 @@ def test_a_process_writes_to_a_folder_that_it_holds(tmp_path):
     assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["step-1", "step-2"]
     with held(tmp_path):
         pass
+
+
+def test_who_waits_for_a_folder_of_another_process_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(durable, "PATIENCE_SECONDS", 0.1)
+    threading.Timer(0.5, os.close, [durable.hold(tmp_path)]).start()
+    with pytest.warns(RuntimeWarning, match="is held by another process, such as a run that trains there"):
+        checkpoint.save(tmp_path, {"x": np.ones(3)}, {}, name="step-1")
+    assert (tmp_path / "step-1").is_dir()
 
 
 def without_locks(*args):

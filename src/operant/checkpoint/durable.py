@@ -12,6 +12,7 @@ import os
 import secrets
 import stat
 import threading
+import time
 import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,8 @@ _UNKNOWN = frozenset({errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, err
 """How file systems say that they have no locks of folders, or cannot force them to the disk: some of the network, some of clusters."""
 TEMPORARY = ".tmp-"
 """How names begin of files that are being written: they stay where a process dies."""
+PATIENCE_SECONDS = 30.0
+"""How long somebody else may write to a folder until those who wait for it are told."""
 _OWN: dict[tuple[int, int], threading.Lock] = {}
 """Folders that this process holds without having waited for them, by device and number; with what makes those take turns that write there."""
 
@@ -173,6 +176,21 @@ def hold(path: Path, wait: bool = False) -> int:
     return descriptor
 
 
+def _waited_for(folder: Path) -> int:
+    """Hold a folder once nobody else does. Who waits for long is told, since a run holds its folder as long as it trains."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < until:
+        with contextlib.suppress(BlockingIOError):
+            return hold(folder)
+        time.sleep(0.02)
+    warnings.warn(
+        f"{folder} is held by another process, such as a run that trains there: waiting for its end. Write to another folder to go on at once.",
+        RuntimeWarning,
+        stacklevel=6,
+    )
+    return hold(folder, wait=True)
+
+
 @contextlib.contextmanager
 def locked(folder: Path, wait: bool = True) -> Iterator[None]:
     """Hold the folder against other writers. The system lets go of it when a process dies.
@@ -199,7 +217,7 @@ def locked(folder: Path, wait: bool = True) -> Iterator[None]:
         return
     with contextlib.ExitStack() as stack:
         try:
-            stack.callback(os.close, hold(whole, wait))
+            stack.callback(os.close, _waited_for(whole) if wait else hold(whole))
             if not wait:
                 _OWN[own] = threading.Lock()
                 stack.callback(_OWN.pop, own)
