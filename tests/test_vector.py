@@ -842,6 +842,17 @@ def test_a_worker_that_exits_or_hangs_is_replaced_a_bounded_number_of_times(modu
             env.step(act(3, 0))
 
 
+def test_workers_leave_a_request_to_terminate_to_their_parent(module):
+    """Clusters send it to every process of a job."""
+    with create(module.Count, 2, "processes", num_workers=2) as env:
+        env.reset(0)
+        for pid in pids(env):
+            os.kill(pid, signal.SIGTERM)
+        for _ in range(3):
+            assert not env.step(act(0, 0)).truncated.any()
+        assert env.restarts == 0
+
+
 @pytest.mark.parametrize("seconds", [math.inf, 1e8])
 def test_workers_are_waited_for_without_limit(module, seconds):
     """The system itself waits for no more than 24 days."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import mmap
 import os
 import runpy
@@ -136,12 +137,24 @@ class VectorTask:
 def work(connection_descriptor: int, memory_descriptor: int) -> None:
     """Be a worker: what the process that `spawn.Worker` starts does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    # Clusters ask every process of a job to terminate, and a run that ends in order needs its environments until then.
+    signal.signal(signal.SIGTERM, _no_effect)
     threading.Thread(target=_follow, args=(connection_descriptor,), daemon=True).start()
     connection = Connection(connection_descriptor)
-    # What an environment forks must not hold the line open, or the end of this process would not show.
-    os.register_at_fork(after_in_child=connection.close)
+    os.register_at_fork(after_in_child=functools.partial(_forked, connection))
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         _serve(connection, memory_descriptor)
+
+
+def _no_effect(number: int, frame: Any) -> None:
+    """Do nothing: signals that are ignored would be so in programs that an environment starts, too."""
+
+
+def _forked(connection: Connection) -> None:
+    """Let go, in a process that an environment forked: it must not hold the line open, or the end of this one would not show."""
+    connection.close()
+    if signal.getsignal(signal.SIGTERM) is _no_effect:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _follow(descriptor: int) -> None:
