@@ -451,6 +451,20 @@ def test_programs_that_an_environment_started_end_with_the_trial(here, monkeypat
         assert time.monotonic() - begun < 10
 
 
+def test_a_trial_that_is_ended_with_the_study_is_tried_again(here, monkeypatch):
+    """Clusters ask every process of a job to terminate."""
+    hear = search.Search._hear
+
+    def asked(self, running):
+        self.stop()
+        hear(self, running)
+
+    monkeypatch.setattr(search.Search, "_hear", asked)
+    tuned = tune(planned("raise", config={"n_trials": 2, "study": "s"}))
+    assert (tuned.failed, tuned.given_up, tuned.interrupted) == (0, 1, True)
+    assert [t.state.name for t in tuned.study.trials] == ["FAIL", "WAITING"]
+
+
 def test_trials_of_a_machine_that_died_are_tried_again(here):
     tune(planned(config={"study": "s"}))
     known = study.load("s", STORAGE)

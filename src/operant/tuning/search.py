@@ -222,7 +222,10 @@ class Search:
         )
 
     def _fail(self, running: _Running, text: str, trace: str = "") -> None:
-        """Record a trial that failed, and why."""
+        """Record a trial that failed, and why; one that fails while the study ends may have been ended with it."""
+        if self.stopped:
+            self._give_up(running)
+            return
         self._mark_failed(running, f"{text}\n{trace}".strip())
         self.counts["failed"] += 1
         self.say(f"Trial {running.trial.number} failed: {text}{shown(running.trial.params)}")
