@@ -451,6 +451,20 @@ def test_programs_that_an_environment_started_end_with_the_trial(here, monkeypat
         assert time.monotonic() - begun < 10
 
 
+def test_a_trial_ends_soon_after_the_process_that_tunes(here, monkeypatch):
+    """Also while it trains: it was noticed when it had something to tell, maybe hours later."""
+    code = (
+        "import sys, time; from operant.envs import worker; worker._ORPHAN_SECONDS = 0.0; from operant.tuning import trial;"
+        "trial._attempt = lambda *_: time.sleep(60); trial.work(int(sys.argv[1]))"
+    )
+    monkeypatch.setattr(TrialProcess, "code", code)
+    process = TrialProcess(silent=True, shared=False)
+    process.send({"do": "train"})
+    process.connection.close()
+    assert process.process.wait(timeout=30) == -signal.SIGKILL
+    process.close()
+
+
 def test_a_trial_that_is_ended_with_the_study_is_tried_again(here, monkeypatch):
     """Clusters ask every process of a job to terminate."""
     hear = search.Search._hear

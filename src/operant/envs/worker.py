@@ -139,7 +139,7 @@ def work(connection_descriptor: int, memory_descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     # Clusters ask every process of a job to terminate, and a run that ends in order needs its environments until then.
     signal.signal(signal.SIGTERM, _no_effect)
-    threading.Thread(target=_follow, args=(connection_descriptor,), daemon=True).start()
+    threading.Thread(target=follow, args=(connection_descriptor,), daemon=True).start()
     connection = Connection(connection_descriptor)
     os.register_at_fork(after_in_child=functools.partial(_forked, connection))
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
@@ -157,7 +157,7 @@ def _forked(connection: Connection) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _follow(descriptor: int) -> None:
+def follow(descriptor: int) -> None:
     """End the process, and what its environments started, soon after its parent, also while an environment hangs."""
     watch = select.poll()
     watch.register(descriptor, 0)  # nothing but the other side's end

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
@@ -111,7 +112,10 @@ class TrialProcess:
 
 def work(descriptor: int) -> None:
     """Be the process of a trial: what `TrialProcess` starts."""
+    from operant.envs.worker import follow
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=follow, args=(descriptor,), daemon=True).start()
     connection = Connection(descriptor)
     # The one that tunes may be gone: then there is nobody to train for.
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
