@@ -26,7 +26,7 @@ from operant.tune import TuneConfig, draw, from_study, plan, tune
 from operant.tuning import search, study
 from operant.tuning.plan import NOT_TUNED
 from operant.tuning.ranges import Range, corners, split
-from operant.tuning.trial import TrialProcess, numbered
+from operant.tuning.trial import Lost, TrialProcess, numbered
 
 TESTS = str(Path(__file__).parent)
 PRETENDED = (
@@ -463,6 +463,20 @@ def test_a_trial_ends_soon_after_the_process_that_tunes(here, monkeypatch):
     process.connection.close()
     assert process.process.wait(timeout=30) == -signal.SIGKILL
     process.close()
+
+
+@pytest.mark.parametrize("start", ["os.system('sleep 20 &')", "os.fork() or time.sleep(20)"])
+def test_the_end_of_a_trial_shows_at_once_whatever_its_environment_started(start, here, monkeypatch):
+    code = (
+        "import os, sys, time; from operant.tuning import trial;"
+        f"trial._attempt = lambda *_: ({start}, os._exit(3)); trial.work(int(sys.argv[1]))"
+    )
+    monkeypatch.setattr(TrialProcess, "code", code)
+    process, begun = TrialProcess(silent=True, shared=False), time.monotonic()
+    process.send({"do": "train"})
+    with pytest.raises(Lost, match="ended with exit code 3"):
+        process.receive()
+    assert time.monotonic() - begun < 15
 
 
 def test_a_trial_that_is_ended_with_the_study_is_tried_again(here, monkeypatch):

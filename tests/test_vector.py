@@ -98,6 +98,14 @@ class Pressing(Count):
         return super().step(action)
 
 
+class Starting(Count):
+    """Starts a program as a shell does, or C: with all that is open."""
+
+    def reset(self, *, seed=None, options=None):
+        os.system("sleep 30 &")
+        return super().reset(seed=seed)
+
+
 class Once(Count):
     """Can begin an episode once only."""
 
@@ -840,6 +848,14 @@ def test_a_worker_that_exits_or_hangs_is_replaced_a_bounded_number_of_times(modu
             EnvironmentError, match=r"ended with exit code 5, and it was replaced once already"
         ):
             env.step(act(3, 0))
+
+
+def test_the_end_of_a_worker_shows_at_once_whatever_its_environment_started(module):
+    with create(module.Starting, 1, "processes", timeout_seconds=20.0) as env:
+        env.reset(0)
+        begun = time.monotonic()
+        assert env.step(act(3)).truncated.tolist() == [True]
+        assert time.monotonic() - begun < 15
 
 
 def test_workers_leave_a_request_to_terminate_to_their_parent(module):

@@ -139,6 +139,8 @@ def work(connection_descriptor: int, memory_descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     # Clusters ask every process of a job to terminate, and a run that ends in order needs its environments until then.
     signal.signal(signal.SIGTERM, _no_effect)
+    for descriptor in (connection_descriptor, memory_descriptor):
+        os.set_inheritable(descriptor, False)  # what an environment starts must not hold the line open, or the end would not show
     threading.Thread(target=follow, args=(connection_descriptor,), daemon=True).start()
     connection = Connection(connection_descriptor)
     os.register_at_fork(after_in_child=functools.partial(_forked, connection))
@@ -151,7 +153,7 @@ def _no_effect(number: int, frame: Any) -> None:
 
 
 def _forked(connection: Connection) -> None:
-    """Let go, in a process that an environment forked: it must not hold the line open, or the end of this one would not show."""
+    """Let go, in a process that an environment forked."""
     connection.close()
     if signal.getsignal(signal.SIGTERM) is _no_effect:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
