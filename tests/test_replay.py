@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from operant import checkpoint, replay
 from operant.checkpoint import compare
 from operant.cli import main
+from operant.execution.device import DeviceDriver
 from operant.tracking import Episode, History, read_history
 
 COMMAND = [
@@ -76,6 +78,17 @@ def test_a_run_without_a_seed_is_repeated_bit_by_bit(run, capsys):
     np.testing.assert_array_equal(one["best_reward"], np.maximum.accumulate(one["mean_reward"]))
     np.testing.assert_array_equal(one["best_reward"], other["best_reward"])
     assert sorted(path for path in run.rglob("*")) == before
+
+
+def test_a_replay_that_is_interrupted_says_nothing_of_the_run(run, capsys, monkeypatch):
+    advance = DeviceDriver.advance
+
+    def pressed(self, blocks):
+        signal.raise_signal(signal.SIGINT)
+        return advance(self, blocks)
+
+    monkeypatch.setattr(DeviceDriver, "advance", pressed)
+    assert replayed(capsys) == (130, "operant: interrupted\n")
 
 
 def test_a_changed_history_is_told(run, known, capsys):

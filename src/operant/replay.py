@@ -104,6 +104,7 @@ def replay(directory: str | Path, config: ReplayConfig | None = None, agent: str
 
     Raises:
         SpecError: there is no run, it has another agent or environment, or it cannot be repeated; says why.
+        KeyboardInterrupt: it was interrupted.
     """
     config = ReplayConfig.from_dict({}) if config is None else config
     record = _record(Path(directory))
@@ -223,7 +224,8 @@ def _repeat(record: Record, place: Path, config: ReplayConfig) -> int:
             sinks.message(
                 f"Replaying {record.directory}: {record.data['agent']['type']} on {run.env}, seed {run.seed}, up to step {aim}"
             )
-            training.loop()
+            if training.loop().reason == "interrupted":
+                raise KeyboardInterrupt  # nothing can be said then
         finally:
             sinks.close()
     finally:
