@@ -291,7 +291,9 @@ class Recorder:
 
     def observe(self, actor: int, reward: float, terminal: int, last: Flat | None) -> None:
         """Note what it got; at the end of an episode, what came after its last action if it is known."""
-        if (acted := self._pending[actor]) is not None:  # else the action was before this recorder, of an agent that was loaded
+        if (
+            acted := self._pending[actor]
+        ) is not None:  # else the action was before this recorder, of an agent that was loaded
             self._running[actor].append((*acted, reward, terminal))
         if not terminal:
             return

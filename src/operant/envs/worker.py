@@ -140,7 +140,9 @@ def work(connection_descriptor: int, memory_descriptor: int) -> None:
     # Clusters ask every process of a job to terminate, and a run that ends in order needs its environments until then.
     signal.signal(signal.SIGTERM, _no_effect)
     for descriptor in (connection_descriptor, memory_descriptor):
-        os.set_inheritable(descriptor, False)  # what an environment starts must not hold the line open, or the end would not show
+        os.set_inheritable(
+            descriptor, False
+        )  # what an environment starts must not hold the line open, or the end would not show
     threading.Thread(target=follow, args=(connection_descriptor,), daemon=True).start()
     connection = Connection(connection_descriptor)
     os.register_at_fork(after_in_child=functools.partial(_forked, connection))

@@ -115,7 +115,9 @@ def work(descriptor: int) -> None:
     from operant.envs.worker import follow
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.set_inheritable(descriptor, False)  # what environments start must not hold the line open, or the end would not show
+    os.set_inheritable(
+        descriptor, False
+    )  # what environments start must not hold the line open, or the end would not show
     threading.Thread(target=follow, args=(descriptor,), daemon=True).start()
     connection = Connection(descriptor)
     os.register_at_fork(after_in_child=connection.close)
