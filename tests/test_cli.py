@@ -4,13 +4,15 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
-from operant import DQN, Agent, __version__, presets
+from operant import DQN, Agent, __version__, interruption, presets
 from operant.agents import AGENTS, config_class
 from operant.agents.making import define
 from operant.cli import main, parse, tables
@@ -848,11 +850,26 @@ def test_a_command_begins_without_modules_that_take_time():
     assert "operant.cli" in result.stdout.split()
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 0)])
+@pytest.mark.parametrize("command", ["train", "tune"])
+def test_a_command_that_was_asked_to_terminate_says_so(command, number, status, monkeypatch, capsys):
+    def asked(*_):
+        with interruption.orderly(lambda: None):
+            signal.raise_signal(number)
+        return types.SimpleNamespace(failed=0)
+
+    monkeypatch.setattr(f"operant.{command}.{command}", asked)
+    given = [command, "ppo", "--env", "CartPole-v1", *(["--max-steps", "64"] if command == "train" else [])]
+    given += ["--trial-steps", "64", "--n-trials", "2", "--lr", "1e-4", "1e-3"] if command == "tune" else []
+    try:
+        ended = main(given)
+    except SystemExit as end:
+        ended = end.code
+    assert ended == status, capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_interrupt_saves_and_says_how_to_continue(tmp_path):
-    import os
-    import signal
-
     process = subprocess.Popen(
         [sys.executable, "-m", "operant", "train", "ppo", "--env", "jax:CartPole-v1", "--max-steps", "100000000",
          "--run-dir", "run", *[a for a in TINY if a != "--quiet"], *NET],
