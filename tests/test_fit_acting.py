@@ -15,6 +15,7 @@ from operant.envs.atari import preprocessed
 from operant.envs.classic import CartPole
 from operant.envs.preprocessing import Preprocessed, Preprocessing
 from operant.errors import SpaceError, SpecError, UsageError
+from operant.inputs import is_id, made_again
 
 SMALL = {"n_steps": 16, "mini_batches": 1, "ppo_epochs": 1, "quiet": True, "seed": 1}
 
@@ -336,6 +337,34 @@ def test_another_id_has_none_of_the_arguments_of_the_first():
     given = create_envs("FrozenLake-v1", preprocess=False)[0]
     assert max(agent.play(env=given, episodes=20, action_idx=1).lengths) > 3
     agent.close()
+
+
+def test_objects_are_made_again_with_their_arguments():
+    made = create_envs("FrozenLake-v1", 2, preprocess=False, is_slippery=False)
+    for env in (made[0], made_again(made[0]), made_again(made[1], "rgb_array")):
+        assert len(env.unwrapped.P[0][0]) == 1  # where an action leads is certain
+    assert not is_id(made) and is_id(create_envs("FrozenLake-v1", 2, preprocess=False))
+
+
+def test_objects_are_made_again_with_their_wrappers_once():
+    clipped = gymnasium.wrappers.ClipReward.wrapper_spec(min_reward=0.0, max_reward=0.5)
+    gymnasium.register(
+        "Clipped-v0", "gymnasium.envs.classic_control:CartPoleEnv", additional_wrappers=(clipped,)
+    )
+    try:
+        (made,) = create_envs("Clipped-v0", preprocess=False)
+        again = made_again(made)
+        assert made.spec.additional_wrappers == again.spec.additional_wrappers == (clipped,) and is_id(made)
+    finally:
+        del gymnasium.registry["Clipped-v0"]
+
+
+def test_preprocessed_objects_are_no_id():
+    gymnasium.register("Screen-v0", Screen)
+    try:
+        assert not is_id(create_envs("Screen-v0")) and is_id(create_envs("Screen-v0", preprocess=False))
+    finally:
+        del gymnasium.registry["Screen-v0"]
 
 
 def test_others_are_not_preprocessed_as_those_that_train():

@@ -10,6 +10,7 @@ import gymnasium
 
 from operant.envs import table, vector
 from operant.envs.games import whole_games
+from operant.envs.preprocessing import Preprocessed
 from operant.envs.source import is_environment, is_native, lacking
 from operant.envs.vector_env import VectorEnv
 from operant.errors import SpaceError, SpecError, UsageError, value_error, whole
@@ -60,6 +61,8 @@ def is_id(envs: Any) -> bool:
         return all(is_id(env) for env in envs)
     if isinstance(envs, str):
         return True
+    if isinstance(envs, Preprocessed):  # whose spec is that of the frames
+        return False
     spec = getattr(envs, "spec", None) if isinstance(envs, gymnasium.Env) else None
     if spec is None or spec.id not in gymnasium.registry:
         return False
@@ -134,8 +137,6 @@ def made_again(env: Any, render_mode: str | None = None) -> Any:
     Raises:
         SpecError: it is not known how.
     """
-    from operant.envs.preprocessing import Preprocessed
-
     if isinstance(env, Preprocessed):
         return Preprocessed(made_again(env.env, render_mode), env.settings)
     if makes(env):

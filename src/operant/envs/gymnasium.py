@@ -113,7 +113,10 @@ def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
             if f"unexpected keyword argument {name!r}" in str(error):
                 raise _untaken(spec, name, _parameters(_creator(spec, spec.entry_point))) from error
         raise
-    env.unwrapped.spec = spec
+    # Of what it was made, as Gymnasium has it: wrappers add themselves.
+    env.unwrapped.spec = dataclasses.replace(
+        spec, kwargs={**spec.kwargs, **arguments}, additional_wrappers=()
+    )
     return env
 
 
