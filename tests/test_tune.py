@@ -223,6 +223,17 @@ def test_trials_that_are_alike_show_no_importances(tmp_path, alike):
     assert names == {"history.png", "parallel.png"} | (set() if alike else {"importances.png"})
 
 
+def test_a_study_in_which_no_trial_has_all_parameters_is_drawn(tmp_path):
+    many = optuna.create_study(study_name="s", direction="maximize")
+    between = optuna.distributions.FloatDistribution(1e-5, 1.0, log=True)
+    for i, name in enumerate(["lr", "lr", "gamma", "gamma"]):
+        many.add_trial(
+            optuna.create_trial(params={name: 0.1 / (i + 1)}, distributions={name: between}, value=float(i))
+        )
+    names = {path.name for path in draw(many, tmp_path)}
+    assert "history.png" in names and "parallel.png" not in names
+
+
 def test_trials_are_drawn_over_whole_numbers(monkeypatch):
     drawn = []
     monkeypatch.setattr(trials, "save", lambda drawing, out: drawn.append(drawing))

@@ -106,7 +106,7 @@ def draw(study: optuna.Study, folder: Path) -> list[Path]:
     """Write the plots of a study: its history, which parameters mattered, and the trials as lines over all parameters.
 
     Returns:
-        The files: what a study of so few trials does not show is left out.
+        The files: what a study of so few trials, or of trials that no parameter joins, does not show is left out.
     """
     import optuna
     from optuna.distributions import FloatDistribution
@@ -138,5 +138,7 @@ def draw(study: optuna.Study, folder: Path) -> list[Path]:
             for name, distribution in t.distributions.items()
             if isinstance(distribution, FloatDistribution) and distribution.log
         }
-        files.append(pictures.parallel(complete, scales, folder / "parallel.png", study.study_name))
+        every = {name for p in complete for name in p.params}
+        if any(every <= p.params.keys() for p in complete):
+            files.append(pictures.parallel(complete, scales, folder / "parallel.png", study.study_name))
     return files
