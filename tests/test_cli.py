@@ -258,6 +258,7 @@ def test_presets_are_legal():
         (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--n-envs", "0"], "n_envs must be at least 1. Received: n_envs=0."),
         (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "stray"], "Unknown argument 'stray'"),
         (["train", "ppo", "--preset", "cartpol", "--max-steps", "10"], "There is no preset 'cartpol' for ppo. Did you mean 'cartpole'?"),
+        (["train", "double_dqn", "--preset", "cartpole-500", "--max-steps", "10"], "There is no preset 'cartpole-500' for ddqn. Did you mean 'cartpole-500k'?"),
         (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--n-steps", "1"], "mini_batches must be at most 1"),
         (["train", "ppo", "--env", "CartPol-v1", "--max-steps", "10"], "CartPole-v1"),
         (["train", "dqn", "--env", "Pendulum-v1", "--max-steps", "10"], "dqn"),

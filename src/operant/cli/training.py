@@ -112,7 +112,7 @@ def _plan(agent: str | None, given: dict[str, Any]) -> Any:
         )
     preset = given.pop("preset", None)
     if preset is not None:
-        given = {**presets.settings(agent, preset), **given}
+        given = {**presets.settings(resolve(agent), preset), **given}
     known = options(RunConfig)
     run = RunConfig.from_dict({k: v for k, v in given.items() if k in known})
     own = {k: v for k, v in given.items() if k not in known}
