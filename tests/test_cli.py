@@ -564,8 +564,9 @@ def test_train_writes_a_run_that_an_agent_loads_and_that_resumes(capsys, tmp_pat
         assert re.search(
             rf"The run in 'run' has 5\d\d steps already. Received: max_steps={steps}. Give more", err
         )
-    err = fails(capsys, "train", "--resume", "run")
-    assert "has reached its 512 steps: nothing is left to do. Give --max-steps" in err
+    for flags in ([], ["--target-reward", "1e9"]):
+        err = fails(capsys, "train", "--resume", "run", *flags)
+        assert "has reached its 512 steps: nothing is left to do. Give --max-steps" in err
     assert (run / "run.json").read_text() == before
     assert "Unknown flag '--lrr'" in fails(capsys, "train", "--resume=run", "--lrr", "1")
     err = fails(capsys, "train", "dqn", "--resume", "run")

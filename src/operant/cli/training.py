@@ -94,10 +94,10 @@ def _resume(agent: str | None, given: dict[str, Any]) -> Any:
         raise SpecError(
             f"The run in {directory!r} trains {saved}, not {agent}. Use: {resuming(directory, saved, plan.run.env)}"
         )
-    if not {"max_steps", "target_reward"} & set(given) and finished(plan):
+    if "max_steps" not in given and finished(plan):
         raise UsageError(
             f"The run in {directory!r} has reached its {plan.run.max_steps} steps: nothing is left to do. "
-            "Give --max-steps, which counts them in."
+            "Give --max-steps, which counts them in (none: no limit, with --target-reward)."
         )
     return plan
 
