@@ -138,6 +138,17 @@ def test_live_display(max_steps, monkeypatch):
     assert "time:" not in text
 
 
+def test_messages_above_the_live_display_are_as_they_are(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    stream = Terminal()
+    console = Console(max_steps=1000, stream=stream)
+    console.record(Record(0, 0.0, {}))
+    command = f"Continue with: operant train --resume '{'long name ' * 9}:x:'"
+    console.message(command)
+    console.close()
+    assert f"{command}\n" in stream.getvalue()
+
+
 # Tracker
 
 

@@ -118,7 +118,8 @@ class Console:
         if self._live is None:
             print(text, file=self._stream, flush=True)
         else:
-            self._live.console.print(text, markup=False, highlight=False)
+            # As it is, for the terminal to break: a command that is broken here cannot be copied.
+            self._live.console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def flush(self) -> None:
         """Nothing is kept on a disk."""
