@@ -341,6 +341,7 @@ def test_native_environments_borrow_pictures(tmp_path):
         (["ppo", "--episodes", "1"], "env must be given"),
         (["ppo", "--env", "CartPole-v1", "--weights", "a", "b"], r"weights must be 1 path\(s\)"),
         (["--run-dir", "nowhere"], "There is no checkpoint in run_dir='nowhere'"),
+        ([".", "--run-dir", "nowhere"], r"'\.' and --run-dir both say what plays. Give one of them\."),
         (["ppo", "--env", "jax:GridWorld", "--render"], "GridWorld"),
         (["ppo", "--env", "CartPole-v1", "--episods", "2"], "--episodes"),
         (["ppoo", "--env", "CartPole-v1"], "ppo"),

@@ -36,7 +36,9 @@ def run(arguments: list[str]) -> int:
     own = [config_class(agent)] if agent is not None else []
     given = parse.parse([PlayConfig, *own], flags, f"play {agent}" if agent else "play")
     if place is not None:
-        given.setdefault(place, where)
+        if place in given:
+            raise UsageError(f"{where!r} and {tables.flag(place)} both say what plays. Give one of them.")
+        given[place] = where
     if agent is not None and not given.keys() & {"run_dir", "policy", "weights"}:
         _refuse_folder(agent)
     known = options(PlayConfig)
