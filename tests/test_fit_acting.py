@@ -359,6 +359,34 @@ def test_objects_are_made_again_with_their_wrappers_once():
         del gymnasium.registry["Clipped-v0"]
 
 
+def test_objects_that_take_no_render_mode_are_made_again():
+    gymnasium.register(
+        "Endless-v0", Endless, max_episode_steps=7, disable_env_checker=True, kwargs={"start": 0.5}
+    )
+    try:
+        agent = operant.PPO([gymnasium.make("Endless-v0")], [8], eval_frequency=16, eval_episodes=1, **SMALL)
+        assert agent.play()[:2] == ([3.5], [7])
+        with pytest.raises(SpecError, match=r"No other can be made like .* Give one: play\(env=\.\.\.\)"):
+            agent.play(render=True)
+        agent.close()
+    finally:
+        del gymnasium.registry["Endless-v0"]
+
+
+class Unrecorded(gymnasium.RewardWrapper):
+    """Does not say with what it was made."""
+
+    def reward(self, reward):
+        return reward
+
+
+def test_objects_in_wrappers_that_cannot_be_made_again_are_told_of():
+    with pytest.raises(
+        SpecError, match=r"No other can be made like .*Unrecorded.*RecordConstructorArgs.* Give one"
+    ):
+        made_again(Unrecorded(gymnasium.make("CartPole-v1")))
+
+
 def test_preprocessed_objects_are_no_id():
     gymnasium.register("Screen-v0", Screen)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -141,12 +142,18 @@ def made_again(env: Any, render_mode: str | None = None) -> Any:
         return Preprocessed(made_again(env.env, render_mode), env.settings)
     if makes(env):
         return env  # what makes environments, and will once more
-    if getattr(env, "spec", None) is None:
+    give = "Give one: play(env=...), an object, class or function; eval_envs=... to evaluate while it trains."
+    spec = getattr(env, "spec", None)
+    if spec is None:
+        raise SpecError(f"{env!r} was not made by gymnasium.make, so no other can be made like it. {give}")
+    own = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
+    shows = {} if render_mode is None else {"render_mode": render_mode}  # which not all of them take
+    try:
+        return gymnasium.make(dataclasses.replace(spec, kwargs=own), **shows)
+    except Exception as error:  # what an environment raises is its own
         raise SpecError(
-            f"{env!r} was not made by gymnasium.make, so no other can be made like it. Give one: play(env=...), an object, class or function; "
-            "eval_envs=... to evaluate while it trains."
-        )
-    return gymnasium.make(env.spec, render_mode=render_mode)
+            f"No other can be made like {env!r}: {type(error).__name__}: {str(error).rstrip('.')}. {give}"
+        ) from error
 
 
 def evaluation_envs(run: RunConfig, envs: Any, given: Any, spaces: Spaces) -> VectorEnv | None:
@@ -243,7 +250,8 @@ def play_env(config: PlayConfig, envs: Any, given: Any, spaces: Spaces, lives: b
             f"play makes an environment like the first one, and cannot make another {first!r}. Give one: play(env=...)."
         )
     limit = config.max_episode_timesteps
-    made = vector.create(made_again(first, "rgb_array"), mode="in-process", max_episode_timesteps=limit)
+    other = made_again(first, "rgb_array" if config.watched else None)
+    made = vector.create(other, mode="in-process", max_episode_timesteps=limit)
     return whole_games(made) if lives else made
 
 
