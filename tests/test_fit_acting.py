@@ -391,6 +391,9 @@ def test_preprocessed_objects_are_no_id():
     gymnasium.register("Screen-v0", Screen)
     try:
         assert not is_id(create_envs("Screen-v0")) and is_id(create_envs("Screen-v0", preprocess=False))
+        counted = gymnasium.wrappers.RecordEpisodeStatistics(create_envs("Screen-v0")[0])
+        with pytest.raises(SpecError, match="no other can be made like it. Give one: play"):
+            made_again(counted)
     finally:
         del gymnasium.registry["Screen-v0"]
 

@@ -11,7 +11,7 @@ import gymnasium
 
 from operant.envs import table, vector
 from operant.envs.games import whole_games
-from operant.envs.preprocessing import Preprocessed
+from operant.envs.preprocessing import Preprocessed, within
 from operant.envs.source import is_environment, is_native, lacking
 from operant.envs.vector_env import VectorEnv
 from operant.errors import SpaceError, SpecError, UsageError, value_error, whole
@@ -144,7 +144,7 @@ def made_again(env: Any, render_mode: str | None = None) -> Any:
         return env  # what makes environments, and will once more
     give = "Give one: play(env=...), an object, class or function; eval_envs=... to evaluate while it trains."
     spec = getattr(env, "spec", None)
-    if spec is None:
+    if spec is None or within(env) is not None:  # a spec tells nothing of preprocessing
         raise SpecError(f"{env!r} was not made by gymnasium.make, so no other can be made like it. {give}")
     own = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
     shows = {} if render_mode is None else {"render_mode": render_mode}  # which not all of them take
