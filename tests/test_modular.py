@@ -57,6 +57,14 @@ def test_frequency_and_start_by_episodes():
     assert np.flatnonzero(made).tolist() == [5, 7, 9]
 
 
+def test_an_update_that_is_not_due_leaves_the_next_one_as_far_away():
+    agent = small(update={"unit": "episodes", "batch_size": 2}, horizon=None, max_episode_timesteps=5)
+    live(agent, [3])
+    assert agent.update() == 1 == agent.updates
+    made = live(agent, [3, 2, 4])
+    assert np.flatnonzero(made).tolist() == [4] and agent.updates == 2
+
+
 @pytest.mark.slow
 def test_update_by_timesteps_comes_with_every_multiple_of_rows():
     """A row is a step or an episode's last observation; the 4th row is known once the observation after it is."""

@@ -264,6 +264,9 @@ class Engine:
             return jax.device_put(seen[path], self.device) if path in seen else now
 
         state = jax.tree.map_with_path(as_before, self.train.state)
+        # What the next update waits for counts on from the counters that were put back.
+        if isinstance(algorithm, Counting):
+            state = algorithm.resumed(state, counters)
         self.train = self.train._replace(state=state, counters=counters)
         self._acting_now = None
 
