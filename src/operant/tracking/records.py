@@ -89,14 +89,14 @@ METRICS: dict[str, Metric] = {
     "memory/replays": Metric("Gradient steps on replayed experience per update.", "steps"),
     "memory/importance_weight": Metric("Mean importance weight of replayed experience."),
     "update/lr": Metric("Learning rate. An optax transformation keeps its own to itself."),
-    "update/kl": Metric("Divergence of the policy from the one that collected the data (after a natural-gradient step, else on average over the gradient steps).", "nats"),
+    "update/kl": Metric("Divergence of the policy from the one that collected the data (of the modular agent: that began the update): on average over the gradient steps, before each; where `max_kl` bounds the step, after it.", "nats"),
     "update/clip_fraction": Metric("Share of samples whose probability ratio left the trusted interval."),
     "update/explained_variance": Metric("How well values predict: 1 - Var(target - value) / Var(target), 1 at best."),
     "update/grad_norm": Metric("Norm of the gradient over all parameters, before clipping."),
     "update/skipped": Metric("Gradient steps since the last record that were left out because a gradient or a step was not finite.", "steps"),
     "update/steps": Metric("Gradient steps per update, where a limit of the divergence may end them (`target_kl`).", "steps"),
     "update/line_search_steps": Metric("Backtracking steps until the update was accepted.", "steps"),
-    "update/accepted": Metric("Share of natural-gradient steps that the line search accepted."),
+    "update/accepted": Metric("Share of steps that the line search accepted."),
     "update/count": Metric("Updates since the start of training (`operant run`).", "updates"),
 }  # fmt: skip
 """Every metric that operant reports: ``group/name``, what it means, its unit (none: a pure number)."""
