@@ -81,7 +81,7 @@ class Improved(NamedTuple):
     """A tuple, one entry for each critic."""
     optimizer: Tree
     ok: Array
-    """Whether the step was taken; a gradient that is not finite, or of no data, leaves everything as it is."""
+    """Whether the step was taken; a gradient that is not finite, or of no data, leaves everything but running averages as it is."""
     skipped: Array
     """1 if it was left out for not being finite, else 0."""
     metrics: Metrics

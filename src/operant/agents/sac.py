@@ -14,7 +14,7 @@ The policy's log-probability is a density over units, so the target entropy H̄ 
 Deviations: the temperature's step uses the sample of the actor's step, drawn before that changed the actor. One optimizer
 steps both critics, so `grad_norm` bounds their gradients together. Steps before `buffer_initial_size` act uniformly at random,
 as the authors' code does, and count as environment steps. Terminal targets keep the value of the last observation when the episode
-was cut by a time limit. A step in which the critics' gradient is not finite changes nothing.
+was cut by a time limit. A step in which the critics' gradient is not finite changes nothing but running averages.
 """
 
 from __future__ import annotations

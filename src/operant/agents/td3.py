@@ -14,7 +14,7 @@ Paper: Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-C
 Deviations: one optimizer steps both critics, so `grad_norm` bounds their gradients together (elsewhere it makes no difference).
 Steps before `buffer_initial_size` act uniformly at random, as the authors' code does, and count as environment steps.
 Terminal targets keep the value of the last observation when the episode was cut by a time limit. A step in which the critics'
-gradient is not finite changes nothing but the count.
+gradient is not finite changes nothing but the count and running averages.
 """
 
 from __future__ import annotations
