@@ -504,6 +504,19 @@ def test_a_trial_that_is_ended_with_the_study_is_tried_again(here, monkeypatch):
     assert [t.state.name for t in tuned.study.trials] == ["FAIL", "WAITING"]
 
 
+def test_a_study_that_is_ended_before_its_first_trial_is_interrupted(here, monkeypatch):
+    """What tries the plan is ended with it: that was told as a fault of the plan."""
+
+    def lost(self):
+        signal.raise_signal(signal.SIGTERM)
+        raise Lost("The process of the trial was killed by signal 15.")
+
+    monkeypatch.setattr(TrialProcess, "receive", lost)
+    with pytest.raises(KeyboardInterrupt):
+        tune(planned(config={"n_trials": 2}))
+    assert list(here.iterdir()) == []
+
+
 def test_trials_of_a_machine_that_died_are_tried_again(here):
     tune(planned(config={"study": "s"}))
     known = study.load("s", STORAGE)

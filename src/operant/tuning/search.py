@@ -107,6 +107,8 @@ class Search:
             try:
                 answer = self._spare.receive()
             except Lost as lost:
+                if self.stopped:  # it may have been ended with the study
+                    raise KeyboardInterrupt from None
                 raise UsageError(f"The first trial could not be built. {lost}") from None
             if answer["kind"] == "built":
                 return
