@@ -69,9 +69,12 @@ def terminating() -> Iterator[None]:
     Raises:
         SystemExit: it was; the status is that of a process which the signal ends.
     """
-    _Asked.terminate = False
-    yield
-    if _Asked.terminate:
+    before, _Asked.terminate = _Asked.terminate, False
+    try:
+        yield
+    finally:  # one that came before is for whoever runs this, as `fit` whose callback trains something else
+        asked, _Asked.terminate = _Asked.terminate, _Asked.terminate or before
+    if asked:
         raise SystemExit(128 + signal.SIGTERM)
 
 
