@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import functools
 import mmap
 import os
 import runpy
@@ -139,13 +138,9 @@ def work(connection_descriptor: int, memory_descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     # Clusters ask every process of a job to terminate, and a run that ends in order needs its environments until then.
     signal.signal(signal.SIGTERM, _no_effect)
-    for descriptor in (connection_descriptor, memory_descriptor):
-        os.set_inheritable(
-            descriptor, False
-        )  # what an environment starts must not hold the line open, or the end would not show
-    threading.Thread(target=follow, args=(connection_descriptor,), daemon=True).start()
-    connection = Connection(connection_descriptor)
-    os.register_at_fork(after_in_child=functools.partial(_forked, connection))
+    os.register_at_fork(after_in_child=_forked)
+    os.set_inheritable(memory_descriptor, False)
+    connection = line(connection_descriptor)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         _serve(connection, memory_descriptor)
 
@@ -154,14 +149,25 @@ def _no_effect(number: int, frame: Any) -> None:
     """Do nothing: signals that are ignored would be so in programs that an environment starts, too."""
 
 
-def _forked(connection: Connection) -> None:
-    """Let go, in a process that an environment forked."""
-    connection.close()
+def _forked() -> None:
+    """Let the request to terminate have its effect in a process that an environment forked."""
     if signal.getsignal(signal.SIGTERM) is _no_effect:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def follow(descriptor: int) -> None:
+def line(descriptor: int) -> Connection:
+    """Return the connection to the parent, soon after whose end this process ends, too.
+
+    Nothing that environments start holds it open: the end of this process would not show.
+    """
+    os.set_inheritable(descriptor, False)
+    threading.Thread(target=_follow, args=(descriptor,), daemon=True).start()
+    connection = Connection(descriptor)
+    os.register_at_fork(after_in_child=connection.close)
+    return connection
+
+
+def _follow(descriptor: int) -> None:
     """End the process, and what its environments started, soon after its parent, also while an environment hangs."""
     watch = select.poll()
     watch.register(descriptor, 0)  # nothing but the other side's end

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
@@ -112,15 +111,10 @@ class TrialProcess:
 
 def work(descriptor: int) -> None:
     """Be the process of a trial: what `TrialProcess` starts."""
-    from operant.envs.worker import follow
+    from operant.envs.worker import line
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.set_inheritable(
-        descriptor, False
-    )  # what environments start must not hold the line open, or the end would not show
-    threading.Thread(target=follow, args=(descriptor,), daemon=True).start()
-    connection = Connection(descriptor)
-    os.register_at_fork(after_in_child=connection.close)
+    connection = line(descriptor)
     # The one that tunes may be gone: then there is nobody to train for.
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
