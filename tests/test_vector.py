@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import types
 
@@ -34,7 +35,7 @@ from operant.errors import EnvironmentError, SpecError, UsageError
 
 # Environments of a module that workers can import.
 MODULE = '''
-import os, signal, sys, time
+import ctypes, os, signal, sys, threading, time
 import gymnasium
 import numpy as np
 from gymnasium import spaces
@@ -96,6 +97,16 @@ class Pressing(Count):
             time.sleep(0.2)
             os.kill(os.getppid(), signal.SIGINT)
         return super().step(action)
+
+
+class Waiting(Count):
+    """Waits in C for what another process sends, and says how many bytes came: -1 where the call was broken off."""
+
+    def step(self, action):
+        ours, theirs = os.pipe()
+        threading.Timer(1.0, os.write, (theirs, b"x")).start()
+        came = ctypes.CDLL(None).read(ours, ctypes.create_string_buffer(1), 1)
+        return self._observe(), float(came), False, False, {}
 
 
 class Starting(Count):
@@ -867,6 +878,14 @@ def test_workers_leave_a_request_to_terminate_to_their_parent(module):
         for _ in range(3):
             assert not env.step(act(0, 0)).truncated.any()
         assert env.restarts == 0
+
+
+def test_a_request_to_terminate_breaks_off_nothing_that_a_worker_waits_for(module):
+    with create(module.Waiting, 1, "processes") as env:
+        env.reset(0)
+        (pid,) = pids(env)
+        threading.Timer(0.3, os.kill, (pid, signal.SIGTERM)).start()
+        assert env.step(act(0)).reward.tolist() == [1.0]
 
 
 @pytest.mark.parametrize("seconds", [math.inf, 1e8])

@@ -138,6 +138,7 @@ def work(connection_descriptor: int, memory_descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     # Clusters ask every process of a job to terminate, and a run that ends in order needs its environments until then.
     signal.signal(signal.SIGTERM, _no_effect)
+    signal.siginterrupt(signal.SIGTERM, False)  # nor does it break off what an environment waits for in C
     os.register_at_fork(after_in_child=_forked)
     os.set_inheritable(memory_descriptor, False)
     connection = line(connection_descriptor)
