@@ -745,8 +745,15 @@ def test_a_process_writes_to_a_folder_that_it_holds(tmp_path):
 
 
 def test_who_waits_for_a_folder_of_another_process_is_told(tmp_path, monkeypatch):
+    other, hold = durable.hold(tmp_path), durable.hold
+
+    def waited(path, wait=False):
+        if wait:  # by now it was told
+            os.close(other)
+        return hold(path, wait)
+
     monkeypatch.setattr(durable, "PATIENCE_SECONDS", 0.1)
-    threading.Timer(0.5, os.close, [durable.hold(tmp_path)]).start()
+    monkeypatch.setattr(durable, "hold", waited)
     with pytest.warns(RuntimeWarning, match="is held by another process, such as a run that trains there"):
         checkpoint.save(tmp_path, {"x": np.ones(3)}, {}, name="step-1")
     assert (tmp_path / "step-1").is_dir()

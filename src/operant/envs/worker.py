@@ -159,7 +159,7 @@ def _forked() -> None:
 def line(descriptor: int) -> Connection:
     """Return the connection to the parent, soon after whose end this process ends, too.
 
-    Nothing that environments start holds it open: the end of this process would not show.
+    Nothing that environments start holds it open, or the end of this process would not show.
     """
     os.set_inheritable(descriptor, False)
     threading.Thread(target=_follow, args=(descriptor,), daemon=True).start()
