@@ -111,8 +111,8 @@ class Trainer:
             `optuna.TrialPruned`.
         settings: hyperparameters, and options of the run that concern a program (`seed`, `checkpoints`, `quiet`,
             `history_checkpoint`, `reward_buffer_size`, `eval_frequency`, ...; `env_kwargs`: arguments of the environments that an id
-            makes). None is the default of networks, buffers and options of the run; of hyperparameters it is a value (`grad_norm`:
-            gradients are not clipped).
+            makes). None is the default of networks, buffers and options of the run, but for `keep_checkpoints`: all are kept. Of
+            hyperparameters it is a value (`grad_norm`: gradients are not clipped).
 
     Networks given as compiled Keras models bring their optimizer. Their weights are the trained ones after `fit`.
 
