@@ -291,9 +291,8 @@ class Recorder:
 
     def observe(self, actor: int, reward: float, terminal: int, last: Flat | None) -> None:
         """Note what it got; at the end of an episode, what came after its last action if it is known."""
-        if (
-            acted := self._pending[actor]
-        ) is not None:  # else the action was before this recorder, of an agent that was loaded
+        acted = self._pending[actor]
+        if acted is not None:  # else the action was before this recorder: the agent was loaded
             self._running[actor].append((*acted, reward, terminal))
         if not terminal:
             return
