@@ -70,7 +70,8 @@ def _run(argv: Sequence[str] | None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # what its encoding lacks must not end a command
             stream.reconfigure(errors="replace")
     try:
-        return _dispatch(arguments)
+        with interruption.terminating():  # else a scheduler would take a run for done
+            return _dispatch(arguments)
     except OperantError as error:
         print(f"operant: {error}", file=sys.stderr)
         return 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from operant import interruption, presets
+from operant import presets
 from operant.agents import AGENTS, config_class, entry, resolve
 from operant.agents.config import AgentConfig
 from operant.cli import parse, tables
@@ -51,15 +51,14 @@ def run(arguments: list[str]) -> int:
             "--n-seeds begins runs, --resume continues one. Resume the runs of the seeds one by one."
         )
     plan = _resume(agent, given) if given.get("resume") else _plan(agent, given)
-    with interruption.terminating():  # else a scheduler would take the run for done
-        if n_seeds > 1:
-            from operant.replication import replicate
+    if n_seeds > 1:
+        from operant.replication import replicate
 
-            replicate(plan, n_seeds, command)
-        else:
-            from operant.train import train
+        replicate(plan, n_seeds, command)
+    else:
+        from operant.train import train
 
-            train(plan, command)
+        train(plan, command)
     return 0
 
 

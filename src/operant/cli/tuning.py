@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operant import interruption
 from operant.agents import AGENTS, config_class, entry
 from operant.agents.config import AgentConfig
 from operant.cli import parse, tables
@@ -36,8 +35,7 @@ def run(arguments: list[str]) -> int:
     planned = plan(agent, config, **settings)
     from operant.tune import tune
 
-    with interruption.terminating():
-        tuned = tune(planned)
+    tuned = tune(planned)
     fruitless = tuned.failed and not (tuned.complete or tuned.pruned or tuned.interrupted)
     return 1 if fruitless else 0
 
