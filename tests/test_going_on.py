@@ -744,6 +744,25 @@ def test_a_process_writes_to_a_folder_that_it_holds(tmp_path):
         pass
 
 
+def test_a_folder_is_held_until_no_thread_writes_there(tmp_path):
+    inside, go_on, order = threading.Event(), threading.Event(), []
+
+    def write():
+        with durable.locked(tmp_path):
+            inside.set()
+            go_on.wait(30)
+            order.append("written")
+
+    writer = threading.Thread(target=write)
+    with durable.locked(tmp_path, wait=False):
+        writer.start()
+        assert inside.wait(30)
+        threading.Timer(0.3, go_on.set).start()
+    order.append("let go")
+    writer.join(30)
+    assert order == ["written", "let go"]
+
+
 def test_who_waits_for_a_folder_of_another_process_is_told(tmp_path, monkeypatch):
     other, hold = durable.hold(tmp_path), durable.hold
 

@@ -191,6 +191,12 @@ def _waited_for(folder: Path) -> int:
     return hold(folder, wait=True)
 
 
+def _let_go(own: tuple[int, int]) -> None:
+    """Hold a folder no longer, once no other thread of this process writes there."""
+    with _OWN[own]:
+        del _OWN[own]
+
+
 @contextlib.contextmanager
 def locked(folder: Path, wait: bool = True) -> Iterator[None]:
     """Hold the folder against other writers. The system lets go of it when a process dies.
@@ -211,16 +217,17 @@ def locked(folder: Path, wait: bool = True) -> Iterator[None]:
     whole = folder.resolve()  # which may be reached by a link
     status = whole.stat()
     own = status.st_dev, status.st_ino
-    if wait and (turn := _OWN.get(own)) is not None:
+    while wait and (turn := _OWN.get(own)) is not None:
         with turn:
-            yield
-        return
+            if _OWN.get(own) is turn:  # else it was let go of meanwhile
+                yield
+                return
     with contextlib.ExitStack() as stack:
         try:
             stack.callback(os.close, _waited_for(whole) if wait else hold(whole))
             if not wait:
                 _OWN[own] = threading.Lock()
-                stack.callback(_OWN.pop, own)
+                stack.callback(_let_go, own)
         except OSError as error:
             if error.errno not in _UNKNOWN:
                 raise
