@@ -1038,12 +1038,15 @@ def test_a_ctrl_c_that_a_callback_swallowed_ends_the_run_in_order(monkeypatch):
 @pytest.mark.parametrize("first", [True, False])
 def test_a_request_to_terminate_ends_the_program_whatever_else_it_runs(first):
     """As where a callback of `fit` trains another object: that came to its own end, and the program went on."""
-    with pytest.raises(SystemExit) as ended, interruption.terminating():
-        with interruption.orderly(lambda: None):
-            if first:
-                signal.raise_signal(signal.SIGTERM)
-            with interruption.terminating():
-                pass
-            if not first:
-                signal.raise_signal(signal.SIGTERM)
+    with (
+        pytest.raises(SystemExit) as ended,
+        interruption.terminating(),
+        interruption.orderly(lambda: None),
+    ):
+        if first:
+            signal.raise_signal(signal.SIGTERM)
+        with interruption.terminating():
+            pass
+        if not first:
+            signal.raise_signal(signal.SIGTERM)
     assert ended.value.code == 143
