@@ -455,9 +455,11 @@ def test_a_flag_of_the_library_before_is_understood():
             ["--env", "CartPole-v1"], "--preset cartpole or --preset cartpole-500k", marks=pytest.mark.slow
         ),
         (["--env", "CartPole"], "Settings for CartPole-v1: --preset cartpole or"),
-        (["--env", "CartPole-v1", "--gamma", "0.9"], None),
+        pytest.param(["--env", "CartPole-v1", "--gamma", "0.9"], None, marks=pytest.mark.slow),
         pytest.param(["--env", "Acrobot-v1"], None, marks=pytest.mark.slow),
-        (["--env", "MountainCar-v0"], None),  # of which the only preset is one that must fail
+        pytest.param(
+            ["--env", "MountainCar-v0"], None, marks=pytest.mark.slow
+        ),  # of which the only preset is one that must fail
         pytest.param(["--preset", "cartpole"], None, marks=pytest.mark.slow),
     ],
 )
@@ -510,6 +512,7 @@ def test_an_id_without_version_is_that_of_the_latest():
         assert full_id(name) == name
 
 
+@pytest.mark.slow
 def test_train_writes_a_run_that_an_agent_loads_and_that_resumes(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"

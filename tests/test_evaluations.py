@@ -321,7 +321,7 @@ class Games(gymnasium.Env):
     [
         pytest.param(lambda: create_envs("CartPole-v1", 2, preprocess=False), id="objects"),
         pytest.param(lambda: "CartPole-v1", id="id", marks=pytest.mark.slow),
-        pytest.param(CartPole, id="native"),
+        pytest.param(CartPole, id="native", marks=pytest.mark.slow),
     ],
 )
 def test_classes_evaluate_and_call_back(envs):

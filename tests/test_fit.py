@@ -552,6 +552,7 @@ def test_what_was_learnt_before_an_error_is_saved(tmp_path):
     assert 500 < header["training"]["step"] <= 700
 
 
+@pytest.mark.slow
 def test_two_objects_do_not_train_in_one_folder(tmp_path):
     one, other = (
         operant.A2C("jax:CartPole-v1", NET, run_dir=str(tmp_path / "run"), quiet=True, seed=seed)

@@ -109,6 +109,7 @@ def test_a_call_of_act_that_is_interrupted_leaves_no_row(tmp_path, monkeypatch):
     assert same(weights(loaded), weights(twin))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [pytest.param(ROLLOUT, id="ppo"), pytest.param(REPLAY, id="dqn")])
 def test_an_episode_ends_where_a_call_of_act_was_interrupted_that_learnt(spec, tmp_path, monkeypatch):
     def interrupted(*_):
@@ -914,6 +915,7 @@ def test_options_without_effect_are_refused_but_those_of_stored_runs_forgotten(m
     assert not resumed("run", {"max_steps": 128}).run.clip_rewards
 
 
+@pytest.mark.slow
 def test_a_target_is_reached_at_the_same_step_in_two_parts_as_in_one(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     steps = []

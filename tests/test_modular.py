@@ -57,6 +57,7 @@ def test_frequency_and_start_by_episodes():
     assert np.flatnonzero(made).tolist() == [5, 7, 9]
 
 
+@pytest.mark.slow
 def test_an_update_that_is_not_due_leaves_the_next_one_as_far_away():
     agent = small(update={"unit": "episodes", "batch_size": 2}, horizon=None, max_episode_timesteps=5)
     live(agent, [3])

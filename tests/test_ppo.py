@@ -183,6 +183,7 @@ def test_a_limit_is_above_zero(value):
         define("ppo", target_kl=value)
 
 
+@pytest.mark.slow
 def test_a_limit_may_be_a_schedule():
     agent = functools.partial(compile_agent, "ppo", Countdown(), N, model=MODEL, **SETTINGS)
     falling = agent(

@@ -89,7 +89,7 @@ METRICS: dict[str, Metric] = {
     "memory/replays": Metric("Gradient steps on replayed experience per update.", "steps"),
     "memory/importance_weight": Metric("Mean importance weight of replayed experience."),
     "update/lr": Metric("Learning rate. An optax transformation keeps its own to itself."),
-    "update/kl": Metric("Divergence of the policy from the one that collected the data (of the modular agent: that began the update): on average over the gradient steps, before each; where `max_kl` bounds the step, after it.", "nats"),
+    "update/kl": Metric("Divergence of the policy from the one that collected the data, or that began the update where densities are not stored: on average over the gradient steps, before each; where `max_kl` bounds the step, after it.", "nats"),
     "update/clip_fraction": Metric("Share of samples whose probability ratio left the trusted interval."),
     "update/explained_variance": Metric("How well values predict: 1 - Var(target - value) / Var(target), 1 at best."),
     "update/grad_norm": Metric("Norm of the gradient over all parameters, before clipping."),
