@@ -396,6 +396,19 @@ def test_arguments_are_of_environments_that_a_class_makes(eval_envs, length):
     agent.close()
 
 
+def test_another_id_to_evaluate_in_has_none_of_the_arguments_of_the_first():
+    told = {"eval_frequency": 100, "eval_episodes": 2, "max_episode_timesteps": 9, **SMALL}
+    frozen = {"env_kwargs": {"is_slippery": False}, "eval_envs": "FrozenLake8x8-v1"}
+    with pytest.raises(SpaceError, match="eval_envs must have the states and actions of envs"):
+        operant.PPO("FrozenLake-v1", NET, **frozen, **told)
+    limits = []
+    for other in ("CartPole-v1", "CartPole", "CartPole-v0"):
+        agent = operant.PPO("CartPole-v1", NET, eval_envs=other, **told)
+        limits.append(agent._evaluating.max_episode_timesteps)
+        agent.close()
+    assert limits == [9, 9, 200]
+
+
 def test_what_was_learnt_is_told_where_an_evaluation_fails():
     class Failing(Games):
         def step(self, action):

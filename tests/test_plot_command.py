@@ -23,7 +23,7 @@ def made(folder, final, env="CartPole-v1", agent="ppo", seed=1, **settings):
     own = {
         name: settings.pop(name)
         for name in list(settings)
-        if name in ("n_envs", "env_kwargs", "history_checkpoint")
+        if name in ("n_envs", "env_kwargs", "history_checkpoint", "weights")
     }
     folder.mkdir(parents=True)
     run = {"env": env, "n_envs": 1, "seed": seed, "max_steps": 1000 + seed, "history_checkpoint": None, **own}
@@ -53,6 +53,9 @@ def test_runs_of_the_same_settings_are_seeds_of_one_curve(tmp_path):
         "ppo, lr 0.1": 2, "ppo, lr 0.2": 1, "dqn": 1,
     }  # fmt: skip
     assert list(grouped(read(paths[:2]))["CartPole-v1"]) == ["ppo"]
+    begun = [made(tmp_path / "begun" / f"w{seed}", 30, seed=seed, weights=[f"{seed}.tf"]) for seed in (1, 2)]
+    told = {label: len(runs) for label, runs in grouped(read([*paths[:2], *begun]))["CartPole-v1"].items()}
+    assert told == {"ppo, weights none": 2, "ppo, weights given": 2}
     orders = ({"g": 1, "h": 2}, {"h": 2, "g": 1})
     other = [made(tmp_path / f"in{i}" / "run", 10, env_kwargs=order) for i, order in enumerate(orders)]
     told = {label: len(runs) for label, runs in grouped(read([*paths[:2], *other]))["CartPole-v1"].items()}

@@ -182,7 +182,9 @@ def evaluation_envs(run: RunConfig, envs: Any, given: Any, spaces: Spaces) -> Ve
     else:
         refuse_shared("eval_envs", envs, given)
     if isinstance(given, str):
-        env = host_vector(run.replace(env=given), count)
+        alike = table.full_id(given) == table.full_id(run.env)
+        own = {} if alike else {"env_kwargs": None, "max_episode_timesteps": None}  # those of what trains
+        env = host_vector(run.replace(env=given, **own), count)
     elif callable(given):
         env = host_vector(run, count, given)
     else:  # as they are: options say how those of an id or a class are made

@@ -103,6 +103,8 @@ def _read(path: Path, among: Sequence[Path], evaluations: bool) -> tuple[Path, R
     except (KeyError, TypeError, ValueError):
         raise SpecError(f"{str(path / 'run.json')!r} does not describe a run.") from None
     settings = {**agent, **{name: value for name, value in run.items() if name not in _OWN}}
+    # Seeds may begin with weights of their own each; whether they do is the experiment.
+    settings["weights"] = "given" if run.get("weights") else "none"
     own = run.get("history_checkpoint")
     history = Path(own) if own else path / "history.parquet"
     if evaluations:
