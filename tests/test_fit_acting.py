@@ -359,6 +359,22 @@ def test_objects_are_made_again_with_their_wrappers_once():
         del gymnasium.registry["Clipped-v0"]
 
 
+def test_objects_in_wrappers_of_their_entry_point_keep_their_time_limit():
+    def wrapped():
+        return gymnasium.wrappers.TransformReward(Endless(0.5), lambda reward: reward)
+
+    gymnasium.register("Wrapped-v0", wrapped, max_episode_steps=7)
+    try:
+        envs = create_envs("Wrapped-v0", 2, preprocess=False)
+        assert [env.spec.max_episode_steps for env in envs] == [7, 7]
+        agent = operant.A2C(envs, [8], n_steps=8, quiet=True, seed=1)
+        agent.fit(max_steps=32)
+        assert agent.games > 2 and set(agent.total_rewards) == {3.5}
+        agent.close()
+    finally:
+        del gymnasium.registry["Wrapped-v0"]
+
+
 def test_objects_that_take_no_render_mode_are_made_again():
     gymnasium.register(
         "Endless-v0", Endless, max_episode_steps=7, disable_env_checker=True, kwargs={"start": 0.5}

@@ -117,6 +117,12 @@ def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
     env.unwrapped.spec = dataclasses.replace(
         spec, kwargs={**spec.kwargs, **arguments}, additional_wrappers=()
     )
+    layer = env
+    while isinstance(
+        layer, gymnasium.Wrapper
+    ):  # those of the entry point have noted what was made without a time limit
+        layer._cached_spec = None
+        layer = layer.env
     return env
 
 
