@@ -257,7 +257,7 @@ class Processes(VectorEnv):
             already = f", and it was replaced {times(worker.replaced)} already" if worker.replaced else ""
             raise EnvironmentError(
                 f"Worker {worker.index} of {self.name!r} ({which}) {reason}{already}. "
-                f"Mend the environment, or raise timeout_seconds or max_restarts."
+                "Mend the environment, or raise timeout_seconds or max_restarts of operant.envs.vector.create, whose vectors algorithm classes take."
             )
         worker.replaced += 1
         self.restarts += 1
