@@ -72,11 +72,10 @@ class Actor:
     def end_episode(self, observation: dict[str, np.ndarray]) -> None:
         """Add the row of an episode's last observation."""
         self.rows.append(_idle(self.rows[-1])._replace(observation=observation))
-        self.row += 1
-        self.first, self.length = True, 0
+        self.end_here()
 
     def end_here(self) -> None:
-        """Cut the episode at the observation that an interrupted call left."""
+        """End the episode with the newest row, which holds its last observation: that of an interrupted call, too."""
         self.row += 1
         self.first, self.length = True, 0
 

@@ -24,7 +24,7 @@ NONE_SAYS = frozenset({"keep_checkpoints"})
 def named(agent: str, parts: Sequence[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Give the positional arguments of an algorithm's class their names, and options that have another one their first.
 
-    None among the networks, buffers and options of the run is left out, but for `NONE_SAYS`: it is the default there.
+    None among the networks, buffers and options of the run is left out, since it is the default there; not so for `NONE_SAYS`.
 
     Args:
         agent: the algorithm, by its name in the table.

@@ -144,8 +144,10 @@ def made_again(env: Any, render_mode: str | None = None) -> Any:
         return env  # what makes environments, and will once more
     give = "Give one: play(env=...), an object, class or function; eval_envs=... to evaluate while it trains."
     spec = getattr(env, "spec", None)
-    if spec is None or within(env) is not None:  # a spec tells nothing of preprocessing
+    if spec is None:
         raise SpecError(f"{env!r} was not made by gymnasium.make, so no other can be made like it. {give}")
+    if within(env) is not None:  # of which a spec tells nothing
+        raise SpecError(f"{env!r} wraps preprocessing, so no other can be made like it. {give}")
     own = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
     shows = {} if render_mode is None else {"render_mode": render_mode}  # which not all of them take
     try:

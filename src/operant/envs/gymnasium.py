@@ -117,10 +117,9 @@ def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
     env.unwrapped.spec = dataclasses.replace(
         spec, kwargs={**spec.kwargs, **arguments}, additional_wrappers=()
     )
+    # Wrappers of the entry point have noted what was made without a time limit.
     layer = env
-    while isinstance(
-        layer, gymnasium.Wrapper
-    ):  # those of the entry point have noted what was made without a time limit
+    while isinstance(layer, gymnasium.Wrapper):
         layer._cached_spec = None
         layer = layer.env
     return env

@@ -40,8 +40,8 @@ _CLOSE_SECONDS = 5.0
 """How long workers may take to close their environments before they are killed."""
 _MESSAGE_SECONDS = 5
 """How long the rest of a message may take that has begun to arrive."""
-MOST_MILLISECONDS = 2**31 - 1
-"""The longest that the system waits in one call, 24 days: who gives more, or infinity, wants no limit."""
+_MOST_MILLISECONDS = 2**31 - 1
+"""The longest limit that the system knows, 24 days."""
 _MOST_BYTES = 1 << 24
 """The longest message from a worker: descriptions of spaces and tracebacks. Anything longer is garbage."""
 _ERRORS: dict[str, type[OperantError]] = {
@@ -122,7 +122,7 @@ class Worker:
     def poll(self, seconds: float) -> bool:
         """Tell whether `receive` would return at once, or find the worker dead; wait for at most `seconds`."""
         assert self._poll is not None
-        return bool(self._poll.poll(min(max(0.0, seconds) * 1000, MOST_MILLISECONDS)))
+        return bool(self._poll.poll(milliseconds(seconds)))
 
     def receive(self, deadline: float, seconds: float) -> Any:
         """Wait for an answer until `deadline` (`time.monotonic`) and return what it brings.
@@ -162,12 +162,21 @@ class Worker:
 
     def _end(self) -> int:
         """Kill the process's group and return its exit code."""
-        if self.process is None:
-            return 0
-        if self.process.returncode is None:  # not waited for: the group's number is no other's yet
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-        return self.process.wait()
+        return 0 if self.process is None else killed(self.process)
+
+
+def killed(process: subprocess.Popen[bytes]) -> int:
+    """Kill a process that leads a group, and what it started; return its exit code."""
+    if process.returncode is None:  # not waited for: the group's number is no other's yet
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.wait()
+
+
+def milliseconds(seconds: float) -> float | None:
+    """Return a time as `poll` takes it: None, without limit, where it is longer than the system knows."""
+    left = max(0.0, seconds) * 1000
+    return left if left <= _MOST_MILLISECONDS else None
 
 
 def error_named(name: str) -> type[OperantError]:

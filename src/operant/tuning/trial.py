@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from operant.envs.spawn import killed
 from operant.errors import working_directory
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class TrialProcess:
         try:
             message: dict[str, Any] = json.loads(self.connection.recv_bytes())
         except (EOFError, OSError):
-            code = self._end()
+            code = killed(self.process)
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             tail = self._printed()
             self.close()
@@ -94,16 +95,9 @@ class TrialProcess:
         text = self._output.read()[-TAIL:].decode(errors="replace").strip()
         return f" It printed last:\n{text}" if text else ""
 
-    def _end(self) -> int:
-        """Kill the process, and what its environments started; return its exit code."""
-        if self.process.returncode is None:  # not waited for: the group's number is no other's yet
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-        return self.process.wait()
-
     def close(self) -> None:
-        """End the process."""
-        self._end()
+        """End the process, and what its environments started."""
+        killed(self.process)
         self.connection.close()
         if self._output is not None:
             self._output.close()

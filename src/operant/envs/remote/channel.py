@@ -9,7 +9,7 @@ import ssl
 import time
 
 from operant.envs.remote.wire import GREETING_BYTES, Frames, Seal, frame
-from operant.envs.spawn import MOST_MILLISECONDS, LostError
+from operant.envs.spawn import LostError, milliseconds
 
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """Seconds of silence, seconds between questions, and how many go unanswered until the other machine counts as gone. The
@@ -141,8 +141,7 @@ class Channel:
 
     def _ready(self, event: int, until: float) -> bool:
         self._poll.modify(self._sock, event)
-        left = max(0.0, until - time.monotonic())
-        return bool(self._poll.poll(min(left * 1000, MOST_MILLISECONDS)))
+        return bool(self._poll.poll(milliseconds(until - time.monotonic())))
 
     def _wait(self, event: int, until: float) -> None:
         if not self._ready(event, until):
