@@ -70,6 +70,36 @@ def test_the_natural_step_is_that_of_the_fisher_matrix(n):
     assert float(watched["grad_norm"]) == pytest.approx(float(jnp.linalg.norm(gradient)), rel=1e-4)
 
 
+def test_the_fisher_matrix_speaks_of_all_of_a_long_batch():
+    """The first half of the rows was in one state, the second in another; each state has two parameters of its own."""
+    half, max_kl, damping = 2 * steps.CHUNK, 1e-4, 1e-3
+    draw = np.random.default_rng(0)
+    state = np.repeat([0, 1], [half, half])
+    action, advantage = draw.integers(0, 2, 2 * half), draw.normal(size=2 * half) + 1.0
+    own = jnp.asarray(np.stack([state, action, advantage], 1), jnp.float32)
+    start = jnp.asarray([0.3, -0.2, 0.6, 0.0])
+
+    def logits(params, rows):
+        return params.reshape(2, 2)[rows[:, 0].astype(jnp.int32)]
+
+    def loss(params, rows):
+        log_probs = jax.nn.log_softmax(logits(params, rows))
+        each = -rows[:, 2] * jnp.take_along_axis(log_probs, rows[:, 1:2].astype(jnp.int32), 1)[:, 0]
+        return each, {"loss/policy": each}
+
+    way = steps.Natural(logits, lambda rows, old, new: kl(old, new), max_kl, 20, damping)
+    moved, _ = fit(loss, start, own, natural=way)
+    gradient = jax.grad(lambda p: -jnp.mean(loss(p, own)[0]))(start)
+    fisher = damping * jnp.eye(4)
+    for i in range(2):
+        p = jax.nn.softmax(start.reshape(2, 2)[i])
+        fisher = fisher.at[2 * i : 2 * i + 2, 2 * i : 2 * i + 2].add((jnp.diag(p) - jnp.outer(p, p)) / 2)
+    x = jnp.linalg.solve(fisher, gradient)
+    np.testing.assert_allclose(
+        moved - start, jnp.sqrt(2 * max_kl / (x @ fisher @ x)) * x, rtol=2e-2, atol=1e-6
+    )
+
+
 def test_a_natural_step_that_is_not_finite_is_not_taken():
     start = jnp.asarray([0.3, -0.2, 0.1, 0.0])
     moved, watched = fit(policy_loss, start, rows().at[0, 1].set(jnp.nan), natural=natural(1e-2))

@@ -160,7 +160,7 @@ def fit(
             moved, accepted = _searched(value, params, moved, plan.search)
             info["update/accepted"] = accepted
         if learning is not None:
-            moved = learning.averaged(words_i, params, moved, _head(sample)[0])
+            moved = learning.averaged(words_i, params, moved, _subset(sample)[0])
         watched = {**watched, **info}
         return moved, opt_state, total + jnp.stack([watched[name] for name in names])
 
@@ -236,10 +236,10 @@ def _again(order: Array, size: Array, length: int) -> Array:
 
 
 def _natural(natural: Natural, params: Tree, grads: Tree, sample: Sample) -> tuple[Tree, Metrics]:
-    """Take the step along the natural gradient; the Fisher matrix is a mean over a sample's first rows, at most `CHUNK` (or all)."""
+    """Take the step along the natural gradient; the Fisher matrix is a mean over rows of a sample, at most `CHUNK` (or all)."""
     start, tree = ravel_pytree(params)
     descent = ravel_pytree(grads)[0]
-    own, weight = _head(sample)
+    own, weight = _subset(sample)
     product = trust_region.fisher_product(
         lambda x: natural.network(tree(x), own),
         lambda old, new: jnp.sum(natural.divergence(own, old, new) * weight),
@@ -253,13 +253,16 @@ def _natural(natural: Natural, params: Tree, grads: Tree, sample: Sample) -> tup
     return moved, {"grad_norm": norm, "skipped": 1.0 - finite.astype(jnp.float32)}
 
 
-def _head(sample: Sample) -> tuple[Any, Array]:
-    """Return the first rows of a sample, at most `CHUNK` (or all, of those that follow one another), and their weights."""
+def _subset(sample: Sample) -> tuple[Any, Array]:
+    """Return rows from all over a sample, at most `CHUNK` (or all, of those that follow one another), and their weights."""
     rows, order, size, whole = sample
     if whole:
         return rows, _in_place(sample)
     length = min(len(order), CHUNK)
-    chosen = _again(order, size, length)
+    apart = jnp.maximum(size.astype(jnp.float32) / length, 1.0)
+    chosen = _again(order, size, len(order))[
+        (jnp.arange(length, dtype=jnp.float32) * apart).astype(jnp.int32)
+    ]
     return jax.tree.map(lambda x: x[chosen], rows), _weights(0, length, jnp.minimum(size, length))
 
 
