@@ -760,6 +760,7 @@ import sys, jax, numpy as np
 from operant import Agent
 make = dict(agent="ppo", states=dict(type="float", shape=(3,)), actions=dict(type="int", num_values=2), n_steps=8, mini_batches=2)
 agent = Agent.create(**make, config=dict(device="cpu:1", seed=1))
+assert agent.engine.meter.devices() == {jax.devices()[1]}
 for _ in range(20):
     agent.observe(reward=float(agent.act(np.zeros(3))))
 where = {d for x in jax.tree.leaves(agent.engine.train) for d in x.devices()}

@@ -1,5 +1,6 @@
 """A run that is killed and resumed ends where the uninterrupted one ends, bit for bit."""
 
+import gc
 import json
 import os
 import pathlib
@@ -166,6 +167,28 @@ def test_checkpoints_without_the_memory(agent, tmp_path, monkeypatch, capsys):
     assert Agent.load(directory="run").timesteps == header["training"]["step"]
     assert main(["replay", "run", "--quiet"]) == 2
     assert "with an empty replay memory" in capsys.readouterr().err
+
+
+def test_no_two_replay_memories_are_there_at_once(tmp_path, monkeypatch):
+    """A device that has room for one could not go on with a run otherwise."""
+    monkeypatch.chdir(tmp_path)
+    command = "train dqn --env jax:CartPole-v1 --seed 3 --n-envs 1 --buffer-max-size 4003 --buffer-initial-size 400 --quiet".split()
+    assert main([*command, *NET, "--max-steps", "500", "--run-dir", "run"]) == 0
+    read, seen = checkpoint.Checkpoint._take, []
+
+    def take(self, entries):
+        gc.collect()
+        found = read(self, entries)
+        large = [name for name, x in found.items() if hasattr(x, "shape") and 4003 in x.shape]
+        seen.append((len(large), len([x for x in jax.live_arrays() if 4003 in x.shape])))
+        return found
+
+    monkeypatch.setattr(checkpoint.Checkpoint, "_take", take)
+    assert main(["train", "--resume", "run", "--max-steps", "1000", "--quiet"]) == 0
+    Agent.load(directory="run")
+    Agent.load(directory="run", agent={"type": "dqn"}).save("agent")
+    Agent.load(directory="agent")
+    assert [here for read, here in seen if read] == [0, 0, 0, 0], seen
 
 
 @pytest.mark.slow

@@ -511,11 +511,14 @@ class Agent(Interactive):
         return found if found.keys() == self.spaces.observation_components.keys() else {}
 
     def _restore(self, found: checkpoint.Checkpoint, interaction: dict[str, Any] | None) -> None:
+        fresh, training = self._engine.train, found.header.get("training", {})
+        anew = interaction is None and not training.get("memory", True)
+        train = jax.eval_shape(lambda train: train, without_replay(fresh) if anew else fresh)
+        if not anew:  # a device need not have room for two replay memories
+            fresh = without_replay(fresh)
+            self._engine.put(fresh)
         if interaction is None:  # a training run's: environments are not part of it
-            fresh = self._engine.train
-            training = found.header["training"]
-            anew = not training.get("memory", True)
-            saved = found.part("train", without_replay(fresh) if anew else fresh)
+            saved = found.part("train", train)
             self._engine.put(saved._replace(memory=fresh.memory) if anew else saved)
             if anew:
                 text = f"The replay memory starts empty: {str(found.path)!r} leaves it out."
@@ -526,7 +529,7 @@ class Agent(Interactive):
                 self.actors.end_at(last, self.learner.block_shape(1))
             return
         like = self.actors.snapshot_like(self.learner.block_shape(1), interaction)
-        tree = found.load({"train": self._engine.train, **like})
+        tree = found.load({"train": train, **like})
         self._engine.put(tree["train"])
         self.actors.restore(tree, interaction)
         self._reported = interaction["reported"]

@@ -152,10 +152,14 @@ class Engine:
         self._impl = jax.random.key_impl(key)
         self._looked_at: tuple[Any, dict[str, int]] = (None, {})
         """Counters, and what they are as numbers: programs ask at every step, and asking the device takes some microseconds."""
-        self.meter: Array = learner.meter()
+        with jax.default_device(
+            device
+        ):  # at once where it stays: another need not have room for a replay memory
+            train = jax.jit(learner.init)(key, learner.hyper())
+            self.meter: Array = learner.meter()
         # What each reader has not read yet of what was taken from the meter; None: who has not read at all.
         self._unread: dict[str | None, np.ndarray] = {None: np.zeros(self.meter.shape, np.float32)}
-        self.put(jax.jit(learner.init)(key, learner.hyper()))
+        self.put(train)
 
     def _compiled(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """Compile a function that is to have the engine's precision."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+import jax
 import numpy as np
 
 from operant import checkpoint, interruption
@@ -208,7 +209,10 @@ class Training:
             raise CheckpointError(f"The checkpoint {str(saved.path)!r} is not one of a training run.")
         told, fresh = saved.header["training"], self.driver.train
         self.memory_anew = not told.get("memory", True)
-        like = without_replay(fresh) if self.memory_anew else fresh
+        like = jax.eval_shape(lambda train: train, without_replay(fresh) if self.memory_anew else fresh)
+        if not self.memory_anew:  # a device need not have room for two replay memories
+            fresh = without_replay(fresh)
+            self.driver.put(fresh)
         tree = saved.load({"train": like, "driver": self.driver.snapshot_like()})
         train = tree["train"]
         train = train._replace(memory=fresh.memory) if self.memory_anew else train
