@@ -11,6 +11,7 @@ import tempfile
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # GPUs round otherwise, and not always alike
 
 # Most of a test's time is XLA's, on programs that other tests and their processes compile, too. All share a folder: a
 # file that is read while another process writes it does not decompress, and its program is compiled once more.

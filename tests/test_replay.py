@@ -166,6 +166,11 @@ def test_a_native_run_that_was_resumed_is_repeated_in_one(run, capsys):
     ("data", "training", "message"),
     [
         ({"vector": "in-process", "resumed": [{"step": 40}]}, {}, "resumed at step 40, where its environments began new"),
+        (
+            {"resumed": [{"step": 40, "machine": {"device": "1 x NVIDIA H100"}}]},
+            {},
+            "resumed on another kind of device (",
+        ),
         ({"resumed": [{"step": 40}, {"step": 60, "n_devices": 2}]}, {}, "resumed at step 60 on another number of devices"),
         ({"weights": {"none.tf": "x"}}, {}, "the weights 'none.tf', from which it began, do not exist here"),
         ({"weights": {"run": "x"}}, {}, "the weights 'run', from which it began, have been written to since"),

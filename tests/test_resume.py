@@ -172,8 +172,9 @@ def test_checkpoints_without_the_memory(agent, tmp_path, monkeypatch, capsys):
 def test_no_two_replay_memories_are_there_at_once(tmp_path, monkeypatch):
     """A device that has room for one could not go on with a run otherwise."""
     monkeypatch.chdir(tmp_path)
-    command = "train dqn --env jax:CartPole-v1 --seed 3 --n-envs 1 --buffer-max-size 4003 --buffer-initial-size 400 --quiet".split()
-    assert main([*command, *NET, "--max-steps", "500", "--run-dir", "run"]) == 0
+    memory = ["--n-envs", "1", "--buffer-max-size", "4003", "--buffer-initial-size", "400"]
+    command = ["train", "dqn", "--env", "jax:CartPole-v1", "--seed", "3", *memory, *NET, "--quiet"]
+    assert main([*command, "--max-steps", "500", "--run-dir", "run"]) == 0
     read, seen = checkpoint.Checkpoint._take, []
 
     def take(self, entries):

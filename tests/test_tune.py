@@ -453,7 +453,7 @@ def test_programs_that_an_environment_started_end_with_the_trial(here, monkeypat
     os.mkfifo("alive")
     code = "import subprocess, time; subprocess.Popen(['sh', '-c', 'echo; exec sleep 90'], stdout=open('alive', 'w')); time.sleep(90)"
     monkeypatch.setattr(TrialProcess, "code", code)
-    process = TrialProcess(silent=True, shared=False)
+    process = TrialProcess(silent=True)
     with open("alive", "rb") as alive:
         assert alive.readline() == b"\n"
         begun = time.monotonic()
@@ -469,7 +469,7 @@ def test_a_trial_ends_soon_after_the_process_that_tunes(here, monkeypatch):
         "trial._attempt = lambda *_: time.sleep(60); trial.work(int(sys.argv[1]))"
     )
     monkeypatch.setattr(TrialProcess, "code", code)
-    process = TrialProcess(silent=True, shared=False)
+    process = TrialProcess(silent=True)
     process.send({"do": "train"})
     process.connection.close()
     assert process.process.wait(timeout=30) == -signal.SIGKILL
@@ -483,7 +483,7 @@ def test_the_end_of_a_trial_shows_at_once_whatever_its_environment_started(start
         f"trial._attempt = lambda *_: ({start}, os._exit(3)); trial.work(int(sys.argv[1]))"
     )
     monkeypatch.setattr(TrialProcess, "code", code)
-    process, begun = TrialProcess(silent=True, shared=False), time.monotonic()
+    process, begun = TrialProcess(silent=True), time.monotonic()
     process.send({"do": "train"})
     with pytest.raises(Lost, match="ended with exit code 3"):
         process.receive()

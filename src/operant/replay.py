@@ -183,6 +183,9 @@ def _obstacles(data: dict[str, Any], training: dict[str, Any], run: RunConfig) -
     began = data["run"].get("n_devices")
     if moved := [part["step"] for part in parts if part.get("n_devices", began) != began]:
         yield f"it was resumed at step {moved[0]} on another number of devices, whose sums are added up in another order."
+    kinds = list(dict.fromkeys(part["machine"]["device"] for part in (data, *parts) if "machine" in part))
+    if len(kinds) > 1:
+        yield f"it was resumed on another kind of device ({', then '.join(kinds)}), which rounds otherwise."
     for path, digest in data.get("weights", {}).items():
         if not Path(path).exists():
             yield f"the weights {path!r}, from which it began, do not exist here."

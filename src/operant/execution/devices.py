@@ -42,7 +42,7 @@ class Devices:
                 "n_devices",
                 f"at most {len(known)}, the number of JAX's devices ({known[0].platform})",
                 n,
-                "On CPU the variable XLA_FLAGS=--xla_force_host_platform_device_count=N makes N of them.",
+                "On CPU the variable XLA_FLAGS=--xla_force_host_platform_device_count=N makes N of them (with a GPU in the machine, beside JAX_PLATFORMS=cpu).",
             )
         if self.processes > 1 and len(known) != n:
             raise value_error("n_devices", f"{len(known)}, all devices of the {self.processes} processes", n)

@@ -89,8 +89,7 @@ class Search:
         return self.study
 
     def _process(self) -> TrialProcess:
-        config = self.plan.config
-        return TrialProcess(silent=not config.non_silent, shared=config.n_jobs > 1)
+        return TrialProcess(silent=not self.plan.config.non_silent)
 
     def _try(self) -> None:
         """Build what trials will train, with the first or the last value of every range, before anything is written."""

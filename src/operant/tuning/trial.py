@@ -44,24 +44,23 @@ class TrialProcess:
 
     Args:
         silent: keep what it prints to itself, for the case that it dies.
-        shared: whether other trials run beside it, which must share a GPU's memory.
     """
 
     code: ClassVar[str] = "import sys; from operant.tuning.trial import work; work(int(sys.argv[1]))"
     """What the process runs."""
 
-    def __init__(self, silent: bool, shared: bool) -> None:
+    def __init__(self, silent: bool) -> None:
         self.connection, theirs = Pipe()
         self._output: IO[bytes] | None = tempfile.TemporaryFile() if silent else None  # noqa: SIM115 - lives as long as this
         path = os.pathsep.join(entry or str(working_directory()) for entry in sys.path)
-        memory = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if shared else {}
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", self.code, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=None if self._output is None else subprocess.STDOUT,
             pass_fds=(theirs.fileno(),),
-            env={**memory, **os.environ, "PYTHONPATH": path},
+            # Other trials, of other processes too, may share a GPU's memory.
+            env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, "PYTHONPATH": path},
             process_group=0,  # Ctrl-C is for the process that tunes: it decides what becomes of trials
         )
         theirs.close()
