@@ -194,6 +194,30 @@ def test_an_update_once_more_is_recorded_and_a_reset_is_not_an_episode(tmp_path)
     assert "episode-return" not in events.Tags()["scalars"]
 
 
+def test_blocks_without_an_update_are_not_recorded(tmp_path):
+    """An agent that learns by episodes looks after every timestep whether one is due."""
+    agent = Agent.create(
+        agent="vpg",
+        network=NET,
+        batch_size=2,
+        states=STATE,
+        actions=CHOICE,
+        max_episode_timesteps=5,
+        summarizer={"directory": str(tmp_path), "labels": ["losses", "updates"]},
+    )
+    for i in range(40):
+        agent.act(states=np.full(3, i / 40.0))
+        agent.observe(reward=float(i), terminal=i % 5 == 4)
+    updates = agent.updates
+    agent.close()
+    (folder,) = tmp_path.iterdir()
+    events = read(folder)
+    assert [e.step for e in events.Scalars("loss/policy")] == list(range(1, updates + 1))
+    for name in events.Tags()["scalars"]:
+        if name.startswith("updates/") and name.endswith("-variance"):
+            assert all(e.value > 0.0 for e in events.Scalars(name)), name
+
+
 def names(folder):
     return sorted(p.name for p in folder.iterdir())
 

@@ -86,6 +86,7 @@ class Writers:
 
             self._saver = Saver(config, write, lambda name: int(getattr(agent, name)))
         if self.summarizing is not None:
+            self._written = agent.updates
             self._summarizer = Summarizer(self.summarizing, agent.parallel_interactions)
             self.recount()
             self._summarizer.graph(agent.get_architecture())
@@ -124,9 +125,10 @@ class Writers:
             self._summarizer.go_on(agent.timesteps - acted, agent.episodes)
 
     def updated(self) -> None:
-        """Write what an update measured."""
-        if self._summarizer is None:
+        """Write what an update measured; nothing behind a block in which none was due."""
+        if self._summarizer is None or self._agent.updates == self._written:
             return
+        self._written = self._agent.updates
         engine = self._agent.engine
         assert engine is not None
         weights: dict[str, np.ndarray] = {}
@@ -135,7 +137,7 @@ class Writers:
             weights = {
                 name.replace("/params/", "/"): np.array(x) for name, x in flat.items() if "/params/" in name
             }
-        self._summarizer.update(self._agent.updates, engine.metrics("summarizer"), weights)
+        self._summarizer.update(self._written, engine.metrics("summarizer"), weights)
 
     def changed(self) -> None:
         """Take note that the agent learnt, though it counts no update."""
