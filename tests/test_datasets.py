@@ -97,6 +97,10 @@ def test_traces_go_round(tmp_path, spec):
     files = datasets.to_traces("toy/round-v0", tmp_path / "again", spaces)
     assert len(files) == 3
     assert_equal(traces.read(files[1], spaces)[:1], episodes[1][:1])
+    kept = [path.read_bytes() for path in files]
+    more = datasets.to_traces("toy/round-v0", tmp_path / "again", spaces)
+    assert [path.read_bytes() for path in files] == kept and not set(more) & set(files)
+    assert_equal(traces.read(more[1], spaces)[:1], episodes[1][:1])
 
 
 def test_what_stands_in_a_dataset_is_what_the_environment_knows():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.small_agents import NAMES, RECURRENT, SMALL, networks, small
 
-from operant import traces
+from operant import experience, traces
 from operant.agent import Agent
 from operant.agents import AGENTS, imitation
 from operant.errors import SpaceError, SpecError, UsageError
@@ -368,6 +368,31 @@ def test_pretraining_imitates(name, tmp_path):
         assert agent.timesteps == 200
         with pytest.raises(Exception, match="num_iterations must be a whole number of at least 1"):
             agent.pretrain(tmp_path, num_iterations=0)
+        with pytest.raises(Exception, match="num_traces must be a whole number of at least 1, or None"):
+            agent.pretrain(tmp_path, num_iterations=1, num_traces=0)
+    agent.close()
+
+
+def test_pretraining_of_recurrent_networks_goes_on_from_the_states_of_what_was_learnt(tmp_path, monkeypatch):
+    """Episodes are cut into columns: one within an episode begins in the state that the network has there by now."""
+    model = [{"type": "lstm", "size": 4}]
+    agent = make("ppo", model=model, mini_batches=1)
+    draw, n = np.random.default_rng(0), experience.COLUMN + 6
+    states, actions = draw.normal(size=(n, 3)).astype(np.float32), draw.integers(0, 3, n)
+    trace = Trace.read(agent.spaces, states, actions, np.arange(n) == n - 1, np.ones(n))
+    traces.write(tmp_path / "t.npz", agent.spaces, trace)
+    cut, seen = experience.Cloning._cut, []
+
+    def noted(self, trace):
+        found = cut(self, trace)
+        seen.append([np.concatenate(jax.tree.leaves(column[0].carry)) for column in found])
+        return found
+
+    monkeypatch.setattr(experience.Cloning, "_cut", noted)
+    agent.pretrain(tmp_path, num_iterations=2, num_updates=3, lr=0.05)
+    (start, before), (start_again, after) = seen
+    np.testing.assert_array_equal(start, start_again)
+    assert np.max(np.abs(before - after)) > 1e-3
     agent.close()
 
 

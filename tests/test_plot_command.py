@@ -23,7 +23,7 @@ def made(folder, final, env="CartPole-v1", agent="ppo", seed=1, **settings):
     own = {
         name: settings.pop(name)
         for name in list(settings)
-        if name in ("n_envs", "env_kwargs", "history_checkpoint", "weights")
+        if name in ("n_envs", "env_kwargs", "history_checkpoint", "info_keywords", "weights")
     }
     folder.mkdir(parents=True)
     run = {"env": env, "n_envs": 1, "seed": seed, "max_steps": 1000 + seed, "history_checkpoint": None, **own}
@@ -56,6 +56,8 @@ def test_runs_of_the_same_settings_are_seeds_of_one_curve(tmp_path):
     begun = [made(tmp_path / "begun" / f"w{seed}", 30, seed=seed, weights=[f"{seed}.tf"]) for seed in (1, 2)]
     told = {label: len(runs) for label, runs in grouped(read([*paths[:2], *begun]))["CartPole-v1"].items()}
     assert told == {"ppo, weights none": 2, "ppo, weights given": 2}
+    noted = made(tmp_path / "noted" / "a3", 10, seed=3, info_keywords=["x"])
+    assert list(grouped(read([*paths[:2], noted]))["CartPole-v1"]) == ["ppo"]
     orders = ({"g": 1, "h": 2}, {"h": 2, "g": 1})
     other = [made(tmp_path / f"in{i}" / "run", 10, env_kwargs=order) for i, order in enumerate(orders)]
     told = {label: len(runs) for label, runs in grouped(read([*paths[:2], *other]))["CartPole-v1"].items()}
@@ -193,6 +195,7 @@ def test_history_interval_thins_the_histories(tmp_path):
         (["run", "--benchmark", "hours"], "benchmark must be"),
         (["run", "--level", "95"], "level must be at least 0.01 and at most 0.999"),
         (["run", "--scores", "x.json"], "scores is for --aggregate"),
+        (["run", "--aggregate", "--history-interval", "5"], "history_interval is for curves: scores for --aggregate count every"),
         (["run", "--aggregate", "--scores", "scores.json"], "scores does not know the environment 'CartPole-v1'"),
         (["--out", "x.png"], "plot needs runs: operant plot RUN ..."),
         (["run", "--ouut", "x.png"], "Unknown flag '--ouut' for plot. Did you mean '--out'?"),

@@ -18,7 +18,7 @@ from tests.small_agents import MODEL
 from operant import Agent, interruption, replication
 from operant.agents.making import define
 from operant.cli import main
-from operant.errors import UsageError
+from operant.errors import SpecError, UsageError
 from operant.execution.config import RunConfig
 from operant.execution.environments import make_environments
 from operant.execution.population import begun
@@ -162,6 +162,13 @@ def test_an_interrupted_seed_is_named_and_there_is_no_interval(tmp_path, monkeyp
 def test_what_belongs_to_one_run_is_refused(tmp_path, name, value):
     with pytest.raises(UsageError, match=f"{name} is for a single run"):
         replicate(plan(tmp_path / "two", **{name: value}), 2)
+    assert not (tmp_path / "two").exists()
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "jax:CartPole-v1"])
+def test_evaluations_beyond_the_end_are_refused(tmp_path, env):
+    with pytest.raises(SpecError, match="eval_frequency must be at most max_steps"):
+        replicate(plan(tmp_path / "two", env=env, eval_frequency=10**6), 2)
     assert not (tmp_path / "two").exists()
 
 

@@ -256,6 +256,7 @@ class Agent(Interactive):
             UsageError: `imitate` is asked of an algorithm that cannot.
         """
         num_iterations = whole("num_iterations", num_iterations)
+        num_traces = whole("num_traces", num_traces, optional=True)
         num_updates = whole("num_updates", num_updates)
         batch_size = whole("batch_size", batch_size)
         able = hasattr(self.learner.algorithm, "imitation")

@@ -203,7 +203,7 @@ def from_traces(
 
 
 def to_traces(name: str, directory: str | Path, spaces: Spaces) -> list[Path]:
-    """Write the episodes of a Minari dataset to trace files, one each.
+    """Write the episodes of a Minari dataset to trace files, one each, beside those that are there.
 
     Args:
         name: of the dataset.
@@ -217,8 +217,9 @@ def to_traces(name: str, directory: str | Path, spaces: Spaces) -> list[Path]:
         SpecError: there is no such dataset, or it does not fit.
         UsageError: Minari is not installed.
     """
-    written = []
-    for i, trace in enumerate(Episodes(name, spaces)):
-        written.append(Path(directory) / f"trace-{i:09d}.npz")
-        traces.write(written[-1], spaces, trace)
+    folder, written, number = Path(directory), [], 0
+    for trace in Episodes(name, spaces):
+        number = traces.add(folder, number, spaces, trace)
+        written.append(folder / traces.file_name(number))
+        number += 1
     return written

@@ -163,6 +163,7 @@ class Cloning:
                 own = rows[k : k + COUNTED]
                 observation = {name: _padded(trace.observation[name][own], COUNTED) for name in normalized}
                 self._weights = self._count(self._weights, observation, np.arange(COUNTED) < len(own))
+        self.hand_over()  # recurrent states are those that the agent comes to by what it has learnt so far
         columns = self._cut(trace)
         value = float("nan")
         for _ in range(passes):
@@ -192,8 +193,8 @@ class Cloning:
             for k in range(0, len(order), self._columns)
         ]
 
-    def finish(self) -> None:
-        """Give the agent what was learnt."""
+    def hand_over(self) -> None:
+        """Give the agent what was learnt so far."""
         algorithm, train = self._engine.learner.algorithm, self._engine.train
         self._engine.put(train._replace(state=algorithm.with_weights(train.state, self._weights)))
 
@@ -245,7 +246,7 @@ def clone(
     cloning = Cloning(engine, lr, batch_size, seed)
     for trace, fresh in drawn:
         cloning.learn(trace, passes, fresh)
-    cloning.finish()
+    cloning.hand_over()
 
 
 def idle(actors: Actors) -> Actor:

@@ -25,7 +25,7 @@ from operant.session import Session, build, fitting
 from operant.spec import plain
 from operant.tracking import Console, Tracker, interval
 from operant.tracking.sinks import tracker
-from operant.train import Plan, Result, evaluating, resuming, train
+from operant.train import Plan, Result, evaluating, expect_evaluations, resuming, train
 
 if TYPE_CHECKING:
     from operant.execution.population import Population
@@ -67,6 +67,7 @@ def replicate(plan: Plan, n_seeds: int, command: str | None = None) -> Replicate
             raise UsageError(
                 f"{name} is for a single run. Received: {name}={getattr(run, name)!r}, n_seeds={n_seeds}. Leave one of them out."
             )
+    expect_evaluations(run)
     first = secrets.randbelow(2**31) if run.seed is None else run.seed
     definition = fitting(define(plan.agent, **plan.options), run.weights)
     if plan.options or run.weights or not (isinstance(plan.agent, str) and plan.agent in AGENTS):

@@ -138,7 +138,7 @@ def add(folder: Path, number: int, spaces: Spaces, trace: Trace) -> int:
     with _finished(folder, spaces, trace) as temporary:
         while True:
             try:
-                _name(temporary, folder / _file(number))
+                _name(temporary, folder / file_name(number))
                 return number
             except FileExistsError:
                 number += 1
@@ -322,7 +322,7 @@ class Recorder:
         self._finished = []
         if self.config.max_traces is not None:
             for number in sorted(_numbers(self.config.directory))[: -self.config.max_traces]:
-                (folder / _file(number)).unlink(missing_ok=True)  # another recorder may be faster
+                (folder / file_name(number)).unlink(missing_ok=True)  # another recorder may be faster
 
     def close(self) -> None:
         """Write finished episodes that do not fill a file."""
@@ -330,7 +330,7 @@ class Recorder:
             self._write()
 
 
-def _file(number: int) -> str:
+def file_name(number: int) -> str:
     """Return the name of a trace file."""
     return f"trace-{number:09d}.npz"
 

@@ -166,9 +166,7 @@ def train(plan: Plan, command: str | None = None, base: Path | None = None) -> R
         OperantError: the plan cannot be carried out; the message names what is wrong and the remedy.
     """
     run = plan.run
-    if run.eval_frequency is not None and run.max_steps is not None and run.eval_frequency > run.max_steps:
-        must = f"at most max_steps={run.max_steps}, or nothing is evaluated"
-        raise value_error("eval_frequency", must, run.eval_frequency)
+    expect_evaluations(run)
     if run.seed is None:
         run = run.replace(seed=secrets.randbelow(2**31))
     if plan.resume is None:
@@ -266,6 +264,17 @@ def _train(
     finally:
         environments.close()
     return Result(outcome, place)
+
+
+def expect_evaluations(run: RunConfig) -> None:
+    """Refuse evaluations that begin behind the end of a run.
+
+    Raises:
+        SpecError: names `eval_frequency`.
+    """
+    if run.eval_frequency is not None and run.max_steps is not None and run.eval_frequency > run.max_steps:
+        must = f"at most max_steps={run.max_steps}, or nothing is evaluated"
+        raise value_error("eval_frequency", must, run.eval_frequency)
 
 
 def opened(directory: str | Path) -> tuple[Session, RunConfig]:

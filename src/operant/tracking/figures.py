@@ -57,6 +57,8 @@ class PlotConfig(Config):
             yield f"out must be a file that ends with .png, .svg or .pdf. Received: out={self.out!r}."
         if self.scores is not None and not self.aggregate:
             yield "scores is for --aggregate, which was not given."
+        if self.aggregate and self.history_interval != 1:
+            yield f"history_interval is for curves: scores for --aggregate count every episode. Received: history_interval={self.history_interval}."
 
 
 class Aggregate(NamedTuple):

@@ -20,7 +20,7 @@ _OWN = frozenset(
     {
         "seed", "max_steps", "target_reward", "checkpoints", "weights", "history_checkpoint", "monitor_session",
         "run_dir", "resume", "save_seconds", "save_memory", "save_frequency", "keep_checkpoints", "log_frequency", "display_precision", "quiet", "env", "vector",
-        "threads", "eval_frequency", "eval_episodes", *TOGETHER,
+        "threads", "eval_frequency", "eval_episodes", "info_keywords", *TOGETHER,
     }
 )  # fmt: skip
 """Options of a run that do not make it another experiment."""
