@@ -480,6 +480,16 @@ def test_an_exported_policy_plays_as_the_run_does(trained, tmp_path, capsys, for
     assert "does not fit Pendulum-v1" in capsys.readouterr().err
 
 
+def test_an_exported_policy_with_masks_is_not_played_without(tmp_path, capsys):
+    with operant.Environment.create("CartPole-v1") as env:
+        agent = operant.Agent.create(agent="ppo", environment=env, model=[{"type": "dense", "size": 4}])
+    agent.act(states={"state": np.zeros(4), "action_mask": [True, False]})
+    path = agent.save(tmp_path, format="stablehlo")
+    agent.close()
+    assert main(["play", path, "--env", "CartPole-v1"]) == 2
+    assert "it has masks for ['action'], the environment for []." in capsys.readouterr().err
+
+
 def test_a_saved_agent_in_an_environment_that_is_not_like_its_own(tmp_path, capsys):
     with operant.Environment.create("CartPole-v1") as env:
         agent = operant.Agent.create(agent="ppo", environment=env, model=[{"type": "dense", "size": 4}])

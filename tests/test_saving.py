@@ -165,6 +165,19 @@ def test_saver_writes_as_often_as_told_and_keeps_the_newest(tmp_path, unit, name
     assert found == sorted(names)
 
 
+def test_a_saver_continues_an_agent_whose_masks_came_with_its_states(tmp_path):
+    agent = create(saver=str(tmp_path))
+    for i in range(9):
+        agent.act(states={"state": np.full(3, i / 9.0), "action_mask": [True, False, True]})
+        agent.observe(reward=0.0)
+    agent.close()
+    more = create(seed=7, saver={"directory": str(tmp_path), "load": True})
+    assert more.spaces == agent.spaces and more.spaces.masks == ("action",)
+    assert more.timesteps == 9
+    more.act(states={"state": np.zeros(3), "action_mask": [False, False, True]})
+    more.close()
+
+
 def test_saver_writes_the_rest_at_the_end_and_can_continue(tmp_path):
     agent = create(saver=str(tmp_path))
     run(agent, 9)

@@ -436,7 +436,11 @@ class Agent(Interactive):
 
     def _resume(self, found: checkpoint.Checkpoint) -> None:
         """Continue from a checkpoint of the same agent."""
-        saved, own = found.header.get("specification"), self.get_specification()
+        saved = found.header.get("specification")
+        masks = () if saved is None else saved["spaces"].get("masks", ())
+        if new := [x for x in masks if x in self.spaces.actions.components and x not in self.spaces.masks]:
+            self._take_masks(new)  # they came with its first states
+        own = self.get_specification()
         for name in ("spaces", "parallel_interactions"):
             if saved is None or saved.get(name) != plain(own[name]):
                 raise CheckpointError(

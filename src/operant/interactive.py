@@ -119,6 +119,10 @@ class Interactive:
                 f"A mask for {new[0]!r} came after the agent had begun. Declare it in the states' specification: "
                 f"{{{mask_name(new[0])!r}: dict(type='bool', shape=...)}}, or give it from the first act on."
             )
+        self._take_masks(new)
+
+    def _take_masks(self, new: Sequence[str]) -> None:
+        """Have masks of these actions, too."""
         self.spaces = Spaces.read(self.spaces.states, self.spaces.actions, masks=(*self.spaces.masks, *new))
         before, limit = self._engine.train, self._limit
         self._build()

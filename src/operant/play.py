@@ -276,6 +276,10 @@ def _exported(config: PlayConfig, path: str) -> Played:
                 raise SpaceError(
                     f"The policy {path!r} does not fit {env.name}: its {kind} are {own.to_spec()}, the environment's {given.to_spec()}."
                 )
+        if set(policy.spaces.masks) != set(env.spaces.masks):
+            raise SpaceError(
+                f"The policy {path!r} does not fit {env.name}: it has masks for {list(policy.spaces.masks)}, the environment for {list(env.spaces.masks)}."
+            )
     except BaseException:
         env.close()
         raise
