@@ -597,3 +597,17 @@ def test_a_field_of_a_part_is_read_alone(tmp_path):
     assert_equal(checkpoint.load_part(path, "train", tree["train"]), tree["train"])
     with pytest.raises(CheckpointError, match="does not fit"):
         checkpoint.load_part(path, "train", tree["train"].state, "missing")
+
+
+def test_a_run_outlives_a_file_that_somebody_put_among_its_weights(tmp_path):
+    """As a file manager does that looks into the folder; the file stays."""
+    checkpoint.save(tmp_path, {"x": np.zeros(2)}, {}, name="best")
+    (tmp_path / "best" / ".DS_Store").touch()
+    with (
+        pytest.warns(
+            RuntimeWarning, match="No weights are written: .*best is not a checkpoint, or holds other"
+        ),
+        durable.outliving("No weights are written"),
+    ):
+        checkpoint.save(tmp_path, {"x": np.ones(2)}, {}, name="best")
+    assert (tmp_path / "best" / ".DS_Store").exists()

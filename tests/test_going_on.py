@@ -1037,6 +1037,20 @@ def test_a_ctrl_c_that_a_callback_swallowed_ends_the_run_in_order(monkeypatch):
     assert stopped == [True]
 
 
+def test_a_second_request_to_terminate_breaks_nothing_off():
+    """`timeout` and schedulers send theirs more than once; a person's Ctrl-C behind it ends at once."""
+    stopped = []
+    with pytest.raises(SystemExit) as ended, interruption.terminating():
+        with interruption.orderly(lambda: stopped.append(True)):
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+        assert stopped == [True]
+        with pytest.raises(KeyboardInterrupt), interruption.orderly(lambda: None):
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+    assert ended.value.code == 143
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_a_request_to_terminate_ends_the_program_whatever_else_it_runs(first):
     """As where a callback of `fit` trains another object: that came to its own end, and the program went on."""

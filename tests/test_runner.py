@@ -619,6 +619,28 @@ def test_the_bar_on_a_terminal(monkeypatch):
     assert "episodes" in text and "2/4" in text and "return=12.50  agent=97.1%" in text
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_run_outlives_its_bar(terminal):
+    class Gone(Terminal):
+        def isatty(self):
+            return terminal
+
+        def write(self, text):
+            raise OSError(5, "Input/output error")
+
+    bar = Bar("episodes", 4, Gone())
+    bar.show(2)
+    bar.close()
+
+
+def test_a_terminal_that_cannot_go_back_gets_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    bar = Bar("episodes", 4, stream := Terminal())
+    bar.show(2)
+    bar.close()
+    assert stream.getvalue() == "episodes 2/4  0 s\n"
+
+
 def test_the_bar_elsewhere_is_a_line_now_and_then(monkeypatch):
     from operant.execution import bar as module
 

@@ -1008,6 +1008,31 @@ def test_workers_end_with_their_parent_and_know_its_classes(tmp_path):
     assert all(map(is_gone, found))
 
 
+def test_workers_run_a_module_of_a_package_as_the_program_did(tmp_path):
+    """`python -m package.train`: its relative imports hold in workers, too."""
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "made.py").write_text(textwrap.dedent(MODULE))
+    text = """
+        from .made import Count
+
+        class Own(Count):
+            pass
+
+        if __name__ == "__main__":
+            from operant.envs.vector import create
+            with create(Own, 2, "processes", num_workers=2) as env:
+                env.reset(0)
+                print("begun")
+        """
+    (package / "train.py").write_text(textwrap.dedent(text))
+    run = subprocess.run(
+        [sys.executable, "-m", "package.train"], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert run.stdout == "begun\n", run.stderr
+
+
 def test_workers_have_the_command_line_of_the_program(tmp_path):
     text = """
         import argparse

@@ -33,7 +33,7 @@ def notice() -> None:
 def orderly(
     stop: Callable[[], None], numbers: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
 ) -> Iterator[None]:
-    """Turn the first Ctrl-C (or request to terminate) inside into a call of `stop`; a second one ends at once.
+    """Turn the first Ctrl-C (or request to terminate) inside into a call of `stop`; a Ctrl-C behind it ends at once.
 
     An exception in the middle of a compiled call would lose donated arrays, in the middle of a write it could leave a file locked.
     Outside of the main thread nothing changes: its owner handles signals.
@@ -42,11 +42,14 @@ def orderly(
 
     def request(number: int, frame: Any) -> None:
         nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
         _Asked.terminate |= number == signal.SIGTERM
-        stop()
+        if not asked:
+            asked = True
+            stop()
+        elif (
+            number == signal.SIGINT
+        ):  # a person's second one: schedulers and `timeout` send theirs more than once
+            raise KeyboardInterrupt
 
     try:
         before = {s: signal.signal(s, request) for s in numbers}

@@ -148,7 +148,7 @@ def _together(plan: Plan, given: Sequence[RunConfig], base: Path, command: str |
             training.sinks = sinks = tracker(directory, given[i].replace(quiet=True), training, base=base)
             stack.callback(sinks.close)
             trainings.append(training)
-        display = _display(runs[0], len(runs))
+        display = Tracker([_display(runs[0], len(runs))])
         display.message(
             f"Training {definition.name} on {runs[0].env}: {len(runs)} seeds at once, {runs[0].n_envs} environment{'s' if runs[0].n_envs > 1 else ''} each, "
             f"{environments.how}; seeds {runs[0].seed} to {runs[-1].seed}; runs {Path(given[0].run_dir or '').parent}"
@@ -171,7 +171,7 @@ def _display(run: RunConfig, count: int) -> Console:
     )
 
 
-def _loop(population: Population, trainings: Sequence[Training], display: Console) -> list[Outcome]:
+def _loop(population: Population, trainings: Sequence[Training], display: Tracker) -> list[Outcome]:
     """Let the population advance, and each run look where it would by itself."""
     outcomes: dict[int, Outcome] = {}
     wanted: dict[int, int] = {}  # blocks until a run looks

@@ -128,7 +128,8 @@ def _write_numpy(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 def _write_hdf5(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     import h5py
 
-    with h5py.File(path, "w") as file:
+    # Not every file system has locks; nobody else knows the temporary name.
+    with h5py.File(path, "w", locking=False) as file:
         for name, x in arrays.items():
             file.create_dataset(name, data=x)
 
@@ -175,7 +176,7 @@ def _read_hdf5(path: Path) -> dict[str, np.ndarray]:
         if isinstance(item, h5py.Dataset):
             arrays[name] = np.asarray(item[()])
 
-    with h5py.File(path, "r") as file:
+    with h5py.File(path, "r", locking=False) as file:
         file.visititems(note)
     return arrays
 

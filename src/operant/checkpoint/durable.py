@@ -149,12 +149,14 @@ def replaced(final: Path) -> Iterator[Path]:
 def outliving(what: str) -> Iterator[None]:
     """Write what is not the last of its kind: a full disk is a warning, since it may have room again for the next.
 
+    So is a file of somebody else's in the place of what is written, which stays.
+
     Args:
         what: what there is not then, for the warning.
     """
     try:
         yield
-    except OSError as error:
+    except (OSError, CheckpointError) as error:
         warnings.warn(f"{what}: {error}", RuntimeWarning, stacklevel=3)
 
 

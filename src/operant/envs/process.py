@@ -20,7 +20,7 @@ import numpy as np
 
 from operant.envs.inprocess import make_cell
 from operant.envs.source import Source
-from operant.envs.spawn import START_SECONDS, LostError, Worker, end, main_file, memory_file, times
+from operant.envs.spawn import START_SECONDS, LostError, Worker, end, main_program, memory_file, times
 from operant.envs.vector_env import Check, Flat, Step, VectorEnv, seed_of
 from operant.envs.worker import RESET, RESTART, STEP, Memory, vector_fields
 from operant.errors import EnvironmentError, OperantError, UsageError
@@ -93,7 +93,7 @@ class Processes(VectorEnv):
         count = min(n, num_workers or processors())
         edges = [n * i // count for i in range(count + 1)]
         descriptor = memory_file()
-        main = main_file(literals)
+        main = main_program(literals)
         self._workers: list[_Share] = []
         for i, (low, high) in enumerate(itertools.pairwise(edges)):
             begin = {

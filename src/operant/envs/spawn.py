@@ -211,17 +211,20 @@ def memory_file() -> int:
         return os.dup(file.fileno())
 
 
-def main_file(literals: Sequence[str]) -> str | None:
-    """Return the user's script, if an environment is defined there and workers must run it."""
+def main_program(literals: Sequence[str]) -> dict[str, str] | None:
+    """Return the user's program, if an environment is defined there and workers must run it: its `module` (`python -m`), or its `path`."""
     if not any("__main__:" in literal for literal in literals):
         return None
-    file = getattr(sys.modules["__main__"], "__file__", None)
+    main = sys.modules["__main__"]
+    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     if file is None:
         raise SpecError(
             "An environment class of an interactive session cannot be sent to worker processes. Define it in a module, "
             f"or run it in this process: {HERE}."
         )
-    return os.path.abspath(file)
+    if spec is not None and spec.name != "__main__":
+        return {"module": spec.name}
+    return {"path": os.path.abspath(file)}
 
 
 def _in_rerun() -> bool:
@@ -233,4 +236,5 @@ def _in_rerun() -> bool:
 def _bound(connection: Connection) -> None:
     """Let no read of a message take for ever: a worker may write half of one and hang."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end_of_pipe:
+        end_of_pipe.setblocking(True)  # whatever the program's default for sockets is
         end_of_pipe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _MESSAGE_SECONDS, 0))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import mmap
 import os
 import runpy
@@ -204,9 +205,11 @@ def _serve(connection: Connection, descriptor: int) -> None:
 def _make(begin: Mapping[str, Any]) -> Task:
     sys.argv = begin["argv"]
     if begin["main"] is not None:
-        # As multiprocessing does: the user's script under another name, so that its guarded part does not run.
+        # As multiprocessing does: the user's program under another name, so that its guarded part does not run.
         module = types.ModuleType("__mp_main__")
-        module.__dict__.update(runpy.run_path(begin["main"], run_name="__mp_main__"))
+        ((how, what),) = begin["main"].items()
+        run = functools.partial(runpy.run_module, alter_sys=True) if how == "module" else runpy.run_path
+        module.__dict__.update(run(what, run_name="__mp_main__"))
         sys.modules["__main__"] = sys.modules["__mp_main__"] = module
     task: Task = import_object(begin["task"], "task")(begin)
     return task

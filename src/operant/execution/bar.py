@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -37,26 +39,29 @@ class Bar:
         self._began = self._printed = time.perf_counter()
         self._live: Live | None = None
         self._bar: Progress | None = None
-        if self._stream.isatty():
-            self._start()
+        if self._stream.isatty() and os.environ.get("TERM") != "dumb":  # which shows nothing before the end
+            with contextlib.suppress(OSError):  # a run outlives its terminal, and a full disk under its log
+                self._start()
 
     def show(self, count: int, figures: Mapping[str, str] | None = None) -> None:
         """Bring it up to date; figures by name, None for those that stand."""
         self._count = count
         if figures is not None:
             self._figures = figures
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=count)
-        elif time.perf_counter() - self._printed >= EVERY:
-            self._print()
+        with contextlib.suppress(OSError):
+            if self._bar is not None:
+                self._bar.update(self._bar.task_ids[0], completed=count)
+            elif time.perf_counter() - self._printed >= EVERY:
+                self._print()
 
     def close(self) -> None:
         """End it, leaving the last state in place."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-        else:
-            self._print()
+        with contextlib.suppress(OSError):
+            if self._live is not None:
+                live, self._live = self._live, None
+                live.stop()
+            else:
+                self._print()
 
     def line(self) -> str:
         """Return the figures as text."""

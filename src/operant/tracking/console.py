@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import os
 import sys
 from typing import TYPE_CHECKING, TextIO
 
@@ -69,7 +70,10 @@ class Console:
         self.quiet = quiet
         self.games = start_games
         self._stream = sys.stdout if stream is None else stream
-        self._lines = not (self._stream.isatty() if live is None else live)
+        terminal = (
+            self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        )  # which shows nothing before the end
+        self._lines = not (terminal if live is None else live)
         self._best: float | None = start_best if math.isfinite(start_best) else None
         logged = start_games if start_logged is None else start_logged
         self._logged = (start_step, start_time, logged)  # when the speed was last taken

@@ -6,6 +6,7 @@ takes nothing with it. Several of these processes, on one machine or many, may w
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets
 import time
@@ -307,7 +308,8 @@ def shown(params: Mapping[str, Any]) -> str:
 
 
 def _print(text: str) -> None:
-    print(text, flush=True)
+    with contextlib.suppress(OSError):  # a study outlives its terminal, and a full disk under its log
+        print(text, flush=True)
 
 
 def _silent(text: str) -> None:

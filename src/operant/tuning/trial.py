@@ -90,8 +90,8 @@ class TrialProcess:
         """Return the end of what the process printed."""
         if self._output is None:
             return ""
-        self._output.seek(0)
-        text = self._output.read()[-TAIL:].decode(errors="replace").strip()
+        self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - TAIL))
+        text = self._output.read().decode(errors="replace").strip()
         return f" It printed last:\n{text}" if text else ""
 
     def close(self) -> None:

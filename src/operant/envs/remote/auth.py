@@ -25,7 +25,7 @@ _MAGIC = b"operant\0"
 _HELLO = struct.Struct("<8sH32s")
 _PROOF = struct.Struct("<H32s32s")
 _LEAST = 16
-_RECIPE = "umask 077; python -c 'import secrets; print(secrets.token_hex(32))' > token"
+_RECIPE = "(umask 077; python -c 'import secrets; print(secrets.token_hex(32))' > token)"
 
 
 class RefusedError(Exception):
@@ -63,7 +63,8 @@ def _read_file(path: Path) -> str:
         ) from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise SpecError(
-            f"The token file {str(path)!r} must be its owner's alone: chmod 600 {quoted(str(path))}"
+            f"The token file {str(path)!r} must be its owner's alone: chmod 600 {quoted(str(path))}. "
+            f"Where a file system has no such modes, give the token in the variable {VARIABLE}."
         )
     return text
 

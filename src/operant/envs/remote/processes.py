@@ -13,7 +13,7 @@ from operant.envs.connection import Answer
 from operant.envs.remote.host import FIELDS
 from operant.envs.remote.replaceable import Limits, Replaceable
 from operant.envs.source import Source
-from operant.envs.spawn import LostError, Worker, end, main_file, memory_file
+from operant.envs.spawn import LostError, Worker, end, main_program, memory_file
 from operant.envs.vector_env import Flat
 from operant.envs.worker import RESET, STEP, Memory
 from operant.errors import EnvironmentError, OperantError
@@ -37,7 +37,7 @@ class ProcessConnection(Replaceable):
 
     def __init__(self, source: Source, index: int, limits: Limits, blocking: bool = False) -> None:
         literal = source.literal()
-        main = main_file([literal])
+        main = main_program([literal])
         super().__init__(index, limits, blocking)
         self.name = source.name
         self._descriptor = memory_file()
