@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +53,7 @@ from operant.play import run as run_episodes
 from operant.saving import checkpoint_in
 from operant.session import Session, fitting
 from operant.spaces import Codec
-from operant.spec import options, plain
+from operant.spec import default, options, plain
 from operant.tracking import Tracker
 from operant.tracking.history import check_place
 from operant.tracking.sinks import tracker
@@ -96,7 +97,7 @@ class _OfObjects:
 
 
 class Trainer:
-    """Base of the algorithm classes. Holds everything between calls of `fit`, which goes on where it stopped.
+    """An algorithm with the environments that it trains in. Each call of `fit` goes on where the last one stopped.
 
     Args:
         envs: Gymnasium environments (a list of objects), or an id, a vector (Gymnasium's, or of `operant.envs.vector.create`)
@@ -111,8 +112,8 @@ class Trainer:
             `optuna.TrialPruned`.
         settings: hyperparameters, and options of the run that concern a program (`seed`, `checkpoints`, `quiet`,
             `history_checkpoint`, `reward_buffer_size`, `eval_frequency`, ...; `env_kwargs`: arguments of the environments that an id
-            makes). None is the default of networks, buffers and options of the run, but for `keep_checkpoints`: all are kept. Of
-            hyperparameters it is a value (`grad_norm`: gradients are not clipped).
+            makes). None stands for the default of a network, of buffers and of an option of the run (only `keep_checkpoints=None`
+            keeps all checkpoints); for a hyperparameter it is a value of its own (`grad_norm=None`: gradients are not clipped).
 
     Networks given as compiled Keras models bring their optimizer. Their weights are the trained ones after `fit`.
 
@@ -611,9 +612,13 @@ def trainer(name: str) -> type[Trainer]:
     if name not in CLASSES:
         raise SpecError(f"There is no algorithm class {name!r}.{suggest(name, CLASSES)}")
     agent = CLASSES[name]
-    known = options(config_class(agent))
-    lines = "\n".join(f"    {option}: {' '.join(meta.help.split())}" for option, meta in known.items())
-    doc = f"{AGENTS[agent].help}.\n\n{Trainer.__doc__}\nHyperparameters:\n{lines}\n"
+    config, lines = config_class(agent), []
+    for option, meta in options(config).items():
+        usual = default(config, option)
+        shown = "" if usual is None else f" (default: {usual!r})"  # what None means, the help says
+        lines.append(f"    {option}: {' '.join(meta.help.split())}{shown}")
+    hyperparameters = "\n".join(lines)
+    doc = f"{AGENTS[agent].help}.\n\n{inspect.getdoc(Trainer)}\n\nHyperparameters:\n{hyperparameters}\n"
     return type(name, (Trainer,), {"agent": agent, "__doc__": doc, "__module__": __name__})
 
 
