@@ -68,13 +68,13 @@ ELSEWHERE = {
     "predict": "act(observation)",
     "evaluate": "play(episodes=...)",
 }
-"""What methods of other libraries are here."""
+"""Methods of other libraries, and what to call here in their place."""
 Callback: TypeAlias = Callable[["Trainer", Record], bool | None]
 """What `fit` calls whenever training reports."""
 
 
 class _OfObjects:
-    """A method that other libraries call on the class: there it says what to do instead."""
+    """A method of objects. Called on the class, as in other libraries, it says what to do instead."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self.method = method
@@ -135,7 +135,7 @@ class Trainer:
         trial: Any = None,
         **settings: Any,
     ) -> None:
-        # In which paths are given: it may be another one when `fit` is called.
+        # Relative paths start here, also when the working directory is another one by the time `fit` is called.
         self._base = working_directory()
         refuse_no_environments(envs)
         refuse_other_count(envs, n_envs)
@@ -162,7 +162,7 @@ class Trainer:
             new_directory(self.run, self.agent)  # refuse one that holds something
         if self.run.history_checkpoint is not None:
             check_place(self.run.history_checkpoint, "history_checkpoint")
-        # Its files are found before an environment is made.
+        # Before an environment is made, which may change the working directory: files of networks are found now.
         definition = fitting(define(self.agent, **own), self.run.weights)
         environments = make_environments(self.run, None if isinstance(envs, str) else envs, n_envs)
         if environments.vector is not None:
@@ -186,7 +186,7 @@ class Trainer:
         self._progress = Progress(self.run)
         self._begun, self._fits, self._plays = False, 0, 0
         self._acted: Any = None
-        """Training state that acted last, and what its acting needs."""
+        """The training state that acted last, and what acting needs of it."""
         self._loaded: str | None = None
 
     @property
@@ -195,7 +195,7 @@ class Trainer:
         return self._progress.elapsed
 
     def _tell_form(self, definition: Definition, own: Mapping[str, Any]) -> None:
-        """Warn where an option makes of the algorithm what its class does not promise."""
+        """Warn where an option turns the algorithm into another agent's form of it."""
         config = config_class(self.agent)
         if definition.name == self.agent or self.agent == DEFAULT:
             return
@@ -272,13 +272,13 @@ class Trainer:
             if directory is not None:
                 directory.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(held(directory))
-                if not self._fits and (directory / "run.json").exists():  # another object was faster
+                if not self._fits and (directory / "run.json").exists():  # another run took the folder meanwhile
                     new_directory(here, self.agent)
                 self._describe(directory, run)
             return self._train(training, directory, run)
 
     def _describe(self, directory: Path, run: RunConfig) -> None:
-        """Write down what is trained in the folder of the run."""
+        """Write into the folder of the run what is trained."""
         self._fits += 1
         session, given = self.session, not is_id(self._envs)
         describe(
@@ -360,7 +360,7 @@ class Trainer:
 
     @functools.cached_property
     def _compiled(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """What makes acting's parameters of the training state, and what acts with them."""
+        """The functions that extract acting's parameters from the training state, and that act with them."""
         learner = self.session.learner
         return jax.jit(learner.acting), jax.jit(learner.act, static_argnames="explore")
 
@@ -386,7 +386,7 @@ class Trainer:
     ) -> Played:
         """Play with the policy as it is, in an environment of its own; training is not touched.
 
-        Every call plays other episodes, none of them training's; a program that runs again plays the same ones.
+        Every call plays new episodes, none of which training has seen; a program that is run again plays the same ones.
 
         Args:
             video_dir: folder for a video (mp4) of each episode.
@@ -398,8 +398,8 @@ class Trainer:
             frame_frequency: write every n-th frame to `frame_dir`.
             episodes: how many.
             env: the environment: an id, an object (left open; made with `render_mode='rgb_array'` where pictures are asked for), or a class or
-                function that makes one. The run's time limit and `env_kwargs` hold for what trains, given once more. Default: one like those that train, where they are an id, a class or a function, or were made by
-                `gymnasium.make`.
+                function that makes one. The run's time limit and `env_kwargs` apply only to the id, class or function that also trains.
+                Default: one like those that train, where they are an id, a class or a function, or were made by `gymnasium.make`.
 
         Raises:
             SpecError: the environment cannot be rendered, or made once more, or trains.
@@ -424,7 +424,7 @@ class Trainer:
             }
         )
         spaces = self.session.environments.spaces
-        base = working_directory()  # whatever the environment makes the working directory
+        base = working_directory()  # now: the environment may change it
         made = play_env(config, self._envs, env, spaces, self.run.episodic_life)
         leave = env is not None and not makes(env)
         played = run_episodes(
@@ -446,7 +446,7 @@ class Trainer:
         """Write a checkpoint of everything that going on needs.
 
         `load` continues from it, and `Agent.load(directory)` makes an agent of it, which acts in a program and writes weights and policies
-        in other formats. Also a callback of `fit` may save.
+        in other formats. A callback of `fit` may save, too.
 
         Args:
             directory: folder to which it is added, as `step-N`.
@@ -498,11 +498,11 @@ class Trainer:
         self._begun, self._loaded = True, str(place)
         self._put_back()
 
-    if not TYPE_CHECKING:  # to which it is a method like others
+    if not TYPE_CHECKING:  # to a type checker it is a method like others
         load = _OfObjects(load)
 
     def _differing(self, found: checkpoint.Checkpoint) -> str:
-        """Say in a sentence with which other options, or in what other spaces, a checkpoint was made.
+        """Say in a sentence with which other options, or in which other spaces, a checkpoint was made; empty if in the same.
 
         Raises:
             CheckpointError: it was by another agent, or in another number of environments.
@@ -558,10 +558,10 @@ class Trainer:
             if hasattr(given, "stateless_call"):
                 algorithm.models[name].assign(weights[name])
 
-    if not TYPE_CHECKING:  # which knows what there is
+    if not TYPE_CHECKING:  # a type checker knows what there is
 
         def __getattr__(self, name: str) -> Any:
-            """Name what other libraries call otherwise."""
+            """Say what stands here for a method of another library."""
             remedy = f" Use {ELSEWHERE[name]}." if name in ELSEWHERE else ""
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.{remedy}")
 
@@ -592,7 +592,7 @@ class Trainer:
 
     @property
     def best_reward(self) -> float:
-        """Best that the mean has been."""
+        """The best value that `mean_reward` has had."""
         return self._progress.score.best
 
     def close(self) -> None:
