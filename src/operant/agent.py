@@ -39,7 +39,8 @@ ARGUMENTS = (
     "summarizer",
 )  # fmt: skip
 """Arguments of `Agent.create` that a specification may hold."""
-ROUND_TRIP = Literal["timesteps", "episodes", "updates"]
+CounterName = Literal["timesteps", "episodes", "updates"]
+"""What `save` may add to a name, with its value."""
 
 
 class Agent(Interactive):
@@ -169,19 +170,19 @@ class Agent(Interactive):
         internals: Any = None,
         next_states: Any = None,
     ) -> None:
-        """Take experience of one or several episodes in; `update` learns from it.
+        """Take in experience of one or several episodes, from which `update` learns.
 
-        Log-probabilities and recurrent states that belong to the actions are those of the networks as they are now.
+        The log-probabilities and recurrent states that belong to the actions are computed with the networks as they are now.
 
         Args:
             states: in the structure of the specification with a leading axis `[R]`, masks included, or a list of states.
             actions: likewise. They must obey the masks.
-            terminal: `[R]`: False or 0; True or 1 at the end of an episode; 2 where it was cut. A last entry of 0 (part of
-                an episode) counts as cut there.
+            terminal: `[R]`: False or 0; True or 1 at the end of an episode; 2 where it was cut. Where the last entry
+                is 0 (part of an episode), the episode counts as cut there.
             reward: `[R]`.
             internals: recurrent states before each step, leaves `[R, ...]`, as independent calls of `act` took and gave them.
-            next_states: states `[E, ...]` after the last action of each of the episodes; without them the value of what
-                follows a cut episode is taken at its last state.
+            next_states: states `[E, ...]` after the last action of each episode; without them the value of what follows a
+                cut episode is that of its last state.
 
         Raises:
             SpaceError: something does not fit the specification, or the lengths differ.
@@ -194,10 +195,10 @@ class Agent(Interactive):
         self._writers.recount()
 
     def update(self) -> int:
-        """Learn from all experience that waits, in blocks of the algorithm's size; the last may be short.
+        """Learn from all waiting experience, in blocks of the algorithm's size; the last may be short.
 
-        If none waits, or not enough for an update that the agent's own plan would make, update once more: from the last
-        block, or from what the memory holds.
+        If none is waiting, or too little for an update to be due, update once all the same: from the last block, or from what
+        the memory holds.
 
         Returns:
             Updates made.
@@ -238,8 +239,8 @@ class Agent(Interactive):
     ) -> None:
         """Learn from recorded traces.
 
-        By imitation where the algorithm can: policies raise the probability of what was done and values fit the returns, Q-learners
-        learn by a margin, deterministic actors by squared distance. Else by `experience` and `update`.
+        Where the algorithm can, by imitation: policies raise the probability of the recorded actions and values are fitted to the
+        returns, Q-learners learn by a margin, deterministic actors by squared distance. Otherwise by `experience` and `update`.
 
         Args:
             directory: folder of trace files, as `recorder` writes them; or `'minari:NAME'`: a Minari dataset on this machine.
@@ -247,13 +248,13 @@ class Agent(Interactive):
             num_traces: files (episodes of a dataset) in each draw; None: all of them.
             num_updates: passes over them (imitation), or calls of `update`.
             extension: how the files' names end.
-            imitate: False: by `experience` and `update`; None: as the algorithm can.
-            lr: imitation's learning rate.
-            batch_size: imitation's steps in a gradient step, about.
+            imitate: True: by imitation, or an error; False: by `experience` and `update`; None: by imitation if the algorithm can.
+            lr: learning rate of imitation.
+            batch_size: approximate number of environment steps in a gradient step of imitation.
 
         Raises:
             SpecError: there are no traces, or they do not fit the agent.
-            UsageError: `imitate` is asked of an algorithm that cannot.
+            UsageError: `imitate=True` for an algorithm that cannot.
         """
         num_iterations = whole("num_iterations", num_iterations)
         num_traces = whole("num_traces", num_traces, optional=True)
@@ -309,7 +310,7 @@ class Agent(Interactive):
         directory: str | Path,
         filename: str = "agent",
         format: Format | Exported = "checkpoint",
-        append: ROUND_TRIP | None = None,
+        append: CounterName | None = None,
     ) -> str:
         """Write the agent to a file.
 
@@ -369,10 +370,10 @@ class Agent(Interactive):
         saver: Any = None,
         summarizer: Any = None,
     ) -> Agent:
-        """Load an agent: a checkpoint or weights, the newest in a folder, or the newest checkpoint of a training run.
+        """Load an agent: from a checkpoint or weights, the newest in a folder, or the newest checkpoint of a training run.
 
-        A checkpoint continues in the middle of the episodes that were open. Call `reset()` after it where the environments begin
-        anew: it cuts them.
+        From a checkpoint the agent goes on in the middle of the episodes that were open. Where the environments begin anew, call
+        `reset()` after loading: it cuts these episodes.
 
         Args:
             directory: a run's folder, a folder of checkpoints or weights, or one of these itself.
@@ -382,16 +383,16 @@ class Agent(Interactive):
             environment: checked against the saved spaces, if given.
             agent: what the file cannot hold, since a file never says what to import: the class of an algorithm that is not operant's
                 own, or a specification with the optimizer or networks made by code (`dict(type='ppo', model=...)`).
-            parallel_interactions: how many actors act, if others than when it was saved. Parameters, optimizer and
-                counters are taken over then; unfinished episodes and a replay memory stay behind.
+            parallel_interactions: how many actors act, if not as many as when it was saved. Parameters, optimizer and counters
+                are then taken over; unfinished episodes and a replay memory are left behind.
             recorder: as in `create`.
-            saver: as in `create`; what it says of `load` does not count.
+            saver: as in `create`; its `load` is ignored.
             summarizer: as in `create`.
 
         Raises:
             CheckpointError: there is none, or it cannot be used; the message says why.
         """
-        _folder(directory)
+        _expect_path(directory)
         saving.refuse_policy(Path(directory), filename, format)
         if format is not None:
             saving.check_format(format)
@@ -508,7 +509,7 @@ class Agent(Interactive):
         self._reported = self.updates
 
     def _last_seen(self, saved: checkpoint.Checkpoint) -> dict[str, np.ndarray]:
-        """Return the observations `[N, ...]` with which a training run's checkpoint ends: those of its environments, which nobody goes on with."""
+        """Return the last observations `[N, ...]` of the environments in a training run's checkpoint; empty where it has none that fit."""
         found: dict[str, np.ndarray] = {}
         for place in ("['driver']['observation']", "['driver']['world'].actors.observation"):
             names = {f"{place}[{name!r}]": name for name in self.spaces.observation_components}
@@ -522,7 +523,7 @@ class Agent(Interactive):
         if not anew:  # a device need not have room for two replay memories
             fresh = without_replay(fresh)
             self._engine.put(fresh)
-        if interaction is None:  # a training run's: environments are not part of it
+        if interaction is None:  # of a training run, whose environments do not go on here
             saved = found.part("train", train)
             self._engine.put(saved._replace(memory=fresh.memory) if anew else saved)
             if anew:
@@ -583,6 +584,6 @@ def _described(environment: Any) -> tuple[Any, Any, int | None]:
     )
 
 
-def _folder(directory: Any) -> None:
+def _expect_path(directory: Any) -> None:
     if not isinstance(directory, str | Path):
         raise value_error("directory", "the path of a folder", directory)
