@@ -41,7 +41,7 @@ class Settings(Config):
 
 
 class Told(NamedTuple):
-    """What `observe` was told of one actor, checked."""
+    """What `observe` was told about one actor, checked."""
 
     actor: Actor
     reward: float
@@ -55,7 +55,7 @@ class Lent(NamedTuple):
 
     train: Train
     last: dict[str, np.ndarray] | None
-    """Last observations `[N, ...]` of the actors' episodes, which the next row ends; None: nobody has acted yet."""
+    """Last observations `[N, ...]` of the actors' episodes, which no block holds yet; None: nobody has acted yet."""
 
 
 class Interactive:
@@ -104,7 +104,7 @@ class Interactive:
         self._start()
 
     def _declare_masks(self, states: Any) -> None:
-        """Take masks that the specification did not mention from the first states that bring them."""
+        """Declare masks that the specification did not mention, where the first states bring them."""
         if not isinstance(states, Mapping):
             return
         known = self.spaces.actions.components
@@ -236,7 +236,7 @@ class Interactive:
     def _actors(self, parallel: Any) -> list[Actor]:
         try:
             actors = [self._actor(index) for index in parallel]
-        except TypeError:  # nothing that can be gone through
+        except TypeError:  # not iterable
             actors = []
         if not actors or len({actor.index for actor in actors}) < len(actors):
             raise value_error("parallel", "an index, or a list of different ones", parallel)
@@ -270,7 +270,7 @@ class Interactive:
         return self._emitted(jax.tree.unflatten(structure, leaves).action if batched else own.action)
 
     def _drawn(self, actors: list[Actor]) -> Tree:
-        """Return the randomness `[n, ...]` of actors at their rows: without a call for each of them where they are in step."""
+        """Return the randomness `[n, ...]` of actors at their rows; actors that are in step share one call."""
         noise, rows = self._engine.noise, {actor.row for actor in actors}
         if len(rows) > 1:
             return stack([jax.tree.map(lambda x, a=a: x[a.index], noise(a.row)) for a in actors])
@@ -424,8 +424,8 @@ class Interactive:
     def reset(self, parallel: Any = None, next_states: Any = None) -> None:
         """Cut unfinished episodes as a time limit would: what they brought so far is kept.
 
-        An action that `observe` did not answer brought nothing that is known: the episode is cut before it, at the state that it was
-        chosen for, whatever `next_states` says. So it is at the state of a call of `act` that was interrupted while it learnt.
+        An action that no call of `observe` followed is left out, as its reward is unknown: the episode is cut at the state that it
+        was chosen for, whatever `next_states` says. So is an episode whose call of `act` was interrupted while the agent learnt.
 
         Args:
             parallel: index of the actor whose episode is cut, or a list of such; None: all of them.
@@ -463,10 +463,10 @@ class Interactive:
 
     @contextlib.contextmanager
     def hold(self, updates: int = 0) -> Iterator[None]:
-        """Record without learning: what comes due inside is learnt from at the first call after.
+        """Record without learning: updates that come due inside the `with` block are made at the first call after it.
 
         Args:
-            updates: how many updates are made inside all the same.
+            updates: how many updates may be made inside all the same.
         """
         before, limit = self._limit, self.updates + updates
         self._limit = limit if before is None else min(before, limit)
@@ -478,10 +478,11 @@ class Interactive:
     # Another driver
 
     def lend(self, n: int) -> Lent | None:
-        """Return what another driver of `n` actors needs to go on, or None where something would be left behind.
+        """Return what another driver of `n` actors needs to go on, or None where something would be lost.
 
-        Nothing is lent while experience waits for an update, recorder, saver or summarizer are on, updates are held back, or a
-        device, a precision or `debug` was chosen, which other drivers do not have. Until `take_back` the agent must not be used.
+        Nothing is lent while experience waits for an update, while a recorder, saver or summarizer is on, while updates are held
+        back, or where a device, a precision or `debug` was chosen, which other drivers do not have. The agent must not be used
+        until `take_back`.
         """
         settings = (self._device, self._precision, self._limit)
         bound = self._debug or self._writers.are_on or any(setting is not None for setting in settings)
@@ -490,7 +491,7 @@ class Interactive:
         return Lent(self._engine.train, self.actors.last) if self.actors.idle else None
 
     def take_back(self, train: Train, last: dict[str, np.ndarray]) -> None:
-        """Go on with what a driver made of what it was lent; its episodes are cut at these observations `[N, ...]`."""
+        """Go on with what a driver returns of what it was lent; its episodes are cut at these observations `[N, ...]`."""
         self._engine.put(train)
         self._start()
         self.actors.end_at(last, self.learner.block_shape(1))
@@ -498,7 +499,7 @@ class Interactive:
         self._last_block = None
 
     def close(self) -> None:
-        """Write what is still to be written, and release the compiled functions and arrays; further calls are errors."""
+        """Write what is left to write, and release the compiled functions and arrays. Further calls are errors."""
         if self.engine is None:
             return
         self._writers.close()
