@@ -272,7 +272,7 @@ class Trainer:
             if directory is not None:
                 directory.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(held(directory))
-                if not self._fits and (directory / "run.json").exists():  # another run took the folder meanwhile
+                if not self._fits and (directory / "run.json").exists():  # taken meanwhile
                     new_directory(here, self.agent)
                 self._describe(directory, run)
             return self._train(training, directory, run)

@@ -1,4 +1,4 @@
-"""From a specification to an algorithm: names, dicts, files and classes; presets; keyword arguments."""
+"""From a specification (a name, dict, file or class, and options as keyword arguments) to the definition of an algorithm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from operant.ops import optimise
 from operant.spec import Config, build, canonical, data_only, import_object, options, read_json
 
 UNKNOWN_WIDTH = 256
-"""What a network is taken to measure that is given as a file or an object."""
+"""Width that a network given as a file or an object is assumed to have."""
 
 
 class Definition(NamedTuple):
@@ -49,13 +49,13 @@ class Definition(NamedTuple):
         return bool(getattr(self.config, "learns", True))
 
     def limited(self, steps: int | None) -> Definition:
-        """Return it with the length of the longest episode, if its options ask for that and do not say it."""
+        """Return it with the length of the longest episode, where its options ask for that and none was given."""
         if steps is None or getattr(self.config, "episode_limit", steps) is not None:
             return self
         return self._replace(config=self.config.replace(episode_limit=steps))
 
     def remarks(self, steps: int | None) -> list[str]:
-        """Say whose networks it took, and what of its options has no effect, or none within a run's environment steps (None: without end)."""
+        """Say whose networks it took, and which options have no effect, or none within a run's environment steps (None: no limit)."""
         from operant.nn.network import Saved
 
         networks = self.networks().items()
@@ -67,7 +67,7 @@ class Definition(NamedTuple):
         return [*taken, *(self.config.remarks(steps) if isinstance(self.config, AgentConfig) else ())]
 
     def product(self, actors: int) -> int:
-        """Return the multiplications of the largest matrix product of a gradient step, about."""
+        """Return about how many multiplications the largest matrix product of a gradient step takes."""
         if not isinstance(self.config, AgentConfig):
             return 0
         from operant.nn.network import written
@@ -78,7 +78,7 @@ class Definition(NamedTuple):
 
 
 def _width(network: Any, auto: int) -> int:
-    """Return the largest size in the specification of a network; of files and objects, a guess."""
+    """Return the largest size in the specification of a network; a guess for files and objects."""
     from operant.nn.network import Saved
 
     if isinstance(network, Saved):
@@ -99,7 +99,7 @@ def _width(network: Any, auto: int) -> int:
 
 
 def _network(value: Any) -> Any:
-    """Return a network as data: what stands in a file, or is an object or code of this program, may be gone tomorrow."""
+    """Return a network as data: a file, and an object or code of this program, may be gone tomorrow."""
     from operant.nn.network import NETWORKS, Saved, parse
 
     if isinstance(value, Saved):
@@ -110,12 +110,12 @@ def _network(value: Any) -> Any:
 
 
 def _is_word(value: Any) -> bool:
-    """Tell whether it is None or a word, as `'auto'`, or the `'shared'` of a baseline, which is no network: it names no file or code."""
+    """Tell whether a network is None or a plain word, which names no file and no code: `'auto'`, or a baseline's `'shared'`."""
     return value is None or (isinstance(value, str) and not any(mark in value for mark in "./:"))
 
 
 def _read(network: Any) -> Any:
-    """Read a network that may name files or code; words and 'auto' ones stay as they are: algorithms add to them what is usual there."""
+    """Read a network that may name files or code. Plain words and 'auto' networks stay as they are: each algorithm adds its own defaults."""
     from operant.nn.network import parse, written
 
     spec = written(network)
@@ -124,7 +124,7 @@ def _read(network: Any) -> Any:
 
 
 def _is_data(value: Any) -> bool:
-    """Tell whether a value is JSON data as it stands: a list of layers may hold objects and classes."""
+    """Tell whether a value is JSON data as it stands; a list of layers may hold objects and classes, too."""
     if isinstance(value, Mapping):
         return all(map(_is_data, value.values()))
     if isinstance(value, list | tuple):
@@ -184,13 +184,13 @@ def define(agent: Any, **options: Any) -> Definition:
 
 
 def define_saved(saved: Mapping[str, Any], source: str, own: Definition | None = None) -> Definition:
-    """Read what a file says of an agent. It may be somebody else's: the agent is to be made within `from_file`, too.
+    """Read what a file says of an agent. The file may be somebody else's, so the agent must be made within `from_file`, too.
 
     Args:
         saved: what `Definition.to_dict` wrote.
         source: the file, for messages.
-        own: the caller's, for what the file cannot hold: an algorithm that is not operant's, the optimizer, networks made by code.
-            Its networks go before the file's, if they are not the default.
+        own: the caller's definition, for what the file cannot hold: an algorithm that is not operant's, the optimizer, networks
+            made by code. Its networks take precedence over the file's, unless they are the default.
 
     Raises:
         CheckpointError: the algorithm is not operant's, and not given; the caller's is another one, or has other options.
@@ -224,7 +224,7 @@ def define_saved(saved: Mapping[str, Any], source: str, own: Definition | None =
 
 
 def _refuse_changes(own: Definition, default: Definition, found: Definition, source: str) -> None:
-    """Refuse options of the caller's that are neither the default nor the file's: they would do nothing. Networks do something."""
+    """Refuse options of the caller's that are neither the default nor the file's: they would do nothing. Networks are exempt: they count."""
     networks = own.networks()
     for name, value in vars(own.config).items():
         usual, saved = getattr(default.config, name), getattr(found.config, name)
@@ -236,7 +236,7 @@ def _refuse_changes(own: Definition, default: Definition, found: Definition, sou
 
 
 def from_file(source: str) -> contextlib.AbstractContextManager[None]:
-    """Within it agents are made of what that file says, which may be somebody else's."""
+    """Return a context in which agents are made of what a file says, which may be somebody else's: it names data only."""
     return data_only(
         source,
         "Import and register what is Keras's, or give the networks yourself: Agent.load(..., agent={'type': ..., 'model': ...}).",
@@ -244,20 +244,19 @@ def from_file(source: str) -> contextlib.AbstractContextManager[None]:
 
 
 def _named(name: str, layers: list[Mapping[str, Any]]) -> Definition:
-    """Define an agent of the table; in its other form if options are given that only that has."""
-    found, own = AGENTS[name], words(config_type(algorithm_class(name)))
+    """Define an agent of the table; as a form of the agent `DEFAULT` if options are given that only that one has."""
+    found, cls = AGENTS[name], algorithm_class(name)
     if found.form is not None:
-        other = words(config_type(algorithm_class(DEFAULT)))
-        config = config_type(algorithm_class(name))
-        foreign = [key for layer in layers for key in config.translated(layer) if key not in own]
-        if meant := [key for key in foreign if key in other]:  # what neither form has is refused there
+        config, other = config_type(cls), algorithm_class(DEFAULT)
+        only_there = words(config_type(other)) - words(config)
+        if meant := [key for layer in layers for key in config.translated(layer) if key in only_there]:
             label = f"{name} with {meant[0]!r}"
-            return _defined(DEFAULT, algorithm_class(DEFAULT), [*layers, found.form], label)
-    return _defined(name, algorithm_class(name), [*layers, found.options])
+            return _defined(DEFAULT, other, [*layers, found.form], label)
+    return _defined(name, cls, [*layers, found.options])
 
 
 def words(config: type[Config]) -> set[str]:
-    """Return everything that a config understands."""
+    """Return the names of all arguments that a config understands."""
     known = options(config)
     return {*known, *config.words(), *(alias for meta in known.values() for alias in meta.aliases)}
 
@@ -271,10 +270,8 @@ def _defined(
     lost = None
     for layer in reversed(layers):
         own = canonical(config, config.translated(layer), label or name)
-        if own.get("optimizer") == {
-            "type": optimise.GIVEN
-        }:  # whoever reads it must give the object anew, in any layer
-            lost = own.pop("optimizer")
+        if own.get("optimizer") == {"type": optimise.GIVEN}:
+            lost = own.pop("optimizer")  # which no file holds: some layer must give the object again
         elif "optimizer" in own:
             own = {**_optimizer(own.pop("optimizer")), **own}
         given |= own
@@ -285,18 +282,18 @@ def _defined(
 
 
 def _located(network: Any) -> Any:
-    """Return a network whose file, if it is one, is found also when an environment, or the program, changes the working directory."""
+    """Return a network; the path of a file as absolute, as an environment, or the program, may change the working directory."""
     if not (isinstance(network, str | Path) and Path(network).suffix):
         return network
     from operant.nn.network import FILES
 
     path = Path(network)
-    # Of those that come along the name is enough.
+    # A preset has no file here: its name is enough.
     return str(path.absolute()) if path.suffix in FILES and path.is_file() else network
 
 
 def _optimizer(value: Any) -> dict[str, Any]:
-    """Return the options that an optimizer stands for: its name, and the numbers that come with it."""
+    """Return the options that an optimizer stands for: its name, and the numbers that it brings."""
     if isinstance(value, str):
         return {"optimizer": optimise.Recipe.read(value).type}
     if isinstance(value, Mapping):
