@@ -117,8 +117,8 @@ class Engine:
         n: how many actors there are.
         device: where the arrays are; None: JAX's own choice.
         precision: of matrix products and convolutions (see `jax.default_matmul_precision`); None: JAX's own.
-        guard: context around the calls that consume the state: where nobody else sees to it that an interruption waits for them,
-            `operant.interruption.held`, which takes 10 µs.
+        guard: makes the context around each call that consumes the state. Where nobody else makes an interruption wait for the
+            end of such a call it is `operant.interruption.held`, which takes 10 µs.
     """
 
     def __init__(
@@ -151,13 +151,12 @@ class Engine:
         self._keys = Ahead(lambda key, update: jax.random.key_data(learner.update_key(key, update)))
         self._impl = jax.random.key_impl(key)
         self._looked_at: tuple[Any, dict[str, int]] = (None, {})
-        """Counters, and what they are as numbers: programs ask at every step, and asking the device takes some microseconds."""
-        with jax.default_device(
-            device
-        ):  # at once where it stays: another need not have room for a replay memory
+        """Counters, and those known as numbers: programs ask at every step, and asking the device takes some microseconds."""
+        # At once where it stays: JAX's first device need not have room for a replay memory.
+        with jax.default_device(device):
             train = jax.jit(learner.init)(key, learner.hyper())
             self.meter: Array = learner.meter()
-        # What each reader has not read yet of what was taken from the meter; None: who has not read at all.
+        # Sums that were taken from the meter and that a reader has not read yet; None: for readers that have never read.
         self._unread: dict[str | None, np.ndarray] = {None: np.zeros(self.meter.shape, np.float32)}
         self.put(train)
 
@@ -238,7 +237,7 @@ class Engine:
         return self._acts[explore](self._leaves, observation, carry, first, noise)
 
     def recall(self, observation: Any, carry: Tree, first: Any, action: Any) -> Action:
-        """Return what `act` would have on flat observations `[k, ...]`, had it chosen these actions."""
+        """Return what `act` would have returned for flat observations `[k, ...]`, had it chosen these actions."""
         return self._recall(self.acting, observation, carry, first, action)
 
     def learn(self, block: Block, columns: list[int] | None = None) -> None:
@@ -251,9 +250,9 @@ class Engine:
             self._calls += 1
 
     def learn_again(self, block: Block) -> None:
-        """As `learn`, of a block that was learnt before: an update is made, due or not, and counts nothing once more.
+        """Like `learn`, with a block that was learnt from before: an update is made, due or not, and nothing is counted twice.
 
-        Steps, episodes, moments of observations and the scale of rewards are put back: only the update itself has seen the block twice.
+        Steps, episodes, moments of observations and the scale of rewards are put back: only the update itself sees the block twice.
         """
         before, algorithm = jax.device_get(self.train.counters), self.learner.algorithm
         seen = self._seen()
@@ -275,7 +274,7 @@ class Engine:
         self._acting_now = None
 
     def _seen(self) -> dict[Any, np.ndarray]:
-        """Return what counts the rows that were seen, by its place in the algorithm's state: moments of observations, the scale of rewards."""
+        """Return the statistics of rows seen (moments of observations, the scale of rewards), by their place in the algorithm's state."""
         names = {"reward_scale"}.union(*(model.moments for model in self.learner.algorithm.models.values()))
 
         def counting(key: Any) -> bool:
@@ -303,7 +302,7 @@ class Engine:
         return action
 
     def absorb_columns(self, block: Block, columns: list[int]) -> None:
-        """Learn from a block whose columns belong to these actors, in this order; one may be there twice, and `n` is nobody."""
+        """Learn from a block whose columns belong to these actors, in this order; an actor may have two, and `n` stands for none."""
         with self._guard():  # all or nothing: columns that were left out could not be brought later
             for i, index in enumerate(columns):
                 if index == self.n:

@@ -98,13 +98,13 @@ class Learner:
         return train._replace(hyper=hyper), old, old * factor
 
     def at(self, hyper: Float[Array, " H"]) -> Algorithm:
-        """Return the algorithm with these numbers as its traced options; what schedules say now is in them already (`now`)."""
+        """Return the algorithm with these numbers as its traced options, after `now` has applied the schedules."""
         config = self.algorithm.config
         put = {n: hyper[i] for i, n in enumerate(self.names) if getattr(config, n) is not None}
         return dataclasses.replace(self.algorithm, config=config.with_values(put))  # type: ignore[type-var]
 
     def now(self, hyper: Float[Array, " H"], counters: Counters) -> Float[Array, " H"]:
-        """Return the traced options as they are at these counters: factors become what their schedules say."""
+        """Return the traced options as they are at these counters: the factor of one with a schedule becomes the value."""
         scheduled = {
             i: getattr(self.algorithm.config, name)
             for i, name in enumerate(self.names)
@@ -205,7 +205,7 @@ class Learner:
     def heeded(self) -> tuple[bool, ...]:
         """Whether actions without exploration depend on each leaf of the recurrent state, now or in later steps.
 
-        They do not on the state of a critic that goes along only to remember, for learning.
+        They do not depend on that of a critic which is carried along only for learning.
         """
         observation, _, carry = self._one
         if not (count := len(jax.tree.leaves(carry))):
@@ -238,7 +238,7 @@ class Learner:
         first: Bool[Array, " n"],
         action: Arrays,
     ) -> Action:
-        """Return what `act` would have on observations `[n, ...]`, had it chosen these actions."""
+        """Return what `act` would have returned for observations `[n, ...]`, had it chosen these actions."""
         algorithm = self.at(acting.hyper)
         carry = reset_carry(algorithm, carry, first)
         if hasattr(algorithm, "recall"):
@@ -310,7 +310,7 @@ class Learner:
         return meter.at[:, : len(metrics)].add(stability.tally(values))
 
     def read(self, meter: np.ndarray) -> dict[str, float]:
-        """Return averages from a meter, of what is in `COUNTS` sums; metrics that never applied are left out."""
+        """Return averages from a meter, sums for the metrics in `COUNTS`; metrics that never applied are left out."""
         columns = zip(self.metric_names, *meter, strict=False)
         return {k: float(t if k in COUNTS else t / c) for k, t, c in columns if c > 0}
 
@@ -327,7 +327,7 @@ class Learner:
             train: the run.
             block: `[T, N]`.
             key: of `update_key`.
-            columns: the actor of each column; one may be there twice, and `N` is nobody. None: column by column.
+            columns: the actor of each column; an actor may have two, and `N` stands for none. None: column i is actor i's.
         """
         if columns is not None:
             train = train._replace(state=stability.with_columns(train.state, columns))

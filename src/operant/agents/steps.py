@@ -1,7 +1,7 @@
 """Several gradient steps on the rows of a batch, each on all of them or on a sample.
 
 The number of rows that count may be far below the number that arrays have room for, and is known only when the code runs. So a
-step goes through the rows that count in chunks, and its time follows their number. Rows that follow one another (`whole`: those of
+step goes through the rows that count in chunks, and takes time in proportion to their number. Successive rows (`whole`: those of
 recurrent networks) are all computed, in their order.
 """
 
@@ -51,7 +51,7 @@ class Evolution(NamedTuple):
 
 
 class Search(NamedTuple):
-    """A search along each step for parameters whose loss on the step's rows is lower; without one there is no step."""
+    """A search along each step for parameters whose loss on the step's rows is lower; if it finds none, there is no step."""
 
     candidates: int
     factor: Scalar
@@ -59,7 +59,7 @@ class Search(NamedTuple):
 
 
 class Learning(NamedTuple):
-    """What networks do that learning applies otherwise than use does: `operant.nn.Model.learning`."""
+    """How learning applies networks that are other functions in training than in use (`operant.nn.Model.learning`)."""
 
     loss: Callable[[Array], Loss] | None
     """Key data to the loss of a step, under noise that is the same for all chunks of its rows, its search and its estimates;
@@ -67,7 +67,7 @@ class Learning(NamedTuple):
     averaged: Callable[[Array, Tree, Tree, Any], Tree]
     """(key data, parameters before a step, those after it, its rows) to the latter with running averages moved."""
     trained: Callable[[Tree], Tree] = lambda params: params
-    """Parameters to themselves with 0 for the running averages, which are no part of penalties and estimates."""
+    """Parameters to the same with 0 in place of running averages, which are no part of penalties and estimates."""
 
 
 class Plan(NamedTuple):
@@ -119,7 +119,7 @@ def fit(
         counts: which rows make the batch. If there are none, nothing changes.
         plan: how many steps on how many rows.
         key: consumed, for the samples and the noise of networks.
-        learning: for networks that learning applies otherwise than use does.
+        learning: for networks that are other functions in training than in use.
         whole: whether the loss must see all rows in their own order, also those that do not count.
 
     Returns:
@@ -208,13 +208,13 @@ def _penalised(
 
 
 def _summed(f: Callable[[Any, Array], Tree], sample: Sample) -> Tree:
-    """Sum up `f(rows, weights)` over the chunks of a sample."""
+    """Return the sum of `f(rows, weights)` over the chunks of a sample."""
     rows, order, size, whole = sample
     length = len(order)
     if whole:
         return f(rows, _in_place(sample))
-    # In place of rows that do not count those that do, again, with a weight of 0: a NaN has no gradient of 0, and batch
-    # normalisation reads all.
+    # Rows that do not count are replaced by some that do, with a weight of 0: 0 times a NaN is no gradient of 0, and batch
+    # normalisation reads all rows.
     order = _again(order, size, length if length <= CHUNK else length + -length % CHUNK)
     if length <= CHUNK:
         return f(jax.tree.map(lambda x: x[order], rows), _weights(0, length, size))
@@ -289,7 +289,7 @@ def _estimated(
 
 
 def _searched(value: Value, params: Tree, moved: Tree, search: Search) -> tuple[Tree, Array]:
-    """Go as far towards the moved parameters as the loss is lower there; return whether there was such a place, too."""
+    """Go as far towards the moved parameters as the loss is lower there; return also whether there was such a place."""
     start, tree = ravel_pytree(params)
     reached = value(params)[0]
     found = trust_region.line_search(
@@ -303,21 +303,20 @@ def _searched(value: Value, params: Tree, moved: Tree, search: Search) -> tuple[
 
 
 def _weights(first: Any, length: int, size: Array) -> Array:
-    """Return what each of some rows counts in a mean over the first `size`."""
+    """Return the weights of rows `first` to `first + length` in a mean over the first `size`."""
     inside = first + jnp.arange(length, dtype=jnp.int32) < size
     return jnp.where(inside, 1.0 / jnp.maximum(size, 1).astype(jnp.float32), 0.0)
 
 
 def _in_place(sample: Sample) -> Array:
-    """Return what each of all rows, in their own order, counts in a mean over a sample."""
+    """Return the weight of every row, in their own order, in a mean over a sample."""
     length = len(sample.order)
     return jnp.zeros(length, jnp.float32).at[sample.order].set(_weights(0, length, sample.size))
 
 
 def _weighted(params: Tree, loss: Loss, rows: Any, weight: Array) -> tuple[Array, Metrics]:
-    """Sum up weighted losses, and what is watched likewise."""
+    """Return the weighted sum of losses, and the weighted sums of what is watched."""
     each, watched = loss(params, rows)
-
     return jnp.sum(each * weight), {
         name: jax.lax.stop_gradient(jnp.sum(x * weight)) for name, x in watched.items()
     }
