@@ -10,11 +10,11 @@ import os
 
 from operant import legacy
 
-TYPE_CHECKING = False  # as that of typing, which takes its time to import
+TYPE_CHECKING = False  # like the one of typing, which is slow to import
 
 __version__ = "0.1.0"
 
-# Keras fixes its backend when it is first imported; whoever imports operant before Keras need not know.
+# Keras fixes its backend when it is first imported: a program that imports operant before it need not choose one.
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_PUBLIC[name]), name)
         globals()[name] = value
         return value
-    if name == "__all__":  # `from operant import *` asks for it, and gets the classes of the table, too
+    if name == "__all__":  # `from operant import *` asks for it, and gets the classes of the algorithms, too
         return __dir__()
-    if name == "agents":  # operant.agents['ppo'] is what operant knows of an agent
+    if name == "agents":  # operant.agents['ppo'] describes an agent
         return importlib.import_module("operant.agents")
     if name[:1].isupper():  # the classes of the algorithms: PPO, DQN, ...
         fit = importlib.import_module("operant.fit")

@@ -1,9 +1,9 @@
 """The loop between an agent and environments that may answer late: who acts when, and when to stop.
 
-An environment's answer is served in four steps: the agent is brought, the timestep is counted (callbacks run, limits are
+An environment's answer is served in four steps: the agent is told of it, the timestep is counted (callbacks run, limits are
 looked at), the agent acts, the actions are sent. Limits are exact since both kinds of budget are reserved beforehand:
-an episode when it begins, a timestep when the agent is about to act. Whoever gets none rests; an open episode is then cut
-at its true last state.
+an episode when it begins, a timestep when the agent is about to act. An actor that gets none rests; if its episode is open,
+that is cut at its true last state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from operant.execution.seats import Feedback, Seat, join
 
 
 class Plan(NamedTuple):
-    """How far and in what manner a run goes; see `Runner.run`."""
+    """How far a run goes, and in what manner; see `Runner.run`."""
 
     num_episodes: int | None = None
     num_timesteps: int | None = None
@@ -42,7 +42,7 @@ class Interaction:
         agent: acts and learns.
         seats: the environments.
         plan: limits and manner.
-        ledger: keeps the counts, and has those of a part of the run that was made in another way.
+        ledger: keeps the counts; may hold those of a first part of the run that another driver made.
         seed: root of the seeds with which the environments begin.
     """
 
@@ -92,7 +92,7 @@ class Interaction:
     # Episodes
 
     def _begin_round(self) -> bool:
-        """Begin an episode wherever one is due; an environment that only evaluates goes along with the others."""
+        """Begin an episode wherever one is due; an environment that only evaluates begins one with the others."""
         began = [self._begin(seat) for seat in self.seats if seat.counts]
         if any(began):
             for seat in self.seats:
@@ -144,7 +144,7 @@ class Interaction:
             return
         began = time.perf_counter()
         if len(brought) == 1 and brought[0][0].single:
-            (seat, (_, reward, terminal, states)) = brought[0]
+            seat, (_, reward, terminal, states) = brought[0]
             self.agent.observe(reward, terminal, seat.first, states if terminal else None)
         else:
             self.agent.observe(

@@ -40,7 +40,7 @@ class Runner:
         runner.run(num_episodes=100, batch_agent_calls=True)
         runner.close()
 
-    It closes what it made; agents and environments that were given as objects stay open. As a context manager it closes
+    It closes what it made; agents and environments that were given as objects stay open. It is a context manager that closes
     itself.
 
     Args:
@@ -133,7 +133,7 @@ class Runner:
 
     @property
     def driver(self) -> str:
-        """What drove this run, as far as its limits allowed: ``'device'``, ``'host'``, or ``'interactive'``, single steps."""
+        """What drove this run, as far as its limits allowed: ``'device'``, ``'host'``, or ``'interactive'`` (single steps)."""
         return self._ledger.driver
 
     @property
@@ -273,8 +273,8 @@ class Runner:
             UsageError: no limit and no callback, settings that exclude one another, or a run inside a run.
             SpecError: a value that is not understood.
             EnvironmentError: an environment failed.
-            SystemExit: the process was asked to terminate (SIGTERM), and its handler was the system's: the run has ended as
-                one that a callback ends; the status is 143.
+            SystemExit: the process was asked to terminate (SIGTERM) and had no handler of its own: the run has ended as if a
+                callback had ended it. The status is 143.
         """
         if self._closed:
             raise UsageError("The Runner is closed. Make another one.")
@@ -323,7 +323,7 @@ class Runner:
             seat.drain()
             seat.trains = seat.counts and not evaluation
         if not evaluation:
-            with self.agent.hold():  # what an earlier run left to learn counts in this one
+            with self.agent.hold():  # updates that an earlier run left to make count in this one
                 self.agent.reset()
         if use_tqdm:
             counted, total = next(
@@ -348,12 +348,12 @@ class Runner:
     def close(self) -> None:
         """Close what the Runner made: the agent and the environments that were not given as objects.
 
-        Environments are closed also where the agent cannot write what it still had to write; it may then be saved elsewhere.
+        Environments are closed even if the agent cannot write what it had left to write; it may then be saved elsewhere.
         """
         if self._closed:
             return
         self._closed = True
-        with contextlib.ExitStack() as stack:  # from the last to the first, each also after one has failed to
+        with contextlib.ExitStack() as stack:  # closes the last first, and the others if that fails
             stack.callback(connections.close, self.environments)
             if not self.is_agent_external:
                 stack.callback(self.agent.close)
@@ -384,7 +384,7 @@ class _Described:
 
 
 def read(agent: Any) -> Any:
-    """Return an agent as it is, and the specification of one with its files read: environments may change the working directory.
+    """Return an `Agent` as it is, and a specification with its files read, since environments may change the working directory.
 
     Raises:
         SpecError: a file cannot be read, or the agent or one of its options is not known.
@@ -401,7 +401,7 @@ def read(agent: Any) -> Any:
 
 
 def _placed(writer: Any) -> Any:
-    """Return the folder of a writer, or its options with the folder, where it is now."""
+    """Return a writer's folder, or its options, with the folder as an absolute path."""
     if isinstance(writer, str | Path):
         return str(working_directory() / writer)
     if isinstance(writer, Mapping) and isinstance(writer.get("directory"), str | Path):

@@ -27,8 +27,9 @@ from operant.execution.records import Episode, Record, Sink, numbers
 from operant.spec import traced
 
 LOG_SECONDS = 1.0
+"""Seconds between two reports, if `log_frequency` is not given."""
 CALL_SECONDS = 1.0
-"""How long a driver is let go on before the loop looks at what the user wants, and at the clock."""
+"""How long a driver may go on before the loop looks at the clock, and whether the user has ended the run."""
 PATIENCE_SECONDS = 5.0
 """How long a run that the user has ended may take to complete the block that was begun."""
 
@@ -52,7 +53,7 @@ class Driver(Protocol):
     unreported: Sequence[Finished]
     """Episodes that ended in blocks that were learnt from, in a call of `advance` that failed later."""
     deadline: float
-    """When, by `time.perf_counter`, a block that is not complete is to be forgotten, if the driver can do that."""
+    """When, by `time.perf_counter`, a block that is not complete by then is given up, if the driver can do that."""
     blocks: int
     """Most blocks of one call: after so many the loop looks at the target."""
     block_steps: int
@@ -276,7 +277,7 @@ class Training:
             raise
 
     def fail(self, unreported: Sequence[Finished]) -> None:
-        """Save what there is when something has failed; episodes that were learnt from and not reported are given."""
+        """Save what there is when something has failed, with the given episodes: learnt from, and not reported yet."""
         self.ended = "failed"
         self.progress.elapsed = self._time() - self._begun  # the call that failed may have taken long
         # The first error is the one to tell; and a report that fails must not cost the checkpoint.
@@ -296,7 +297,7 @@ class Training:
             return self.end(reason)
 
     def begin(self) -> str | None:
-        """Start the clock; return why there is nothing to do, if so."""
+        """Start the clock; return the reason if there is nothing to do."""
         self._begun = self._time() - self.progress.elapsed
         self._saved, self._saved_step = self.progress.elapsed, self.step
         self._logged = self.progress.elapsed, self.driver.step
@@ -334,7 +335,7 @@ class Training:
         return blocks
 
     def take(self, finished: list[Finished]) -> str | None:
-        """Take the episodes that ended in those blocks in; log and save when it is time; return why the run ends, if it does."""
+        """Account for the episodes that ended in those blocks, log and save when due, and return why the run ends, if it does."""
         self.progress.elapsed, self._ending = self._agreed(self._time() - self._begun, self._interrupted)
         now = self.progress.elapsed
         self._set_pace()
@@ -374,17 +375,17 @@ class Training:
         return self.step // every > self._saved_step // every
 
     def _set_pace(self) -> None:
-        """Bound the next call by how long the last one took. What is learnt does not depend on it."""
+        """Bound the next call of the driver by how long the last one took. What is learnt does not depend on it."""
         seconds = max(time.perf_counter() - self._called, 1e-6)
         self._pace = max(1, min(4 * self._asked, int(self._asked * CALL_SECONDS / seconds)))
 
     def _meanwhile(self) -> contextlib.AbstractContextManager[None]:
-        """Write files that are not the last: training outlives a full disk."""
+        """Return a context for writing files that are not the last of a run: training outlives a full disk."""
         return durable.outliving(f"No checkpoint at step {self.step}")
 
     @property
     def _looks(self) -> bool:
-        """Whether a run in one part looks at its progress here, too: else only the end of this part is near."""
+        """Whether a run in one part would look at its progress here, too; otherwise only the end of this part is near."""
         return (self._earlier + self._collected) % self.driver.blocks == 0
 
     def _evaluate(self) -> dict[str, float]:
@@ -507,7 +508,7 @@ class Training:
             self.sinks.record(record)
 
     def _report_rest(self) -> None:
-        """Report what came since the last report of a run that fails."""
+        """Report what came since the last report, in a run that fails."""
         if self.driver.step > self._logged[1]:
             self.sinks.record(self._record({}))
 
@@ -536,7 +537,7 @@ class Training:
         return Record(self.step, self.progress.elapsed, values)
 
     def _watch(self) -> str | None:
-        """Lower the learning rate on plateaus, or stop: where a run in one part looks too, so that parts learn the same."""
+        """Lower the learning rate on plateaus, or stop; only where a run in one part would, so that a run in parts learns the same."""
         for verdict in self.progress.monitor.verdicts() if self._looks else ():
             if verdict == "stop":
                 return "early_stop"
