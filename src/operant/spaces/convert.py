@@ -1,4 +1,4 @@
-"""Gymnasium's spaces to ours and back, and the conversion of observations and actions between the two.
+"""Gymnasium's spaces to operant's and back, and the conversion of observations and actions between the two.
 
 Gymnasium is imported when a conversion is asked for, not before.
 """
@@ -452,9 +452,9 @@ class _Reader:
             low, high = np.moveaxis(low, 0, -1), np.moveaxis(high, 0, -1)
         leaf = Leaf("float", low.shape, None, low, high, storage, stack)
         clip = np.isfinite(space.low).any() or np.isfinite(space.high).any()
-        bounds = (space.low, space.high) if clip else (None, None)
+        bounds = {"low": space.low, "high": space.high} if clip else {}
         names = (name or self.kind,)
-        return leaf, Part(names, space.shape, space.dtype, leaf.storage, False, moved, False, None, *bounds)
+        return leaf, Part(names, space.shape, space.dtype, leaf.storage, moved=moved, **bounds)
 
     def _is_stack(self, shape: tuple[int, ...], first: bool) -> bool:
         return self.frames > 1 and len(shape) > 1 and shape[0 if first else -1] == self.frames
