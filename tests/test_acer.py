@@ -146,12 +146,12 @@ def log_softmax(x):
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
-_gradient = jax.jit(jax.value_and_grad(acer.loss, has_aux=True), static_argnums=1)
+_gradient = jax.jit(jax.value_and_grad(acer.loss, has_aux=True), static_argnums=2)
 
 
 def gradient(algorithm, params, average, block):
     state = State({"params": params, "state": {}}, average, (), ())
-    (_, metrics), grads = _gradient(params, algorithm, state, block)
+    (_, metrics), grads = _gradient(params, state, algorithm, block)
     return grads, {name: float(x) for name, x in metrics.items()}
 
 

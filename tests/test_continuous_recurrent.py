@@ -150,7 +150,7 @@ def test_targets_and_losses_equal_a_plain_loop_over_rows(name):
         values = {t: critic.value(t, {k: x[t] for k, x in units.items()}) for t in range(BURN, BURN + LENGTH)}
         total += np.mean([(expected[t - BURN, b] - values[t][b]) ** 2 for t, b, _ in rows])
     params = tuple(getattr(state, critic)["params"] for critic in algorithm.critics)
-    loss = jax.jit(lambda p: critic_loss(p, algorithm, state, batch, target)[0])(params)
+    loss = jax.jit(lambda p: critic_loss(p, state, algorithm, batch, target)[0])(params)
     assert float(loss) == pytest.approx(total, rel=2e-5)
 
     # The actor: what critics say of its own actions, after what was done before
@@ -181,7 +181,7 @@ def test_rows_of_the_burn_in_count_but_get_no_gradient():
         batch = algorithm.steps_of(changed)
         size = batch.reward.shape[0]
         params = tuple(getattr(state, critic)["params"] for critic in algorithm.critics)
-        critic = critic_loss(params, algorithm, state, batch, jnp.ones(size))[0]
+        critic = critic_loss(params, state, algorithm, batch, jnp.ones(size))[0]
         noise = algorithm.smoothing(jax.random.key(1), size)
         actor = algorithm.actor_loss(state.actor["params"], state, params, batch, noise)[0]
         return jnp.stack([critic, actor])

@@ -209,7 +209,7 @@ def project(
     return g - jnp.maximum(excess / (jnp.sum(k * k, axis=-1, keepdims=True) + epsilon), 0.0) * k
 
 
-def loss(params: Tree, algorithm: ACER, state: State, block: Block) -> tuple[Array, Metrics]:
+def loss(params: Tree, state: State, algorithm: ACER, block: Block) -> tuple[Array, Metrics]:
     """Return the loss on a block, fresh or replayed, and what to watch; the state's variables may be of `Model.learning`."""
     variables = algorithm.model.in_use(state.variables)
     outputs = algorithm.evaluate({**variables, "params": params}, block)
@@ -445,7 +445,7 @@ class ACER:
         """Take one gradient step and move the average."""
         params, variables = state.variables["params"], self.model.learning(state.variables, key)
         grads, metrics = jax.grad(loss, has_aux=True)(
-            params, self, state._replace(variables=variables), block
+            params, state._replace(variables=variables), self, block
         )
         optimizer, there = stability.optimizer(self.config), jnp.any(block.valid)
         params, opt_state, info = optimise.apply(optimizer, params, state.optimizer, grads, there=there)

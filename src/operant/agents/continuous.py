@@ -348,7 +348,7 @@ class Continuous(abc.ABC):
         names = tuple(self.critics)
         params = tuple(getattr(state, name)["params"] for name in names)
         gradient = jax.value_and_grad(critic_loss, has_aux=True)
-        (loss, value), grads = gradient(params, self, state, batch, target)
+        (loss, value), grads = gradient(params, state, self, batch, target)
         there = jnp.any(batch.weight > 0)
         new, optimizer, info = optimise.apply(
             self.critic_optimizer, params, state.critic_optimizer, grads, there=there
@@ -456,7 +456,7 @@ class Continuous(abc.ABC):
 
 
 def critic_loss(
-    params: Tree, algorithm: Continuous, state: Any, batch: Batch, target: Array
+    params: Tree, state: Any, algorithm: Continuous, batch: Batch, target: Array
 ) -> tuple[Array, Array]:
     """Return the mean squared error, summed over critics, and beside it the first one's mean value."""
     values = [
