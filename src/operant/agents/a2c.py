@@ -61,10 +61,10 @@ class State(NamedTuple):
     """`RewardScale`, or `()` without reward normalisation."""
 
 
-def loss(params: Tree, state: Tree, algorithm: A2C, block: Block) -> tuple[Array, Metrics]:
+def loss(params: Tree, frozen: Tree, algorithm: A2C, block: Block) -> tuple[Array, Metrics]:
     """Return the loss on a block, and what to watch. One pass gives values, returns and the policy (see `steady`)."""
     c = algorithm.config
-    variables = {"params": params, "state": state}
+    variables = {"params": params, "state": frozen}
     outputs = algorithm.evaluate(variables, block.observation, block.carry, block.valid)
     estimate = algorithm.advantages(algorithm.steady(variables, outputs, block), block)
     # The row after the block is there for its value only.

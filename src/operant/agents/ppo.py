@@ -102,10 +102,10 @@ class Batch(NamedTuple):
     valid: Array
 
 
-def loss(params: Tree, state: Tree, algorithm: PPO, batch: Batch, carry: Tree) -> tuple[Array, Metrics]:
+def loss(params: Tree, frozen: Tree, algorithm: PPO, batch: Batch, carry: Tree) -> tuple[Array, Metrics]:
     """Return eq. 9 of the paper on one minibatch, and what to watch."""
     c = algorithm.config
-    outputs = algorithm.evaluate({"params": params, "state": state}, batch.observation, carry, batch.valid)
+    outputs = algorithm.evaluate({"params": params, "state": frozen}, batch.observation, carry, batch.valid)
     policy = algorithm.policy.distribution(outputs, masks_of(batch.observation))
     log_ratio = policy.log_prob(batch.action) - batch.log_prob
     weight = batch.valid.astype(jnp.float32)

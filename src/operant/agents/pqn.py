@@ -114,9 +114,9 @@ class Batch(NamedTuple):
     valid: Array
 
 
-def loss(params: Tree, state: Tree, algorithm: PQN, batch: Batch, carry: Tree = ()) -> tuple[Array, Metrics]:
+def loss(params: Tree, frozen: Tree, algorithm: PQN, batch: Batch, carry: Tree = ()) -> tuple[Array, Metrics]:
     """Return the mean squared error of a minibatch, and what to watch."""
-    q = algorithm.evaluate({"params": params, "state": state}, batch.observation, carry, batch.valid)
+    q = algorithm.evaluate({"params": params, "state": frozen}, batch.observation, carry, batch.valid)
     if algorithm.model.recurrent:
         q, batch = flat((q, batch))
     values = [

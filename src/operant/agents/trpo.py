@@ -185,10 +185,10 @@ def surrogate(policy: Product, block: Block, advantage: Array, entropy_coef: Sca
     return gain + entropy_coef * losses.weighted_mean(policy.entropy(), block.valid)
 
 
-def value_loss(params: Tree, state: Tree, algorithm: TRPO, fit: Fit, carry: Tree) -> tuple[Array, Metrics]:
+def value_loss(params: Tree, frozen: Tree, algorithm: TRPO, fit: Fit, carry: Tree) -> tuple[Array, Metrics]:
     """Return the critic's loss on one minibatch, and what to watch."""
     c = algorithm.config
-    variables = {"params": params, "state": state}
+    variables = {"params": params, "state": frozen}
     value = evaluate(algorithm.critic, variables, fit.observation, carry, fit.valid)["value"]
     if c.clip_value:
         error = losses.clipped_value_loss(value, fit.value, fit.target, clip=c.clip_norm)
