@@ -274,8 +274,7 @@ class ACER:
     @property
     def memory(self) -> Replay:
         """Sequences of rows, with the probabilities under which their actions were drawn."""
-        frames = {k: v.frames for k, v in self.spaces.states.components.items() if v.frames > 1}
-        return Replay(self.config.buffer_max_size, self.actors, frames=frames)
+        return Replay(self.config.buffer_max_size, self.actors, frames=self.spaces.states.frames)
 
     def init(self, key: Key) -> State:
         """Initialise the network; the average policy's starts as its copy."""

@@ -164,8 +164,7 @@ class Continuous(abc.ABC):
     @property
     def memory(self) -> Replay:
         """Transitions, for recurrent networks with the states before each."""
-        frames = {k: v.frames for k, v in self.spaces.states.components.items() if v.frames > 1}
-        return Replay(self.config.buffer_max_size, self.actors, frames=frames)
+        return Replay(self.config.buffer_max_size, self.actors, frames=self.spaces.states.frames)
 
     @property
     def actor_optimizer(self) -> optimise.Optimizer:

@@ -321,7 +321,7 @@ class DQN(QLearner):
     def memory(self) -> Replay:
         """Transitions, for a recurrent network with the state before each."""
         c = self.config
-        frames = {k: v.frames for k, v in self.spaces.states.components.items() if v.frames > 1}
+        frames = self.spaces.states.frames
         return Replay(c.buffer_max_size, self.actors, prioritised=c.prioritized, frames=frames)
 
     @property

@@ -151,12 +151,11 @@ class Modular:
         refuse_averages(models)
         memory: Replay | Recent
         if config.memory == "replay":
-            frames = {k: v.frames for k, v in states.items() if v.frames > 1}
             n_step, sequence = int(extent(config.horizon)), 1
             if any(model.recurrent for model in models.values()):
                 warmup = warmup or REPLAY_WARMUP
                 sequence = warmup + n_step
-            memory = Replay(replay_rows(config, actors, sequence), actors, frames=frames)
+            memory = Replay(replay_rows(config, actors, sequence), actors, frames=spaces.states.frames)
         else:
             memory = Recent(recent_rows(config, actors, rows, warmup), actors)
         return cls(config, spaces, actors, models, rows, memory, n_step, warmup)

@@ -94,6 +94,11 @@ class Space:
         """Return it as JSON data; `read` takes it back."""
         return _specs(self.tree)
 
+    @property
+    def frames(self) -> dict[str, int]:
+        """Components that are stacks of frames, and how many each holds: what a replay memory may store once."""
+        return {name: leaf.frames for name, leaf in self.components.items() if leaf.frames > 1}
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Space) and self._key == other._key
 
