@@ -117,7 +117,7 @@ def test_targets_and_losses_equal_a_plain_loop_over_rows(name):
     algorithm, state = made(name, **({"policy_noise_coef": 0.3, "noise_clip": 0.2} if name == "td3" else {}))
     block = block_of(algorithm, jax.random.key(5))
     batch, size = jax.jit(algorithm.steps_of)(block), LENGTH * COLUMNS
-    noise = algorithm.smoothing(jax.random.key(1), size)
+    noise = algorithm.update_noise(jax.random.key(1), size)
     by_row = {k: np.asarray(x).reshape(LENGTH, COLUMNS, -1) for k, x in noise.items()}
     rows = learning_rows(block)
     assert sum(np.asarray(batch.weight)) == len(rows) < size
@@ -182,7 +182,7 @@ def test_rows_of_the_burn_in_count_but_get_no_gradient():
         size = batch.reward.shape[0]
         params = tuple(getattr(state, critic)["params"] for critic in algorithm.critics)
         critic = critic_loss(params, state, algorithm, batch, jnp.ones(size))[0]
-        noise = algorithm.smoothing(jax.random.key(1), size)
+        noise = algorithm.update_noise(jax.random.key(1), size)
         actor = algorithm.actor_loss(state.actor["params"], state, params, batch, noise)[0]
         return jnp.stack([critic, actor])
 

@@ -158,7 +158,7 @@ def test_the_target_is_the_smaller_critic_and_the_entropy(made, one, two):
         target_critic1=constant(state.target_critic1, one), target_critic2=constant(state.target_critic2, two)
     )
     batch = plain.transitions()
-    noise = made.smoothing(jax.random.key(0), plain.B)
+    noise = made.update_noise(jax.random.key(0), plain.B)
     log_prob = np.asarray(made.draw(made.outputs(state.actor, batch.following), noise)[1])
     assert np.std(log_prob) > 0.5
     expected = np.asarray(batch.reward) + np.asarray(batch.discount) * (2.0 - 0.3 * log_prob)
@@ -196,7 +196,7 @@ def test_whole_steps_equal_plain_numpy(made, step):
     for i in range(3):
         batch, key = plain.transitions(i), jax.random.key(i)
         state, metrics = step(state, batch, key)
-        noise = plain.side_by_side(made.smoothing(key, 2 * plain.B))
+        noise = plain.side_by_side(made.update_noise(key, 2 * plain.B))
         now, ahead = noise[: plain.B], noise[plain.B :]
         s, following = (np.asarray(x.observation["state"], float) for x in (batch.now, batch.following))
         weight, a = np.asarray(batch.weight, float), np.exp(alpha["log"])

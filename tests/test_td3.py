@@ -37,7 +37,7 @@ def constant(params, value):
 
 
 def test_smoothing_noise_is_normal_and_differs_between_samples_elements_and_keys(made):
-    one = made.smoothing(jax.random.key(0), 40_000)
+    one = made.update_noise(jax.random.key(0), 40_000)
     flat = plain.side_by_side(one)
     assert flat.shape == (40_000, 3)
     assert np.abs(flat.mean(0)).max() < 4 / np.sqrt(40_000)
@@ -48,7 +48,7 @@ def test_smoothing_noise_is_normal_and_differs_between_samples_elements_and_keys
     assert np.abs(np.corrcoef(flat.T) - np.eye(3)).max() < 0.03
     assert np.abs(np.corrcoef(flat[:-1, 0], flat[1:, 0])[0, 1]) < 0.03
     assert len(np.unique(flat)) > 0.98 * flat.size
-    other = plain.side_by_side(made.smoothing(jax.random.key(1), 40_000))
+    other = plain.side_by_side(made.update_noise(jax.random.key(1), 40_000))
     assert np.abs(np.corrcoef(flat[:, 0], other[:, 0])[0, 1]) < 0.03
 
 
@@ -77,7 +77,7 @@ def test_every_sample_of_a_step_has_its_own_noise(made, monkeypatch):
     np.testing.assert_array_equal(one, again)
     assert not np.array_equal(one, other)
     quiet = plain.algorithm("td3", policy_noise_coef=0.0)
-    still = quiet.target(state, batch, quiet.smoothing(jax.random.key(0), plain.B))
+    still = quiet.target(state, batch, quiet.update_noise(jax.random.key(0), plain.B))
     assert len(np.unique(np.asarray(still).round(5))) == 1
 
 
@@ -92,14 +92,14 @@ def test_the_target_is_the_smaller_of_both_critics(made, one, two):
         target_critic1=constant(state.target_critic1, one), target_critic2=constant(state.target_critic2, two)
     )
     batch = plain.transitions()
-    noise = made.smoothing(jax.random.key(0), plain.B)
+    noise = made.update_noise(jax.random.key(0), plain.B)
     expected = np.asarray(batch.reward) + 1.8 * (np.asarray(batch.discount) > 0)
     np.testing.assert_allclose(made.target(state, batch, noise), expected, rtol=1e-6)
 
 
 def test_the_target_asks_target_networks_only(made):
     state, batch = plain.start(made), plain.transitions()
-    noise = made.smoothing(jax.random.key(0), plain.B)
+    noise = made.update_noise(jax.random.key(0), plain.B)
     y = made.target(state, batch, noise)
     other = plain.start(made, 1)
     online = state._replace(actor=other.actor, critic1=other.critic1, critic2=other.critic2)
@@ -194,7 +194,7 @@ def test_whole_steps_equal_plain_numpy(made, step):
     for i in range(4):
         batch, key = plain.transitions(i), jax.random.key(i)
         state, metrics = step(state, batch, key)
-        noise = plain.side_by_side(made.smoothing(key, plain.B))
+        noise = plain.side_by_side(made.update_noise(key, plain.B))
         s, following = (np.asarray(x.observation["state"], float) for x in (batch.now, batch.following))
         weight = np.asarray(batch.weight, float)
         ahead = np.clip(np.tanh(slow_actor(following)) + np.clip(0.2 * noise, -0.5, 0.5), -1, 1)

@@ -223,8 +223,8 @@ class Continuous(abc.ABC):
         """Action elements, of all actions together."""
         return sum(leaf.size for leaf in self.spaces.actions.components.values())
 
-    def smoothing(self, key: Key, n: int) -> Arrays:
-        """Return standard normal noise as `noise` does, for use inside updates: by a hash, which runs few kernels.
+    def update_noise(self, key: Key, n: int) -> Arrays:
+        """Return standard normal noise like `noise`, for use inside updates: by a hash, which runs few kernels.
 
         erf⁻¹ of uniform numbers; the smallest are 2^-24 away from the ends, so that |z| is at most 5.3.
         """

@@ -194,7 +194,7 @@ class SAC(Continuous):
     def step(self, state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
         """Step both critics, the actor and the temperature, then move the targets."""
         size = batch.reward.shape[0]
-        drawn = self.smoothing(key, 2 * size)
+        drawn = self.update_noise(key, 2 * size)
         now, following = (jax.tree.map(lambda z, i=i: z[i * size : (i + 1) * size], drawn) for i in range(2))
         target = self.target(state, batch, following)
         improved = self.improve_critics(self.learning(state, key, 0), batch, target)

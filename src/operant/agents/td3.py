@@ -116,7 +116,7 @@ class TD3(Deterministic):
 
     def step(self, state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
         """Step both critics; when it is due step the actor on the first one, too, and move the targets."""
-        target = self.target(state, batch, self.smoothing(key, batch.reward.shape[0]))
+        target = self.target(state, batch, self.update_noise(key, batch.reward.shape[0]))
         improved = self.improve_critics(self.learning(state, key, 0), batch, target)
         state = state._replace(steps=(state.steps + 1) % self.config.policy_delay)
         return self.move(state, improved, batch, improved.ok & (state.steps == 0), key)
