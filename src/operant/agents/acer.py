@@ -331,7 +331,7 @@ class ACER:
         return Action(action, extras, after)
 
     def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
-        """Return how badly the policy imitates a block: -mean log π(a|s) over valid rows."""
+        """Return the imitation loss on a block: -mean log π(a|s) over valid rows."""
         outputs, observation = jax.tree.map(
             lambda x: x[:-1], (self.evaluate(weights["model"], block), block.observation)
         )

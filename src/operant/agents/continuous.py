@@ -29,7 +29,7 @@ from operant.spaces import Spaces, require
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
 
 NETWORK = {"type": "auto", "size": ContinuousConfig.auto_width, "activation": "relu"}
-"""What 'auto' stands for here, and what goes with a list of widths: Fujimoto et al. 2018 (the authors' code), Haarnoja et al. 2018, table 1."""
+"""What 'auto' stands for here, from which a list of widths takes the rest: Fujimoto et al. 2018 (the authors' code), Haarnoja et al. 2018, table 1."""
 
 NO_STEP = {
     "loss/actor": np.float32(np.nan),
@@ -50,14 +50,14 @@ class Acting(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What networks are asked about: `B` rows, for recurrent networks with the sequences in which they stand."""
+    """The `B` rows that networks evaluate, for recurrent networks with the sequences in which they stand."""
 
     observation: Arrays
     """`[B, ...]`."""
     block: Block | tuple[()] = ()
     """Sequences `[T, C]`, the rows of the burn-in among them."""
     row: Array | tuple[()] = ()
-    """Which rows behind the burn-in, `[R, C]` where `B` is R C."""
+    """Which of the rows after the burn-in they are, `[R, C]` where `B` is R C."""
 
 
 class Batch(NamedTuple):
@@ -81,7 +81,7 @@ class Improved(NamedTuple):
     """A tuple, one entry for each critic."""
     optimizer: Tree
     ok: Array
-    """Whether the step was taken; a gradient that is not finite, or of no data, leaves everything but running averages as it is."""
+    """Whether the step was taken: a gradient that is not finite, or of no data, changes nothing but running averages."""
     skipped: Array
     """1 if it was left out for not being finite, else 0."""
     metrics: Metrics
@@ -129,8 +129,8 @@ class Continuous(abc.ABC):
         )
         inputs = critic_inputs(states, spaces.actions.components)
         value, network = {"value": Head(())}, _network(config.critic_model)
-        # The critics normalise what the actor does, and no actions: these are in units already. A Keras model brings
-        # weights: a second critic draws its own, or else it would stay the first one's double.
+        # The critics normalise the states that the actor normalises, and no actions, which are in units already. A Keras
+        # model brings weights: a second critic draws its own, or it would stay a copy of the first.
         made = {
             critic: build(network, inputs, value, normalize=actor.normalized, reinitialize=i > 0, name=critic)
             for i, critic in enumerate(critics)
@@ -153,12 +153,12 @@ class Continuous(abc.ABC):
 
     @property
     def recurrent(self) -> tuple[str, ...]:
-        """Networks that remember what they saw."""
+        """Names of the recurrent networks."""
         return tuple(name for name, model in self.models.items() if model.recurrent)
 
     @property
     def sequence_rows(self) -> int:
-        """Rows of a replayed sequence: those that only bring recurrent states about, and those that learn."""
+        """Rows of a replayed sequence: the burn-in, and those that are learnt from."""
         return int(self.config.burn_in + self.config.sequence_length)
 
     @property
@@ -210,7 +210,7 @@ class Continuous(abc.ABC):
     # Acting
 
     def acting(self, state: Any, counters: Counters) -> Acting:
-        """Acting needs the actor, and critics that are to remember."""
+        """Acting needs the actor, and the recurrent critics, which are carried along."""
         critics = {name: getattr(state, name) for name in self.recurrent if name in self.critics}
         return Acting(state.actor, counters.timesteps < jnp.uint32(self.config.initial_size), critics)
 
@@ -252,7 +252,7 @@ class Continuous(abc.ABC):
         """Return actions that explore, in units."""
 
     def act(self, acting: Acting, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
-        """Act greedily; to explore by the policy's noise, and uniformly while the memory fills. Extras are the states before."""
+        """Act greedily, or explore: by the policy's noise, and uniformly while the memory fills. Extras are the recurrent states before."""
         outputs, after = self._forward(acting, observation, carry)
 
         def pick(x: Array, z: Array) -> Array:
@@ -266,7 +266,7 @@ class Continuous(abc.ABC):
         return self._with_carries(acting, observation, carry, after, self.measured(units))
 
     def recall(self, acting: Acting, observation: Arrays, carry: Tree, action: Arrays) -> Action:
-        """Return what `act` would have, had it chosen these actions: what critics remember depends on them."""
+        """Return what `act` would have returned, had it chosen these actions: what critics remember depends on them."""
         after = self._forward(acting, observation, carry)[1]
         return self._with_carries(acting, observation, carry, after, action)
 
@@ -287,7 +287,7 @@ class Continuous(abc.ABC):
         return Action(action, {"carry": carry}, after)
 
     def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
-        """Return how badly the actor imitates a block: the mean squared distance of its actions, in units."""
+        """Return the imitation loss on a block: the mean squared distance of the actor's actions, in units."""
         observation = {name: x[:-1] for name, x in block.observation.items()}
         carry = block.carry["actor"] if self.actor.recurrent else ()
         outputs = evaluate(self.actor, weights["actor"], observation, carry, block.valid)
@@ -315,7 +315,7 @@ class Continuous(abc.ABC):
     def value(self, name: str, variables: Tree, seen: Seen, action: Arrays) -> Array:
         """Return a critic's value `[B]` of actions in units, after what was seen and done before."""
         critic, inputs, carry = self.critics[name], self._inputs(seen.observation, action), ()
-        if critic.recurrent:  # the action may be another one than was taken, which the critic remembers
+        if critic.recurrent:  # it remembers the actions that were taken, of which `action` may not be one
             block, row = self._remembered(name, seen)
             block = block._replace(observation=self._inputs(block.observation, block.action))
             states = sequences.states(critic, variables, block, self.config.burn_in)
@@ -324,7 +324,7 @@ class Continuous(abc.ABC):
 
     @staticmethod
     def _remembered(name: str, seen: Seen) -> tuple[Block, Array]:
-        """Return the sequences in which rows stand, with a network's own stored states, and where."""
+        """Return the sequences in which rows stand, with the stored states of one network, and which rows these are."""
         assert isinstance(seen.block, Block) and not isinstance(seen.row, tuple)
         return seen.block._replace(carry=seen.block.carry[name]), seen.row
 
@@ -333,11 +333,11 @@ class Continuous(abc.ABC):
         return with_actions(observation, action, self.spaces)
 
     def target_variables(self, state: Any, name: str) -> Tree:
-        """Return a target network: parameters of its own, running moments of the network that it follows."""
+        """Return the variables of a target network: its own parameters, with the running moments of the network that it follows."""
         return {**getattr(state, name), "params": getattr(state, f"target_{name}")}
 
     def learning(self, state: Any, key: Key, address: int) -> Any:
-        """Return a state whose networks losses apply as in training, under noise of their own (see `Model.learning`)."""
+        """Return a state whose networks a loss applies as in training, each under noise of its own (see `Model.learning`)."""
         models = enumerate(self.models.items())
         found = {name: model.learning(getattr(state, name), key, address, i) for i, (name, model) in models}
         return state._replace(**found)
@@ -363,7 +363,7 @@ class Continuous(abc.ABC):
     def improve_actor(
         self, params: Tree, optimizer: Tree, loss: Callable[[Tree], tuple[Array, Tree]]
     ) -> tuple[Tree, Tree, Metrics, Tree]:
-        """Take one step of the actor on its loss: parameters, optimizer, metrics, and what the loss gave beside."""
+        """Take one step of the actor on its loss; return parameters, optimizer, metrics, and what the loss gave beside its value."""
         (value, aux), grads = jax.value_and_grad(loss, has_aux=True)(params)
         params, optimizer, info = optimise.apply(self.actor_optimizer, params, optimizer, grads)
         metrics = {"loss/actor": value, **{f"update/{k}": x for k, x in info.items()}}
@@ -382,7 +382,7 @@ class Continuous(abc.ABC):
         key: Key,
         step: Callable[[Any, Batch, Key], tuple[Any, Metrics]],
     ) -> tuple[Any, Metrics]:
-        """Observe a block, and take gradient steps once the memory is filled.
+        """Update running moments from a block, and take gradient steps once the memory is filled.
 
         Args:
             state: of the algorithm.
@@ -390,7 +390,7 @@ class Continuous(abc.ABC):
             block: the newest rows.
             counters: after the block.
             key: consumed.
-            step: one gradient step: (state, batch, key) to state and the metrics `reported` (NaN: does not apply).
+            step: one gradient step: takes (state, batch, key), returns the state and the metrics of `reported` (NaN: does not apply).
 
         Returns:
             The state, and the metrics' means over the steps to which they apply.
@@ -439,7 +439,7 @@ class Continuous(abc.ABC):
         return Batch(now, self.units(drawn.action), drawn.reward, drawn.discount, following, drawn.weight)
 
     def steps_of(self, block: Block) -> Batch:
-        """Return the steps of sequences `[sequence_rows, C]`, those of the burn-in left out."""
+        """Return the steps of sequences `[sequence_rows, C]`, without those of the burn-in."""
         c = self.config
         block = block._replace(action=self.units(block.action))
         drawn, after = sequences.transitions(sequences.cut(block, c.burn_in), c.sequence_length, 1, c.gamma)
@@ -457,7 +457,7 @@ class Continuous(abc.ABC):
 def critic_loss(
     params: Tree, state: Any, algorithm: Continuous, batch: Batch, target: Array
 ) -> tuple[Array, Array]:
-    """Return the mean squared error, summed over critics, and beside it the first one's mean value."""
+    """Return the mean squared error, summed over critics, and the mean value of the first one."""
     values = [
         algorithm.value(name, {**getattr(state, name), "params": own}, batch.now, batch.action)
         for name, own in zip(algorithm.critics, params, strict=True)
@@ -467,7 +467,7 @@ def critic_loss(
 
 
 def targets(variables: Mapping[str, Tree], fields: tuple[str, ...]) -> dict[str, Tree]:
-    """Return targets that are copies of networks, those for which a state has a field."""
+    """Return copies of networks as targets, of those for which a state has a field."""
     return {
         f"target_{name}": jax.tree.map(jnp.copy, own["params"])
         for name, own in variables.items()

@@ -18,11 +18,11 @@ from operant.types import Array, Arrays, Key, Metrics, Tree
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Deterministic(Continuous):
-    """Base of those whose actor gives one action, and that explore by Gaussian noise."""
+    """Base of the algorithms whose actor gives one action, and that explore by Gaussian noise."""
 
     @staticmethod
     def heads(spaces: Spaces) -> dict[str, Head]:
-        """Return one head per action. Its output is the action in units: a Keras model as actor ends in tanh itself."""
+        """Return one head per action. Its output is the action in units; a Keras model as actor must end in tanh itself."""
         return unit_heads(spaces.actions.components)
 
     def greedy(self, outputs: Arrays) -> Arrays:
@@ -42,7 +42,7 @@ class Deterministic(Continuous):
         return -losses.weighted_mean(value, batch.weight), ()
 
     def move(self, state: Any, improved: Improved, batch: Batch, due: Array, key: Key) -> tuple[Any, Metrics]:
-        """Put improved critics in; if `due` step the actor, too, and let all targets follow."""
+        """Put the improved critics in; if `due`, step the actor, too, and let all targets follow."""
         names, learning = ("actor", *self.critics), self.learning(state, key, 1)
 
         def once(carry: tuple[Tree, Tree, Tree, Metrics]) -> tuple[Tree, Tree, Tree, Metrics]:

@@ -279,7 +279,7 @@ class Modular:
         return self._with_carries(acting, observation, carry, own, action)
 
     def recall(self, acting: Acting, observation: Arrays, carry: Tree, action: Arrays) -> Action:
-        """Return what `act` would have, had it chosen these actions: what a baseline remembers may depend on them."""
+        """Return what `act` would have returned, had it chosen these actions: what a baseline remembers may depend on them."""
         own = self._forward(acting, observation, carry, True)[1]
         return self._with_carries(acting, observation, carry, own, action)
 
@@ -358,7 +358,7 @@ class Modular:
         return state, memory, metrics
 
     def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
-        """Return how badly the networks imitate a block; see `operant.agents.imitation`."""
+        """Return the imitation loss on a block; see `operant.agents.imitation`."""
         c, objective = self.config, self.objective
         params = {name: variables["params"] for name, variables in weights.items()}
         frozen = {name: variables["state"] for name, variables in weights.items()}

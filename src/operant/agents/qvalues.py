@@ -68,7 +68,7 @@ class QLearner:
     actors: int
     model: Model
     keeps_carry: ClassVar[bool] = True
-    """Whether a replay memory wants the recurrent state before a row, as extra of it."""
+    """Whether a replay memory needs the recurrent state before each row, among its extras."""
 
     @classmethod
     def build(
@@ -124,7 +124,7 @@ class QLearner:
         return Acting(state.variables, self.epsilon(counters))
 
     def noise(self, key: Key, n: int) -> Tree:
-        """Return a coin, and per action element what a random action is drawn by."""
+        """Return a coin for each actor, and the numbers by which each action element draws a random action."""
         keys = jax.random.split(key, len(self.spaces.actions.components) + 1)
         draws = {
             name: jax.random.uniform(k, (n, *leaf.shape, leaf.num_values or 2), jnp.float32)
@@ -154,11 +154,11 @@ class QLearner:
         return self.expected(self.model.apply(variables, observation, carry)[0])
 
     def evaluate(self, variables: Tree, observation: Arrays, carry: Tree, valid: Array) -> Arrays:
-        """Return expected returns per action of rows, of a recurrent network one after the other; see `rollouts.evaluate`."""
+        """Return expected returns per action for rows, which a recurrent network reads in order; see `rollouts.evaluate`."""
         return self.expected(evaluate(self.model, variables, observation, carry, valid))
 
     def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
-        """Return by how much other actions' values come too near to those of a block; see `operant.agents.imitation.margin`."""
+        """Return the imitation loss on a block, the margin loss: see `operant.agents.imitation.margin`."""
         observation = {name: x[:-1] for name, x in block.observation.items()}
         q_values = self.evaluate(weights["model"], observation, block.carry, block.valid)
         return imitation.margin(q_values, block.action, masks_of(observation), block.valid)
@@ -166,7 +166,7 @@ class QLearner:
     def act(self, acting: Acting, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
         """Act greedily, or with probability ε at random; each actor tosses its own coin.
 
-        A recurrent network sees every row, also where the action is random. Extras are the state before it, where replay wants it.
+        A recurrent network sees every row, also where the action is random. Extras are the state before it, where replay needs it.
         """
         coin, draws = noise
         masks = masks_of(observation)

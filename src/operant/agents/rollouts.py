@@ -64,7 +64,7 @@ class ActorCritic:
     model: Model
     policy: Policy
     keeps_log_prob: ClassVar[bool] = True
-    """Whether the update wants the log-probability that an action had when it was drawn, as extra of its row."""
+    """Whether the update needs the log-probability that an action had when it was drawn, among the extras of its row."""
 
     @classmethod
     def build(cls, config: Any, spaces: Spaces, actors: int) -> Self:
@@ -129,13 +129,13 @@ class ActorCritic:
         return self.take(acting, observation, carry, choose)
 
     def recall(self, acting: Tree, observation: Arrays, carry: Tree, action: Arrays) -> Action:
-        """Return what `act` would have, had it chosen this action."""
+        """Return what `act` would have returned, had it chosen this action."""
         return self.take(acting, observation, carry, lambda policy: action)
 
     def take(
         self, acting: Tree, observation: Arrays, carry: Tree, choose: Callable[[Product], Arrays]
     ) -> Action:
-        """Take the action that is chosen of the policy, and store with it what the update wants."""
+        """Take the action that `choose` picks from the policy, with the extras that the update needs."""
         outputs, carry = self.model.apply(acting, observation, carry)
         policy = self.policy.distribution(outputs, masks_of(observation))
         action = choose(policy)
@@ -143,13 +143,13 @@ class ActorCritic:
         return Action(action, extras, carry)
 
     def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
-        """Return how badly networks imitate a block: -mean log π(a|s), and the error of the values to their λ-returns."""
+        """Return the imitation loss on a block: -mean log π(a|s), and the error of the values to their λ-returns."""
         variables = weights["model"]
         outputs = self.evaluate(variables, block.observation, block.carry, block.valid)
         return self.clone(outputs, self.steady(variables, outputs, block), block)
 
     def steady(self, variables: Tree, outputs: Arrays, block: Block) -> Array:
-        """Return the values to estimate returns with: those among outputs, or as in use if learning has others."""
+        """Return the values to estimate returns with: those among `outputs`, or those of the network as in use if it differs in training."""
         if self.model.learns_otherwise:
             variables = self.model.in_use(variables)
             outputs = self.evaluate(variables, block.observation, block.carry, block.valid)

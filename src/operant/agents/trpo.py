@@ -267,7 +267,7 @@ class TRPO(ActorCritic):
         return action._replace(carry={"actor": action.carry, "critic": following})
 
     def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
-        """Return how badly networks imitate a block; see `ActorCritic.imitation`."""
+        """Return the imitation loss on a block; see `ActorCritic.imitation`."""
         carry = block.carry if self.recurrent else {"actor": (), "critic": ()}
 
         def value(variables: Tree) -> Array:
