@@ -165,7 +165,7 @@ class Row(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """What the loss's gradient goes through, where learning applies the network otherwise than in use; else the same."""
+    """Outputs through which the loss's gradient flows: those of the network in training, if that differs from the one in use."""
 
     policy: Categorical
     q: Array
@@ -210,7 +210,7 @@ def project(
 
 
 def loss(params: Tree, state: State, algorithm: ACER, block: Block) -> tuple[Array, Metrics]:
-    """Return the loss on a block, fresh or replayed, and what to watch; the state's variables may be of `Model.learning`."""
+    """Return the loss on a block, fresh or replayed, and what to watch; the variables in the state may be those of `Model.learning`."""
     variables = algorithm.model.in_use(state.variables)
     outputs = algorithm.evaluate({**variables, "params": params}, block)
     policy = algorithm.policy(outputs, block.observation)
@@ -302,7 +302,7 @@ class ACER:
         return state.variables
 
     def noise(self, key: Key, n: int) -> Tree:
-        """Return what actions are drawn by, for every choice of every element."""
+        """Return the numbers by which actions are drawn, for every choice of every element."""
         components = self.spaces.actions.components.items()
         kinds = {name: Kind(Categorical, (*leaf.shape, leaf.num_values or 2)) for name, leaf in components}
         return Product.noise(key, kinds, (n,))
@@ -318,7 +318,7 @@ class ACER:
         return {name: Categorical(outputs[f"{name}/logits"], masks.get(name)) for name in names}
 
     def act(self, acting: Tree, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
-        """Draw from the policy (or take its mode); extras are what replay must know of how it acted."""
+        """Draw from the policy (or take its mode); extras are the log-probabilities and recurrent state that replay needs."""
         outputs, after = self.model.apply(acting, observation, carry)
         action: Arrays = {}
         extras: dict[str, Tree] = {"log_probs": {}}
@@ -356,12 +356,12 @@ class ACER:
     ) -> Arrays:
         """Return the parts of the loss of one action component before averaging, `[T, B, E]` for its `E` elements.
 
-        What is constant in the loss is made of `outputs`, of the network as in use.
+        What is constant in the loss is computed from `outputs`, those of the network as in use.
         """
         c = self.config
 
         def elements(x: Array) -> Array:
-            """Put the axes of one action into one: `[T, B, E, K]`."""
+            """Flatten the axes of one action: `[T, B, E, K]`."""
             return x.reshape(*x.shape[:2], -1, x.shape[-1])
 
         log_probs, probs, q = (elements(x) for x in (policy.log_probs, policy.probs, outputs[f"{name}/q"]))
@@ -411,7 +411,7 @@ class ACER:
         state = state._replace(variables=variables, reward_scale=scale)
         state, metrics = self._step(state, scaled, key)
         key_count, key_sample = jax.random.split(key)
-        # Enough rows for some actor's to be a sequence and one more.
+        # By then some actor has the rows of a sequence, and one more.
         ready = counters.timesteps >= jnp.uint32(c.initial_size)
         ready &= self.memory.begun(memory, c.initial_size)
         ready &= self.memory.rows(memory) > self.actors * c.n_steps

@@ -195,7 +195,7 @@ class State(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What networks say of the `B` transitions of a batch; leaves `[B, *action shape, values, *atoms]` by action."""
+    """Outputs of networks for the `B` transitions of a batch; leaves `[B, *action shape, values, *atoms]` by action."""
 
     online: Arrays
     """Online network, of `observation`."""
@@ -217,13 +217,13 @@ def loss(
     online = outputs(learned, batch.observation, 0, algorithm.model.learning(state.variables, key))
     target = outputs(state.target, batch.next_observation, 1)
     choosing = outputs(learned, batch.next_observation, 2) if algorithm.config.double else target
-    return compared(algorithm.values, Outputs(online, target, choosing), batch)
+    return td_loss(algorithm.values, Outputs(online, target, choosing), batch)
 
 
 def sequence_loss(
     learned: Tree, state: State, algorithm: DQN, block: Block, key: Key
 ) -> tuple[Array, tuple[Array, Metrics]]:
-    """Return the same of sequences `[sequence_rows, B]`, with priorities `[sequence_length B]`."""
+    """Return what `loss` does, of sequences `[sequence_rows, B]`, with priorities `[sequence_length B]`."""
     c = algorithm.config
     rest = sequences.cut(block, c.burn_in)
 
@@ -234,16 +234,16 @@ def sequence_loss(
 
     online = outputs(learned, 0, algorithm.model.learning(state.variables, key))
     target = choosing = outputs(state.target, 1)
-    if c.double:  # without noise the network that chooses is the online one, as unrolled already
+    if c.double:  # without noise the network that chooses is the online one, which is unrolled already
         fresh = c.noisy or algorithm.model.learns_otherwise
         choosing = outputs(jax.lax.stop_gradient(learned), 2) if fresh else online
     batch, after = sequences.transitions(rest, c.sequence_length, c.n_steps, c.gamma)
     first = sequences.flat({name: x[: c.sequence_length] for name, x in online.items()})
     following = sequences.at((target, jax.lax.stop_gradient(choosing)), after)
-    return compared(algorithm.values, Outputs(first, *following), batch)
+    return td_loss(algorithm.values, Outputs(first, *following), batch)
 
 
-def compared(values: Values, outputs: Outputs, batch: Transition) -> tuple[Array, tuple[Array, Metrics]]:
+def td_loss(values: Values, outputs: Outputs, batch: Transition) -> tuple[Array, tuple[Array, Metrics]]:
     """Return the mean loss of outputs; beside it the priorities `[B]` and what to watch."""
     masks = masks_of(batch.next_observation)
     taken, discount, following = [], [], []
@@ -297,7 +297,7 @@ class DQN(QLearner):
 
     @property
     def sequence_rows(self) -> int:
-        """Rows of a replayed sequence: those before it learns, those that learn, and those of the last n-step return."""
+        """Rows of a replayed sequence: the burn-in, those that are learnt from, and the rest of the last n-step return."""
         return self.config.burn_in + self.config.sequence_length + self.config.n_steps - 1
 
     @property
@@ -326,7 +326,7 @@ class DQN(QLearner):
 
     @property
     def random_steps(self) -> int:
-        """Until the memory is filled."""
+        """Environment steps until the memory is filled."""
         return self.config.initial_size
 
     def init(self, key: Key) -> State:
@@ -352,13 +352,13 @@ class DQN(QLearner):
         return {"params": params, "sigma": state.noise.sigma} if self.config.noisy else params
 
     def _put(self, state: State, learned: Tree) -> State:
-        """Undo `learned`."""
+        """Put what gradients changed back into the state: the inverse of `learned`."""
         params = learned["params"] if self.config.noisy else learned
         noise = state.noise._replace(sigma=learned["sigma"]) if self.config.noisy else state.noise
         return state._replace(variables={**state.variables, "params": params}, noise=noise)
 
     def perturbed(self, learned: Tree, key: Key, *path: Any) -> Tree:
-        """Return parameters to call the network with: with `noisy` under the noise of the addressed key."""
+        """Return the parameters to call the network with; with `noisy` those under the noise of the key at `path`."""
         if not self.config.noisy:
             return learned
         return perturbed(learned["params"], learned["sigma"], fold(key, *path))
@@ -370,7 +370,7 @@ class DQN(QLearner):
         return jnp.where(counters.timesteps < jnp.uint32(self.random_steps), 1.0, 0.0)
 
     def acting(self, state: State, counters: Counters) -> Acting:
-        """Acting needs the network and ε; with `noisy` it explores under new noise after each update."""
+        """Acting needs the network and ε; with `noisy` also parameters under new noise after each update."""
         acting = super().acting(state, counters)
         if not self.config.noisy:
             return acting
@@ -430,9 +430,8 @@ class DQN(QLearner):
         steps = jnp.where(ready, c.gradient_steps, 0)
         state, memory, total = jax.lax.fori_loop(0, steps, step, start)
         skipped = total.pop("update/skipped")
-        metrics = {
-            k: v / steps.astype(jnp.float32) for k, v in total.items()
-        }  # NaN, so left out, without a step
+        # NaN, so left out, without a step.
+        metrics = {k: v / steps.astype(jnp.float32) for k, v in total.items()}
         return state, memory, {**metrics, "update/skipped": skipped}
 
     def _sampled(self, state: State, memory: Tree, key: Key) -> Tree:

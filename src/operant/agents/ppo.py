@@ -183,7 +183,7 @@ class PPO(ActorCritic):
     def _epochs(
         self, variables: Tree, opt_state: Tree, batch: Batch, carry: Tree, key: Key
     ) -> tuple[Tree, Tree, Metrics]:
-        """Run all gradient steps of one update in one scan. Those behind `target_kl` run without effect."""
+        """Run all gradient steps of one update in one scan. Those after `target_kl` was reached have no effect."""
         limit, optimizer = self.config.target_kl, stability.optimizer(self.config)
 
         def step(learned: tuple[Tree, Tree, Array], part: Part) -> tuple[tuple[Tree, Tree, Array], Metrics]:

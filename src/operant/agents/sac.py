@@ -79,7 +79,7 @@ class State(NamedTuple):
     """Parameters of a target network."""
     target_critic2: Tree
     log_temperature: Array
-    """Where it is learnt; it does not change otherwise."""
+    """Log α, if it is learnt; otherwise it does not change."""
     actor_optimizer: Tree
     critic_optimizer: Tree
     """Of both critics."""
@@ -118,7 +118,7 @@ class SAC(Continuous):
 
     @property
     def temperature_optimizer(self) -> optimise.Optimizer:
-        """The optimizer of log α, which only the entropy's error moves, not its own size."""
+        """The optimizer of log α, without weight decay: only the entropy's error moves it."""
         name = optimise.without_decay(self.config.optimizer)
         return self.optimizer_at(self.config.temperature_lr, name)
 
@@ -159,7 +159,7 @@ class SAC(Continuous):
         return self.draw(outputs, noise)[0]
 
     def draw(self, outputs: Arrays, noise: Arrays) -> tuple[Arrays, Array]:
-        """Return actions in units, and their log-probability `[*B]`, the sum over all elements that are free."""
+        """Return actions in units, and their log-probability `[*B]`, summed over all elements that are `free`."""
         parts: Any = self.policy.distribution(outputs).parts
         actions, log_probs = {}, []
         for name, part in parts.items():
@@ -181,7 +181,7 @@ class SAC(Continuous):
     def actor_loss(
         self, params: Tree, state: State, critics: Tree, batch: Batch, noise: Arrays
     ) -> tuple[Array, Array]:
-        """Return eq. 7, and beside it the entropy: -mean log π; the state is of `learning`."""
+        """Return eq. 7, and beside it the entropy: -mean log π; the state is one of `learning`."""
         variables = {**state.actor, "params": params}
         action, log_prob = self.draw(self.outputs(variables, batch.now), noise)
         values = [
@@ -203,7 +203,7 @@ class SAC(Continuous):
     def _follow_up(
         self, state: State, improved: Improved, batch: Batch, noise: Arrays, key: Key
     ) -> tuple[State, Metrics]:
-        """Put improved critics in; step actor and temperature and move the targets, if the critics took a step."""
+        """Put the improved critics in; if they took a step, step actor and temperature and move the targets."""
 
         def once(carry: tuple[Any, ...]) -> tuple[Any, ...]:
             params, optimizer, log_temperature, of_temperature, slow, _ = carry

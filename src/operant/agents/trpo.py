@@ -12,10 +12,10 @@ blocks of `n_steps` rows. The critic is a network of its own, fitted by gradient
     L_value = c_v mean(½ (V - R)²),   R = A + V_old
 
 Deviations: F is damped; the line search allows 1.5 times the divergence, because the quadratic model is exceeded about as
-often as not; advantages are standardised over the block (these as in OpenAI Baselines, the authors' later code). The objective
+often as not; advantages are standardised over the block (all three as in OpenAI Baselines, the authors' later code). The objective
 may have an entropy bonus. The critic takes steps of first order, where Schulman et al. 2016 fit it within a trust region;
-the value's change can be clipped (`clip_value`). A time limit bootstraps from the value of the last observation. For a
-recurrent actor F takes every `fvp_n_steps`-th row into account but all are computed. With `normalize_observations` a block
+the value's change can be clipped (`clip_value`). A time limit bootstraps from the value of the last observation. F is
+estimated on every `fvp_n_steps`-th row; a recurrent actor computes the rows between as well. With `normalize_observations` a block
 enters the running moments before it is learnt from, so π_θ / π_old is not exactly 1 at θ_old.
 """
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -164,7 +164,7 @@ class Fit(NamedTuple):
     valid: Array
 
 
-Outputs = Callable[[Array, Arrays], Arrays]
+Outputs: TypeAlias = Callable[[Array, Arrays], Arrays]
 """Parameters as a vector, and observations, to a network's outputs."""
 
 SLACK = 1.5
@@ -246,7 +246,7 @@ class TRPO(ActorCritic):
         return state._replace(actor=weights["actor"], critic=weights["critic"])
 
     def acting(self, state: State, counters: Counters) -> Tree:
-        """Acting needs the actor; and a recurrent critic, which remembers what it sees."""
+        """Acting needs the actor, and a recurrent critic, which is carried along."""
         return self.weights(state)
 
     def initial_carry(self, n: int) -> Tree:
@@ -258,7 +258,7 @@ class TRPO(ActorCritic):
     def take(
         self, acting: Tree, observation: Arrays, carry: Tree, choose: Callable[[Product], Arrays]
     ) -> Action:
-        """Take the action that is chosen of the actor's policy; a recurrent critic goes along."""
+        """Take the action that `choose` picks from the actor's policy; a recurrent critic is carried along."""
         own = carry if self.recurrent else {"actor": (), "critic": ()}
         action = super().take(acting["actor"], observation, own["actor"], choose)
         if not self.recurrent:
@@ -361,7 +361,7 @@ class TRPO(ActorCritic):
         """Return the product of a vector with the damped Fisher matrix, estimated on every `fvp_n_steps`-th row."""
         every = self.config.fvp_n_steps
         observation, weight = block.observation, block.valid.astype(jnp.float32)
-        if self.model.recurrent:  # which needs the rows between, too
+        if self.model.recurrent:  # it needs the rows between, too
             rows = jnp.arange(weight.shape[0])[:, None]
             weight = jnp.where(rows % every == 0, weight, 0.0)
         else:
