@@ -97,7 +97,7 @@ def save(
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         if keep is not None:
-            _prune(place, others, keep - 1, name)
+            _prune(others, keep - 1, name)
     return place / name
 
 
@@ -198,7 +198,7 @@ def _clean(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _prune(folder: Path, others: dict[Path, float], keep: int, name: str) -> None:
+def _prune(others: dict[Path, float], keep: int, name: str) -> None:
     """Remove all but the `keep` newest of the other checkpoints that are named as this one, but for the number at the end.
 
     What has another name, or cannot be read, is left to the user.

@@ -63,7 +63,7 @@ def connect(
                 f"{name} is for servers (remote='socket-client'). Received: {name}={str(value)!r}."
             )
     _check_which(environment, environments, remote, max_episode_timesteps)
-    num_parallel = _count(num_parallel, environments, evaluation, remote)
+    num_parallel = _count(num_parallel, environments, evaluation)
     objects = [e for e in environments or [environment] if _is_object(e)]
     if remote is not None and objects:
         raise UsageError(
@@ -121,7 +121,7 @@ def _check_which(environment: Any, environments: Any, remote: str | None, limit:
         raise UsageError(f"Give either environment or environments. Received: {what}.")
 
 
-def _count(num_parallel: Any, environments: Any, evaluation: bool, remote: str | None) -> int | None:
+def _count(num_parallel: Any, environments: Any, evaluation: bool) -> int | None:
     """Return how many environments there will be; None for a single one."""
     remedy = "Leave it out for a single environment."
     num_parallel = whole("num_parallel", num_parallel, 2, optional=True, remedy=remedy)
