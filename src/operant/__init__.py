@@ -1,5 +1,11 @@
 """operant: deep reinforcement learning on JAX, one definition of an agent run five ways.
 
+    operant.PPO("CartPole-v1", n_envs=8).fit(max_steps=500_000)        an algorithm as a class: PPO, DQN, SAC, ...
+    operant.Runner(agent="ppo", environment="CartPole-v1").run(num_episodes=100)      an agent with its environments
+    operant.Agent.create(agent="ppo", environment=environment)         acts and observes in a loop of the program's own
+    operant train ppo --env CartPole-v1 --n-envs 8 --max-steps 500000               on the command line
+    operant train ppo --env jax:CartPole-v1 --n-envs 64 --max-steps 5000000         compiled with the environment
+
 Public names load when they are first used, so that importing the package stays light.
 """
 

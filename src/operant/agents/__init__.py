@@ -28,7 +28,7 @@ class Entry(NamedTuple):
     """One name of the table."""
 
     module: str
-    """Module of this package."""
+    """Module of this package; of a class of the user's own, its import path."""
     cls: str
     """Class of the algorithm in it."""
     help: str
@@ -38,6 +38,7 @@ class Entry(NamedTuple):
     options: dict[str, Any] = {}  # noqa: RUF012 - read only
     """Options that this name fixes to other defaults."""
     learns: bool = True
+    """Whether it has anything to learn, as constant and random actions do not."""
     bounded: bool = False
     """Whether it needs finite bounds of float actions."""
     form: dict[str, Any] | None = None
@@ -186,6 +187,7 @@ ALIASES = {
     "reinforce": "vpg",
     "tensorforce": "modular",
 }
+"""Other names, and the agents of the table that they stand for."""
 DEFAULT = "modular"
 """The agent where none is named."""
 
