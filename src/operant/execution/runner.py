@@ -276,13 +276,7 @@ class Runner:
             SystemExit: the process was asked to terminate (SIGTERM) and had no handler of its own: the run has ended as if a
                 callback had ended it. The status is 143.
         """
-        if self._closed:
-            raise UsageError("The Runner is closed. Make another one.")
-        if self._running:
-            raise UsageError(
-                "run was called inside a run, from a callback. To evaluate there, make a Runner of its own with the same agent: "
-                "Runner(agent=runner.agent, environment=...).run(num_episodes=10, evaluation=True)."
-            )
+        self._expect_idle()
         limits = {"num_episodes": num_episodes, "num_timesteps": num_timesteps, "num_updates": num_updates}
         limits = {name: whole(name, value, optional=True) for name, value in limits.items()}
         num_episodes, num_timesteps, num_updates = limits.values()
@@ -303,20 +297,7 @@ class Runner:
             directory=save_best_agent,
             comm=self.is_environment_remote,
         )
-        if set(limits.values()) == {None} and not order.calls.callbacks:
-            raise UsageError(
-                "Give num_episodes, num_timesteps or num_updates, or a callback that ends the run by returning False."
-            )
-        if evaluation and (self.num_environments > 1 or num_updates is not None):
-            what = "several environments" if num_updates is None else "num_updates, but nothing is learnt"
-            raise UsageError(f"run(evaluation=True) is for a single environment. Received: {what}.")
-        limited = num_episodes is not None or num_timesteps is not None or order.calls.callbacks
-        learns = self.agent.definition.learns and self.agent.learner.algorithm.models
-        if not limited and not learns:
-            raise UsageError(
-                f"num_updates is no limit for the agent {self.agent.definition.name!r}, which never updates. "
-                "Give num_episodes or num_timesteps."
-            )
+        self._expect_end(limits, evaluation, bool(order.calls.callbacks))
         plan = Plan(num_episodes, num_timesteps, num_updates, **manner, num_sleep_secs=num_sleep_secs)
         self._ledger = Ledger(self, order, self._actors, self.evaluation)
         for seat in self._seats:
@@ -344,6 +325,40 @@ class Runner:
                 if self._ledger.bar is not None:
                     self._ledger.show(episode=True)
                     self._ledger.bar.close()
+
+    def _expect_idle(self) -> None:
+        """Refuse to run when closed, or inside a run."""
+        if self._closed:
+            raise UsageError("The Runner is closed. Make another one.")
+        if self._running:
+            raise UsageError(
+                "run was called inside a run, from a callback. To evaluate there, make a Runner of its own with the same agent: "
+                "Runner(agent=runner.agent, environment=...).run(num_episodes=10, evaluation=True)."
+            )
+
+    def _expect_end(self, limits: Mapping[str, int | None], evaluation: bool, called: bool) -> None:
+        """Refuse a run that would not end, and an evaluation with limits or environments that it cannot have.
+
+        Args:
+            limits: by argument of `run`.
+            evaluation: whether it only evaluates.
+            called: whether there are callbacks, which may end it.
+        """
+        if set(limits.values()) == {None} and not called:
+            raise UsageError(
+                "Give num_episodes, num_timesteps or num_updates, or a callback that ends the run by returning False."
+            )
+        num_updates = limits["num_updates"]
+        if evaluation and (self.num_environments > 1 or num_updates is not None):
+            what = "several environments" if num_updates is None else "num_updates, but nothing is learnt"
+            raise UsageError(f"run(evaluation=True) is for a single environment. Received: {what}.")
+        limited = called or any(limits[name] is not None for name in ("num_episodes", "num_timesteps"))
+        learns = self.agent.definition.learns and self.agent.learner.algorithm.models
+        if not limited and not learns:
+            raise UsageError(
+                f"num_updates is no limit for the agent {self.agent.definition.name!r}, which never updates. "
+                "Give num_episodes or num_timesteps."
+            )
 
     def close(self) -> None:
         """Close what the Runner made: the agent and the environments that were not given as objects.
