@@ -30,7 +30,7 @@ INIT, ACT, UPDATE, ENV, INDEPENDENT = range(5)
 
 METER_SLOTS = 32
 """Most metrics that an update may report."""
-COUNTS = ("update/skipped",)
+SUMMED = ("update/skipped",)
 """Metrics that are summed over updates, where others are averaged: one step left out in a thousand shows."""
 
 
@@ -310,9 +310,9 @@ class Learner:
         return meter.at[:, : len(metrics)].add(stability.tally(values))
 
     def read(self, meter: np.ndarray) -> dict[str, float]:
-        """Return averages from a meter, sums for the metrics in `COUNTS`; metrics that never applied are left out."""
+        """Return averages from a meter, sums for the metrics in `SUMMED`; metrics that never applied are left out."""
         columns = zip(self.metric_names, *meter, strict=False)
-        return {k: float(t if k in COUNTS else t / c) for k, t, c in columns if c > 0}
+        return {k: float(t if k in SUMMED else t / c) for k, t, c in columns if c > 0}
 
     def skipped(self, meter: np.ndarray) -> int:
         """Return how many gradient steps a meter knows of that were left out."""

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 
-from operant.agents.stability import COUNTED
+from operant.agents.stability import STEP_COUNTS
 from operant.errors import value_error
 from operant.ops import random
 from operant.ops.spread import spread
@@ -67,7 +67,7 @@ def passes(
         noisy: whether each step wants a key.
 
     Returns:
-        What is learned in the end, and the mean of every metric over the steps to which it applies, of those in `COUNTED` the sum.
+        What is learned in the end, and the mean of every metric over the steps to which it applies, of those in `STEP_COUNTS` the sum.
     """
     axis = 1 if sequences else 0
     if not sequences:  # rows are independent of one another
@@ -95,4 +95,4 @@ def passes(
     # As plain numbers: under `vmap`, JAX's check of key reuse takes the keys of a scan for used.
     words = jax.random.key_data(jax.random.split(key, epochs))
     learned, metrics = jax.lax.scan(epoch, learned, words)
-    return learned, {k: jnp.sum(x) if k in COUNTED else jnp.nanmean(x) for k, x in metrics.items()}
+    return learned, {k: jnp.sum(x) if k in STEP_COUNTS else jnp.nanmean(x) for k, x in metrics.items()}

@@ -11,7 +11,7 @@ from operant.ops import optimise, statistics
 from operant.spaces import Spaces
 from operant.types import Array, Block, Metrics, Tree
 
-COUNTED = ("update/skipped", "update/steps")
+STEP_COUNTS = ("update/skipped", "update/steps")
 """Metrics that count gradient steps: summed over those of an update, where others are averaged."""
 
 
@@ -71,7 +71,7 @@ def filled(block: Block, spaces: Spaces) -> Block:
 
 def applying(metrics: Metrics, there: Array) -> Metrics:
     """Return the metrics of a gradient step, NaN (does not apply) where there was none to take; what counts steps stays."""
-    return {k: x if k in COUNTED else jnp.where(there, x, jnp.nan) for k, x in metrics.items()}
+    return {k: x if k in STEP_COUNTS else jnp.where(there, x, jnp.nan) for k, x in metrics.items()}
 
 
 def tally(values: Array) -> Array:
