@@ -6,25 +6,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from operant.agents import AGENTS, DEFAULT, config_class
+from operant.agents.card import SLOTS
 from operant.agents.making import words
 from operant.errors import SpecError, UsageError, suggest, value_error, whole
 from operant.execution.config import PROCESSES, RunConfig
 from operant.spec import Config, options
 
-MODELS = {"model": "model", "actor_model": "actor", "critic_model": "critic"}
-"""Options that take a network, and what the algorithm calls it."""
+MODELS = {option: option.removesuffix("_model") for option in SLOTS}
+"""Options that take a network, and what the names of its models begin with."""
 NOT_OPTIONS = frozenset(
     {"env", "n_envs", "max_steps", "target_reward", "monitor_session", "resume", "weights", *PROCESSES}
 )
 """Options of a run that are no keyword arguments here: others say the same, or they are for `operant train`."""
-NONE_SAYS = frozenset({"keep_checkpoints"})
-"""Options of a run for which None is a value, and not their default."""
+NONE_IS_A_VALUE = frozenset({"keep_checkpoints"})
+"""Options of a run for which None is a value other than the default."""
 
 
 def named(agent: str, parts: Sequence[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the positional arguments of an algorithm's class their names, and options that have another one their first.
+    """Give the positional arguments of an algorithm's class their names, and options that are given by an alias their own.
 
-    None among the networks, buffers and options of the run is left out, since it is the default there; not so for `NONE_SAYS`.
+    None for a network, for buffers or for an option of the run is left out, as it stands for the default; except in `NONE_IS_A_VALUE`.
 
     Args:
         agent: the algorithm, by its name in the table.
@@ -44,8 +45,8 @@ def named(agent: str, parts: Sequence[Any], settings: Mapping[str, Any]) -> dict
             f"{name_of_class} takes envs, {', '.join(slots)}. Received: {len(parts) + 1} positional arguments. "
             "Give options by name."
         )
-    named = dict(zip(slots, parts, strict=False))
-    for name in named:
+    placed = dict(zip(slots, parts, strict=False))
+    for name in placed:
         if name in settings:
             raise UsageError(f"{name_of_class} got {name!r} twice, by place and by name.")
     # What a config reads itself says more than the option's own name.
@@ -53,17 +54,17 @@ def named(agent: str, parts: Sequence[Any], settings: Mapping[str, Any]) -> dict
         alias: name for name, meta in known.items() for alias in meta.aliases if alias not in config.words()
     }
     told: dict[str, Any] = {}
-    for given, value in {**named, **settings}.items():
+    for given, value in {**placed, **settings}.items():
         name = aliases.get(given, given)
         if name in told:
             raise UsageError(f"{name_of_class} got {name!r} twice, once as {given!r}. Give one of them.")
-        if value is not None or name in NONE_SAYS or name in known.keys() - set(slots):
+        if value is not None or name in NONE_IS_A_VALUE or name in known.keys() - set(slots):
             told[name] = value
     return told
 
 
 def split(agent: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Tell options of the run from the algorithm's own.
+    """Divide keyword arguments into options of the run and the algorithm's own.
 
     Raises:
         UsageError: an option of the run that no class takes.
@@ -109,7 +110,7 @@ class ReplayBuffer1:
 
 
 class ReplayBuffer2(ReplayBuffer1):
-    """As `ReplayBuffer1`; `slots` (arrays of a transition) is accepted and means nothing here.
+    """Like `ReplayBuffer1`; `slots` (arrays of a transition) is accepted and has no effect here.
 
     Args:
         size: most rows.
@@ -136,7 +137,7 @@ def buffer_options(
         config: the algorithm's.
         buffers: the list; or one buffer that is for all; None: none are given.
         environments: how many there are; None: not known.
-        own: options that are given beside them, which may not say the same.
+        own: options that are given beside them, which must not say the same.
     """
     if buffers is None:
         return {}
