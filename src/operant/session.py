@@ -82,10 +82,10 @@ class Session:
             self.specification,
             sinks,
             directory,
-            self.weights.save,
-            self.weights.save_unjudged,
-            getattr(self.driver, "agree", None),
-            progress,
+            on_best=self.weights.save,
+            unjudged=self.weights.save_unjudged,
+            agree=getattr(self.driver, "agree", None),
+            progress=progress,
         )
 
 

@@ -566,11 +566,11 @@ class Training:
         return Outcome(
             reason,
             messages[reason],
-            self.step,
-            self.progress.score.episodes,
-            self.progress.score.mean,
-            self.progress.score.best,
-            self.progress.elapsed,
-            self.progress.skipped,
-            self.progress.evaluated,
+            step=self.step,
+            episodes=self.progress.score.episodes,
+            mean_reward=self.progress.score.mean,
+            best_reward=self.progress.score.best,
+            seconds=self.progress.elapsed,
+            skipped=self.progress.skipped,
+            evaluated=self.progress.evaluated,
         )
