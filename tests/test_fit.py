@@ -74,6 +74,15 @@ def test_every_algorithm_has_a_class():
         trainer("PPOO")
 
 
+def test_a_class_closes_its_environments_behind_a_with_block():
+    env = gymnasium.make("CartPole-v1")
+    closed = []
+    env.close = lambda: closed.append(True)
+    with operant.PPO([env], quiet=True) as agent:
+        assert agent.act(np.zeros(4)) in (0, 1) and not closed
+    assert closed == [True]
+
+
 def test_fit_goes_on_where_it_stopped(trained):
     agent, _, _, first, second = trained
     assert (first.reason, second.reason) == ("max_steps", "max_steps")

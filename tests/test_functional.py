@@ -67,7 +67,7 @@ def test_functional_by_hand():
     at = np.asarray(actors.observation["at"])[:, 0]
     assert set(at) == {0, 1}
     np.testing.assert_array_equal(actors.observation["parity"], at % 2)
-    assert actors.state["age"].dtype == jnp.int32
+    assert actors.state["age"].dtype == jnp.float32  # as it goes on: a whole number would stay one
     assert not actors.state["age"].weak_type
     key = jax.random.key(0)
     # one step up: 1 or 2, and 2 terminates; rewards 1 and 2
@@ -85,6 +85,38 @@ def test_functional_by_hand():
     np.testing.assert_array_equal(row.reward[at == 0], 0.5)
     np.testing.assert_array_equal(row.truncated, at == 0)
     assert not row.terminated[at == 0].any()
+
+
+class Rolling(Walk):
+    """Begins with whole numbers, as a careless one does, and goes on with fractions."""
+
+    observation_space = spaces.Box(-2, 2, (2,), np.float32)
+    action_space = spaces.Discrete(3)
+
+    def initial(self, rng, params=None):
+        return {"at": jnp.array([0, 0]), "speed": 0, "turns": 0}
+
+    def transition(self, state, action, rng, params=None):
+        speed = state["speed"] + 0.25
+        return {"at": state["at"] + 0.5 * state["speed"], "speed": speed, "turns": state["turns"] + 1}
+
+    def observation(self, state, rng, params=None):
+        return state["at"] * 1.0
+
+    def reward(self, state, action, next_state, rng, params=None):
+        return 0
+
+    def terminal(self, state, rng, params=None):
+        return False
+
+
+def test_fractions_of_a_state_that_begins_with_whole_numbers_stay():
+    env = from_functional(Rolling())
+    actors = native.start(env, jax.random.key(0), 2)
+    for _ in range(3):
+        actors, row = STEP(env, actors, {"action": jnp.zeros(2, jnp.int32)}, jax.random.key(0))
+    np.testing.assert_array_equal(row.observation["state"], np.full((2, 2), 0.5 * (0.25 + 0.5)))
+    assert actors.state["turns"].dtype == jnp.int32
 
 
 class Masked(Walk):

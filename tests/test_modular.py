@@ -539,6 +539,8 @@ def test_what_a_deterministic_policy_needs_is_asked_for():
         ({"baseline_model": None}, bounded, SpecError, "needs a baseline with a network of its own"),
         ({"baseline_model": "shared"}, bounded, SpecError, "needs a baseline with a network of its own"),
         ({"exploration": None}, bounded, SpecError, r"explores by noise alone.*such as exploration=0.1"),
+        ({"gradient": "evolutionary"}, bounded, SpecError, r"a baseline that is held fast.*Give baseline_optimizer='adam'"),
+        ({"linesearch_iterations": 1}, bounded, SpecError, r"a baseline that is held fast.*linesearch_iterations=1"),
         ({"importance_sampling": True}, bounded, SpecError, "importance_sampling belongs to objective='policy_gradient'"),
         ({"gradient": "natural"}, bounded, SpecError, "gradient='natural' is that of a policy"),
         ({"model": [{"type": "gru", "size": 8, "horizon": 8}], "memory": 9}, bounded, SpecError, r"capacity must be above 9 for a recurrent network: 1 actor"),

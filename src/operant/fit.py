@@ -13,7 +13,7 @@ import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import jax
 
@@ -600,6 +600,12 @@ class Trainer:
         self.session.environments.close()
         if self._evaluating is not None:
             self._evaluating.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 @functools.cache

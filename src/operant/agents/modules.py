@@ -463,6 +463,14 @@ class ModularConfig(
                 f"objective={DETERMINISTIC!r} climbs the values of actions, so it needs a baseline with a network of its own. "
                 f"Received: baseline_model={self.baseline_model!r}. Give baseline_model='auto'."
             )
+        if self.baseline_optimizer is None and (
+            self.gradient == "evolutionary" or self.linesearch_iterations
+        ):
+            yield (
+                f"objective={DETERMINISTIC!r} climbs a baseline that is held fast meanwhile, which losses compared at other parameters do not "
+                f"show. Received: gradient={self.gradient!r}, linesearch_iterations={self.linesearch_iterations}, baseline_optimizer=None. "
+                "Give baseline_optimizer='adam'."
+            )
         if self.exploration is None:
             yield (
                 f"objective={DETERMINISTIC!r} explores by noise alone. Received: exploration=None. "

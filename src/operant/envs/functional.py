@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -41,9 +41,14 @@ class FunctionalEnv(Adapter):
 
     def reset(self, key: Key) -> tuple[Tree, Arrays]:
         """Begin an episode."""
+        action = {k: jnp.zeros(x.shape, x.storage) for k, x in self.spaces.actions.components.items()}
+        decoded = _decode(self.codec.action.node, action)
         with _default_rules():
             key_state, key_observation = _split(key, 2)
-            state = _strong(self.env.initial(key_state, **self._params))
+            state = _lasting(
+                self.env.initial(key_state, **self._params),
+                lambda state: self.env.transition(state, decoded, key_state, **self._params),
+            )
             observation = self.env.observation(state, key_observation, **self._params)
         return state, _encode(self.codec.observation.node, observation)
 
@@ -237,6 +242,17 @@ def _split(key: Key, n: int) -> list[Array]:
 def _strong(tree: Tree) -> Tree:
     """Give every leaf a type of its own: Python numbers would take that of what they meet."""
     return jax.tree.map(lambda x: x if _is_key(x) else jnp.asarray(x, jnp.result_type(x)), tree)
+
+
+def _lasting(state: Tree, follow: Callable[[Tree], Tree]) -> Tree:
+    """Give every leaf a type that it can keep: what begins as a whole number and goes on as a float is one from the beginning."""
+    state, before = _strong(state), None
+    while before != (types := [x.dtype for x in jax.tree.leaves(state)]):
+        before, after = types, jax.eval_shape(follow, state)
+        state = jax.tree.map(
+            lambda x, y: jnp.asarray(x, y.dtype) if jnp.issubdtype(y.dtype, jnp.floating) else x, state, after
+        )
+    return state
 
 
 def _like(tree: Tree, old: Tree) -> Tree:
