@@ -14,6 +14,7 @@ import time
 import types
 
 import gymnasium
+import jax
 import numpy as np
 import psutil
 import pytest
@@ -23,6 +24,7 @@ from gymnasium.wrappers.vector import TransformReward
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import operant
 from operant.envs import Environment, vector
 from operant.envs.check import random_actions
 from operant.envs.faults import raised_at
@@ -32,6 +34,8 @@ from operant.envs.remote import connect
 from operant.envs.vector import create
 from operant.envs.vector_env import seed_of
 from operant.errors import EnvironmentError, SpecError, UsageError
+from operant.execution.evaluate import run_episodes
+from operant.execution.host import HostDriver
 
 # Environments of a module that workers can import.
 MODULE = '''
@@ -87,6 +91,21 @@ class Idle(Count):
 
     def step(self, action):
         return super().step(0)
+
+
+class Quitting(Idle):
+    """Ends its process once, in its third step, for which it takes no reward: all others cost one."""
+
+    def __init__(self, file):
+        super().__init__(length=5)
+        self.file = file
+
+    def step(self, action):
+        if self.t == 2 and not os.path.exists(self.file):
+            open(self.file, "x").close()
+            os._exit(5)
+        observation, _, terminated, truncated, info = super().step(action)
+        return observation, -1.0, terminated, truncated, info
 
 
 class Pressing(Count):
@@ -821,17 +840,61 @@ def test_a_killed_worker_is_replaced_and_its_episodes_are_cut(module, caplog):
         assert (
             "Worker 1 of 'Count' (environments 2 to 3) was killed by signal 9; it is replaced." in caplog.text
         )
-        assert env.restarts == 1
+        assert env.restarts == 1 and env.lost.tolist() == [False, False, True, True]
         assert step.truncated.tolist() == [False, False, True, True]
         assert step.reward.tolist() == [2.0, 2.0, 0.0, 0.0]
         np.testing.assert_array_equal(step.observation["state"][2:], last[2:])  # the last observation known
         step = env.step(act(0, 0, 0, 0))
+        assert env.lost is None
         assert step.terminated.tolist() == [True, True, False, False]
         assert step.observation["state"][:, 1].tolist() == [3.0, 3.0, 0.0, 0.0]  # new episodes
         marks = step.observation["state"][2:, 0]
         assert not set(marks.tolist()) & set(first[:, 0].tolist())  # and not the old ones again
         step = env.step(act(0, 0, 0, 0))
         assert step.reward.tolist() == [0.0, 0.0, 1.0, 1.0]
+
+
+PPO = {"n_steps": 8, "mini_batches": 1, "ppo_epochs": 1, "model": [{"type": "dense", "size": 4}]}
+
+
+def test_nothing_is_learnt_from_a_step_that_no_environment_took(module, tmp_path, monkeypatch):
+    """It would have cost nothing, where all others cost one: the action that ends a simulator would be the best."""
+    blocks, collect = [], HostDriver._collect
+
+    def noted(self, finished):
+        block = collect(self, finished)
+        blocks.append(jax.tree.map(np.array, block))
+        return block
+
+    monkeypatch.setattr(HostDriver, "_collect", noted)
+    given = {"environment": module.Quitting, "file": str(tmp_path / "quit")}
+    vector = create(given, 1, "processes")
+    with operant.PPO(vector, seed=1, quiet=True, **PPO) as agent:
+        agent.fit(max_steps=12)
+        assert vector.restarts == 1 and agent.steps == 12
+    valid = np.concatenate([block.valid[:, 0] for block in blocks])[:15]
+    # Two steps, the one that was lost, a reset; then episodes of five steps and a reset.
+    assert valid.tolist() == [True, True, False, False, *[True] * 5, False, *[True] * 5]
+    first = blocks[0]
+    assert not first.truncated[:4].any() and (first.reward[first.valid] == -1.0).all()
+    np.testing.assert_array_equal(first.observation["state"][2], first.observation["state"][3])
+
+
+def test_what_was_lost_is_no_episode_of_an_evaluation(module, tmp_path):
+    given = {"environment": module.Quitting, "file": str(tmp_path / "quit")}
+    with create(given, 1, "processes") as env:
+        found = run_episodes(lambda observation, carry, first, row: (act(0), carry), (), env, 2, seed=1)
+        assert env.restarts == 1 and [episode.length for episode in found] == [5, 5]
+
+
+def test_a_runner_learns_nothing_from_a_step_that_no_environment_took(module, tmp_path):
+    given = {"environment": module.Quitting, "file": str(tmp_path / "quit")}
+    with operant.Runner(agent={"agent": "ppo", **PPO}, environment=given, remote="multiprocessing") as runner:
+        told, observe = [], runner.agent.observe
+        runner.agent.observe = lambda reward, *rest: (told.append(reward), observe(reward, *rest))[1]
+        runner.run(num_episodes=3)
+        assert runner.restarts == 1 and runner.episode_timesteps == [3, 5, 5]
+        assert told == [-1.0] * 12 and runner.agent.timesteps == 12
 
 
 def test_a_worker_killed_at_a_reset_row_still_resets(module):

@@ -76,7 +76,7 @@ class _Wrapper(VectorEnv):
     def _stepped(self, actions: Mapping[str, np.ndarray]) -> Step:
         """Take one action everywhere, except where the last row ended a game or a life."""
         step = self._vector.step(self._lives.played(actions))
-        self.restarts, self.infos = self._vector.restarts, self._vector.infos
+        self.restarts, self.infos, self.lost = self._vector.restarts, self._vector.infos, self._vector.lost
         return step
 
     def close(self) -> None:

@@ -170,7 +170,7 @@ class Processes(VectorEnv):
             self._replace(worker, reason)
             self._ended[worker.rows] = False
             self._restart(worker, list(range(worker.rows.stop - worker.rows.start)))
-        self._is_reset = True
+        self._is_reset, self.lost = True, None
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._last = {name: array.copy() for name, array in self._memory.observation.items()}
         return dict(self._last)
@@ -182,11 +182,12 @@ class Processes(VectorEnv):
         memory = self._memory
         for name, array in memory.action.items():
             array[...] = actions[name]
+        unanswered = np.zeros(self.num_envs, np.bool_)
         lost = self._call(STEP, self._workers)
         for worker, reason in lost:
             self._replace(worker, reason)
             self._restart(worker, np.flatnonzero(self._ended[worker.rows]).tolist())
-            cut = ~self._ended[worker.rows]
+            unanswered[worker.rows] = cut = ~self._ended[worker.rows]
             memory.fields["reward"][worker.rows], memory.fields["terminated"][worker.rows] = 0.0, False
             memory.fields["truncated"][worker.rows] = cut
             for key in self._keywords:
@@ -195,9 +196,9 @@ class Processes(VectorEnv):
                 array[worker.rows][cut] = self._last[name][worker.rows][cut]
         observation = {name: array.copy() for name, array in memory.observation.items()}
         fields = memory.fields
-        step = Step(
-            observation, fields["reward"].copy(), fields["terminated"].copy(), fields["truncated"].copy()
-        )
+        flags = (fields["terminated"].copy(), fields["truncated"].copy())
+        step = Step(observation, fields["reward"].copy(), *flags)
+        self.lost = unanswered if lost else None
         self.infos = {key: fields[f"info:{key}"].copy() for key in self._keywords}
         self._ended, self._last = step.terminated | step.truncated, observation
         if self.restarts and not lost:

@@ -56,6 +56,8 @@ class VectorEnv(abc.ABC):
     max_episode_timesteps: int | None = None
     restarts: int = 0
     """Workers that died and were replaced."""
+    lost: np.ndarray | None = None
+    """bool `[N]`: where nobody answered the last action, since the environment was lost, which cut the episode; None: nowhere."""
     game: Game | None = None
     """Of the last step, for reports; None: reward and flags say it."""
     preprocessed: bool = False

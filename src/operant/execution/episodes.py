@@ -49,7 +49,9 @@ class Accounts:
         self.length += valid
         if not ended.any():
             return
-        for i in np.flatnonzero(ended):
+        for i in np.flatnonzero(
+            ended & (self.length > 0)
+        ):  # none where an environment was lost at its first step
             info = {key: float(values[i]) for key, values in infos.items()}
             finished.append(Finished(step, float(self.reward[i]), int(self.length[i]), int(i), info))
         self.reward[ended] = 0.0

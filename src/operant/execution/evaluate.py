@@ -127,7 +127,7 @@ def run_episodes(
     """Run episodes and return them in the order in which they ended.
 
     Every environment runs its share of the episodes, the first ones one more where they do not divide: taking whichever ends
-    first would prefer short ones.
+    first would prefer short ones. Where one was lost, its episode does not count, and another is run.
 
     Args:
         choose: (flat observation, recurrent state, which environments begin an episode, row) to flat actions and the next
@@ -158,7 +158,7 @@ def run_episodes(
         over: list[Finished] = []
         accounts.row(over, steps, after.reward, valid, ended, env.infos)
         for episode in over:
-            if left[episode.actor] > 0:
+            if left[episode.actor] > 0 and not (env.lost is not None and env.lost[episode.actor]):
                 left[episode.actor] -= 1
                 finished.append(episode)
         if max_steps is not None and steps >= max_steps:

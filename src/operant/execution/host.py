@@ -131,9 +131,13 @@ class HostDriver:
             for into, value in zip(self._extras, jax.tree.leaves(action.extras), strict=True):
                 into[t] = value
             after = self._follow(chosen)
-            valid = ~ended
+            valid, cut = ~ended, after.truncated
+            if env.lost is not None:
+                # The row holds what was seen last, as behind an interruption: as a step that costs nothing it would teach to
+                # take the action that ends an environment.
+                valid, cut = valid & ~env.lost, cut & ~env.lost
             buffer.reward[t], buffer.valid[t] = after.reward, valid
-            buffer.terminated[t], buffer.truncated[t] = after.terminated, after.truncated
+            buffer.terminated[t], buffer.truncated[t] = after.terminated, cut
             first, ended = ended, after.terminated | after.truncated
             self.step += int(np.count_nonzero(valid))
             score, over = (after.reward, ended) if env.game is None else env.game

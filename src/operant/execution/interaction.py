@@ -143,10 +143,14 @@ class Interaction:
         if not brought:
             return
         began = time.perf_counter()
+        # As a step that costs nothing it would teach to take the action that ends an environment.
+        if unanswered := [seat.first + feedback.actor for seat, feedback in brought if feedback.lost]:
+            self.agent.reset(unanswered)
+            brought = [each for each in brought if not each[1].lost]
         if len(brought) == 1 and brought[0][0].single:
-            seat, (_, reward, terminal, states) = brought[0]
+            seat, (_, reward, terminal, states, _) = brought[0]
             self.agent.observe(reward, terminal, seat.first, states if terminal else None)
-        else:
+        elif brought:
             self.agent.observe(
                 reward=[feedback.reward for _, feedback in brought],
                 terminal=[feedback.terminal for _, feedback in brought],

@@ -21,6 +21,8 @@ class Feedback(NamedTuple):
     terminal: int
     states: Any
     """What it saw afterwards; None where its environment does not tell."""
+    lost: bool = False
+    """Whether nobody answered the action, since the environment was lost."""
 
 
 class Seat:
@@ -91,7 +93,7 @@ class Seat:
     def _feedback_of_one(self, answer: Answer) -> list[Feedback]:
         terminal = int(answer.terminal)
         self.running, self.states = [] if terminal else [0], answer.states
-        return [Feedback(0, float(answer.reward), terminal, answer.states)]
+        return [Feedback(0, float(answer.reward), terminal, answer.states, bool(answer.lost))]
 
     def _feedback(self, answer: Answer) -> list[Feedback]:
         before = self.running
@@ -108,7 +110,13 @@ class Seat:
             self.states = take(answer.states, list(range(len(after))))
         acting = set(self.acting)
         return [
-            Feedback(actor, reward, terminal, take(answer.states, place[actor]) if actor in place else None)
+            Feedback(
+                actor,
+                reward,
+                terminal,
+                take(answer.states, place[actor]) if actor in place else None,
+                bool(answer.lost),
+            )
             for actor, reward, terminal in zip(before, rewards, terminals, strict=True)
             if actor in acting
         ]
