@@ -1,5 +1,6 @@
 """What an agent goes on with after interruptions, loading and experience from elsewhere: nothing lost, nothing joined that does not belong together."""
 
+import contextlib
 import datetime
 import enum
 import errno
@@ -1049,6 +1050,19 @@ def test_a_second_request_to_terminate_breaks_nothing_off():
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGINT)
     assert ended.value.code == 143
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_a_terminal_that_is_closed_ends_a_run_in_order_unless_that_is_ignored(ignored):
+    before, stopped = signal.getsignal(signal.SIGHUP), []
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    ended = contextlib.nullcontext() if ignored else pytest.raises(SystemExit, match="129")
+    try:
+        with ended, interruption.terminating(), interruption.orderly(lambda: stopped.append(True)):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert stopped == ([] if ignored else [True])
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 
 class _Asked:
-    """Whether a Ctrl-C came before anybody saw to it, and whether an orderly end was that of the process."""
+    """Whether a Ctrl-C came before anybody saw to it, and by which signal the process was asked to terminate."""
 
     now = False
-    terminate = False
+    terminate: int | None = None
 
 
 def notice() -> None:
@@ -29,20 +29,30 @@ def notice() -> None:
         signal.signal(signal.SIGINT, handler)
 
 
+def terminations() -> tuple[signal.Signals, ...]:
+    """Return the signals that ask the process to terminate: also that of a closed terminal, unless it is ignored (`nohup`)."""
+    found = [s for s in signal.Signals if s.name in ("SIGTERM", "SIGHUP")]  # not every system has the latter
+    return tuple(s for s in found if s == signal.SIGTERM or signal.getsignal(s) is not signal.SIG_IGN)
+
+
 @contextlib.contextmanager
-def orderly(
-    stop: Callable[[], None], numbers: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
-) -> Iterator[None]:
+def orderly(stop: Callable[[], None], numbers: Sequence[signal.Signals] | None = None) -> Iterator[None]:
     """Turn the first Ctrl-C (or request to terminate) inside into a call of `stop`; a Ctrl-C behind it ends at once.
 
     An exception in the middle of a compiled call would lose donated arrays, in the middle of a write it could leave a file locked.
     Outside of the main thread nothing changes: its owner handles signals.
+
+    Args:
+        stop: called with nothing.
+        numbers: of which signals; None: Ctrl-C's, and `terminations`.
     """
     asked = False
+    numbers = (signal.SIGINT, *terminations()) if numbers is None else numbers
 
     def request(number: int, frame: Any) -> None:
         nonlocal asked
-        _Asked.terminate |= number == signal.SIGTERM
+        if number != signal.SIGINT:
+            _Asked.terminate = number
         if not asked:
             asked = True
             stop()
@@ -72,13 +82,13 @@ def terminating() -> Iterator[None]:
     Raises:
         SystemExit: it was; the status is that of a process which the signal ends.
     """
-    before, _Asked.terminate = _Asked.terminate, False
+    before, _Asked.terminate = _Asked.terminate, None
     try:
         yield
     finally:  # one that came before is for whoever runs this, as `fit` whose callback trains something else
         asked, _Asked.terminate = _Asked.terminate, _Asked.terminate or before
     if asked:
-        raise SystemExit(128 + signal.SIGTERM)
+        raise SystemExit(128 + asked)
 
 
 @contextlib.contextmanager
@@ -91,7 +101,7 @@ def terminable(stop: Callable[[], None]) -> Iterator[None]:
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # such as `fit` whose callback runs this
         yield
         return
-    with terminating(), orderly(stop, (signal.SIGTERM,)):
+    with terminating(), orderly(stop, terminations()):
         yield
 
 
