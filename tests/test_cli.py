@@ -444,6 +444,7 @@ def test_a_run_too_short_for_its_options_says_so(capsys, tmp_path):
 
 def test_a_flag_of_the_library_before_is_understood():
     assert parse.parse([RunConfig], ["--n-env", "16"], "train") == {"n_envs": 16}
+    assert parse.parse([RunConfig], ["--n-env", "16", "32"], "tune", several=True) == {"n_envs": [16, 32]}
     with pytest.raises(UsageError, match="Unknown flag '--n-en' for train.*--n-env"):
         parse.parse([RunConfig], ["--n-en", "16"], "train")
 

@@ -192,6 +192,13 @@ def test_attributes_are_those_within():
     assert pole.unwrapped.gravity == 9.8
 
 
+def test_attributes_of_an_environment_elsewhere_are_not_lost_in_silence():
+    with Environment.create("CartPole-v1", remote="multiprocessing") as env:
+        with pytest.raises(UsageError, match="'length' cannot be set on an environment elsewhere"):
+            env.length = 5
+        assert env.reset().shape == (4,)
+
+
 # Errors in specifications
 
 

@@ -126,8 +126,25 @@ def test_recurrent_states_are_those_that_acting_would_have_kept(name):
     internals = jax.tree.map(lambda *x: np.stack(x), *[row.carry for row in acting.actors[0].rows[:5]])
     again = make(name, **whole)
     again.experience(states, actions, terminals, rewards, internals=internals)
+    listed = make(name, **whole)
+    steps = [jax.tree.map(lambda x, i=i: x[i], internals) for i in range(5)]
+    listed.experience(states, actions, terminals, rewards, internals=steps)
+    for ours, theirs in zip(listed.actors[0].rows, again.actors[0].rows, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, ours.carry, theirs.carry)
+    with pytest.raises(SpaceError, match="internals in a list must be alike"):
+        again.experience(states, actions, terminals, rewards, internals=[*steps[:4], ()])
     with pytest.raises(SpaceError, match="internals must have the shapes"):
         again.experience(states[:4], actions[:4], [0, 0, 0, 1], rewards[:4], internals=internals)
+
+
+def test_a_feed_forward_agent_takes_the_internals_that_acting_gave():
+    agent, states = make("ppo"), np.zeros((3, 3))
+    internals, kept = agent.initial_internals(), []
+    for state in states:
+        kept.append(internals)
+        _, internals = agent.act(state, internals=internals, independent=True)
+    agent.experience(states, [0, 1, 2], [0, 0, 1], [0.0] * 3, internals=kept)
+    assert agent.timesteps == 3 or len(agent.actors[0].rows) == 3
 
 
 def test_experience_is_checked():

@@ -229,6 +229,17 @@ def test_agents_in_one_folder_continue_from_their_own_checkpoints(tmp_path):
         create(saver={"directory": str(tmp_path), "filename": "ali", "load": True})
 
 
+def test_the_newest_weights_of_a_name_are_found_with_their_format(tmp_path):
+    agent = create()
+    for steps in (3, 4):
+        run(agent, steps)
+        agent.save(tmp_path, "alice", format="numpy", append="timesteps")
+    create(seed=2).save(tmp_path, "alice-b-9", format="numpy")
+    assert Agent.load(tmp_path, "alice", format="numpy").timesteps == 7
+    with pytest.raises(CheckpointError, match=r"There are no weights \(\*.npz\)"):
+        Agent.load(tmp_path, "ali", format="numpy")
+
+
 @pytest.mark.parametrize("format", saving.FORMATS)
 def test_weights_are_on_the_disk_before_they_take_their_name(tmp_path, monkeypatch, format):
     forced = forced_before_named(monkeypatch)

@@ -180,7 +180,8 @@ class Agent(Interactive):
             terminal: `[R]`: False or 0; True or 1 at the end of an episode; 2 where it was cut. Where the last entry
                 is 0 (part of an episode), the episode counts as cut there.
             reward: `[R]`.
-            internals: recurrent states before each step, leaves `[R, ...]`, as independent calls of `act` took and gave them.
+            internals: recurrent states before each step, leaves `[R, ...]`, or a list of them, as independent calls of `act` took and
+                gave them.
             next_states: states `[E, ...]` after the last action of each episode; without them the value of what follows a
                 cut episode is that of its last state.
 
@@ -377,8 +378,7 @@ class Agent(Interactive):
 
         Args:
             directory: a run's folder, a folder of checkpoints or weights, or one of these itself.
-            filename: name in the folder (default: the newest); of a checkpoint also without the number at its end, for the newest
-                of that name.
+            filename: name in the folder (default: the newest); also without the number at its end, for the newest of that name.
             format: see `save`; default: a checkpoint if there is one, else weights of any format.
             environment: checked against the saved spaces, if given.
             agent: what the file cannot hold, since a file never says what to import: the class of an algorithm that is not operant's

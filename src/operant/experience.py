@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant import datasets, traces
-from operant.actors import Actor, Actors, Row, block_of
+from operant.actors import Actor, Actors, Row, block_of, stack
 from operant.engine import Engine
 from operant.errors import SpaceError, UsageError
 from operant.memory.recent import Recent
@@ -37,7 +37,7 @@ def bring(engine: Engine, actors: Actors, trace: Trace, internals: Tree = None) 
         engine: of the agent; its networks as they are now give log-probabilities and recurrent states.
         actors: of the agent.
         trace: the episodes.
-        internals: recurrent states before each step, leaves `[R, ...]`; None: those that the networks come to.
+        internals: recurrent states before each step, leaves `[R, ...]`, or a list of them; None: those that the networks come to.
 
     Raises:
         SpaceError: internals do not fit the trace or the network.
@@ -45,6 +45,7 @@ def bring(engine: Engine, actors: Actors, trace: Trace, internals: Tree = None) 
     """
     actor = idle(actors)
     if internals is not None:
+        internals = _joined(internals)
         _check(internals, actor.start_carry, len(trace.reward))
     memory = engine.learner.algorithm.memory
     for steps, last in trace.episodes():
@@ -89,6 +90,18 @@ def _recalled(engine: Engine, actor: Actor, observation: Flat, action: Flat, int
 def _padded(x: Any, size: int) -> np.ndarray:
     x = np.asarray(x)
     return np.concatenate([x, np.repeat(x[-1:], size - len(x), axis=0)])
+
+
+def _joined(internals: Tree) -> Tree:
+    """Return recurrent states with a leading axis; those of single steps may come in a list, as `act` gave them."""
+    if not (isinstance(internals, list | tuple) and internals):
+        return internals
+    try:
+        return stack(internals)
+    except (TypeError, ValueError):
+        raise SpaceError(
+            "internals in a list must be alike: for each step what act, or initial_internals, gave before it."
+        ) from None
 
 
 def _check(internals: Tree, start: Tree, count: int) -> None:

@@ -182,7 +182,7 @@ def _read_hdf5(path: Path) -> dict[str, np.ndarray]:
 
 
 def find(directory: Path, filename: str | None, format: str | None) -> Path | None:
-    """Return a weights file in a folder: the one of that name, else the newest; None if there is none."""
+    """Return a weights file in a folder, or None: the one of that name, with a format also the newest ``<filename>-<number>``; without a name the newest."""
     suffixes = [FORMATS[format]] if format in FORMATS else list(FORMATS.values())
     if directory.suffix in suffixes and directory.is_file():
         return directory
@@ -193,6 +193,12 @@ def find(directory: Path, filename: str | None, format: str | None) -> Path | No
             else [f"{filename}{suffix}" for suffix in suffixes]
         )
         found = [directory / name for name in names if (directory / name).is_file()]
+        if (
+            not found and format is not None and directory.is_dir()
+        ):  # as of checkpoints, which come first without a format
+            endings = "|".join(map(re.escape, suffixes))
+            numbered = re.compile(rf"{re.escape(filename)}-\d+({endings})")
+            found = [path for path in directory.iterdir() if numbered.fullmatch(path.name)]
     else:
         found = [p for suffix in suffixes for p in directory.glob(f"*{suffix}") if not p.name.startswith(".")]
     return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)

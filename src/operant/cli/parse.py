@@ -247,7 +247,8 @@ def _add_several(parser: argparse.ArgumentParser, name: str, hint: Any) -> argpa
     """Add a flag that takes one or more values; a switch may stand alone."""
     if _is_switch(hint):
         return parser.add_argument(flag(name), dest=name, nargs="*", action=_Switch, type=_truth(name))
-    return parser.add_argument(flag(name), dest=name, nargs="+", type=_reader(name, hint))
+    also = FORMER.get(name, ())
+    return parser.add_argument(flag(name), *also, dest=name, nargs="+", type=_reader(name, hint))
 
 
 class _Switch(argparse.Action):

@@ -25,6 +25,13 @@ class Elsewhere(Environment):
         self.connection = connection
         self.spaces = connection.spaces
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in ("connection", "spaces"):
+            raise UsageError(
+                f"{name!r} cannot be set on an environment elsewhere. Give it as an argument when the environment is made."
+            )
+        super().__setattr__(name, value)
+
     def states(self) -> Any:
         """Return the specification of the states, masks included."""
         return self.spaces.declaration()
