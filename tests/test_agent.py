@@ -484,6 +484,7 @@ PLANTED = [
     [{"type": "planted.x"}],
     [{"type": "keras", "layer": "planted.x"}],
     [{"type": "keras", "layer": "TFSMLayer", "filepath": "planted"}],
+    [{"type": "keras", "layer": "StringLookup", "vocabulary": "planted"}],
     [{"type": "planted.json"}],
     {"type": "planted.json"},
     "planted.json",

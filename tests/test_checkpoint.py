@@ -611,3 +611,15 @@ def test_a_run_outlives_a_file_that_somebody_put_among_its_weights(tmp_path):
     ):
         checkpoint.save(tmp_path, {"x": np.ones(2)}, {}, name="best")
     assert (tmp_path / "best" / ".DS_Store").exists()
+
+
+@pytest.mark.parametrize("shape", [[10**19] * 100_000, [1] * 65, [2**63], [True]])
+def test_shapes_that_somebody_made_up_take_no_time(tmp_path, shape):
+    path = checkpoint.save(tmp_path, {"x": np.zeros(2)}, {}, name="step-1")
+    file = path / "manifest.json"
+    data = json.loads(file.read_text())
+    data["leaves"]["['x']"]["shape"] = shape
+    data["sha256"] = manifest.digest(data)
+    file.write_text(json.dumps(data))
+    with pytest.raises(CheckpointError, match="has the shape"):
+        checkpoint.load(path)

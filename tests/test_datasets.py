@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 
 import numpy as np
@@ -101,6 +102,21 @@ def test_traces_go_round(tmp_path, spec):
     more = datasets.to_traces("toy/round-v0", tmp_path / "again", spaces)
     assert [path.read_bytes() for path in files] == kept and not set(more) & set(files)
     assert_equal(traces.read(more[1], spaces)[:1], episodes[1][:1])
+
+
+def test_a_dataset_without_its_spaces_is_refused_before_its_environment_is_made(monkeypatch):
+    """Minari would import and call what the file names as the environment."""
+    spaces = Spaces.read(*FLAT)
+    folder = datasets.write("toy/forged-v0", spaces, [drawn(spaces, [3])])
+    file = next(folder.rglob("metadata.json"))
+    about = json.loads(file.read_text())
+    spec = {"id": "x-v0", "entry_point": "subprocess:getoutput", "kwargs": {"cmd": "true"}}
+    kept = {k: x for k, x in about.items() if k not in ("observation_space", "action_space")}
+    file.write_text(json.dumps({**kept, "env_spec": json.dumps(spec)}))
+    monkeypatch.setattr("subprocess.getoutput", lambda cmd: pytest.fail("called"))
+    monkeypatch.setattr("gymnasium.make", lambda *_, **__: pytest.fail("made"))
+    with pytest.raises(SpecError, match=r"lacks observation_space or action_space"):
+        datasets.Episodes("toy/forged-v0", spaces)
 
 
 def test_what_stands_in_a_dataset_is_what_the_environment_knows():

@@ -480,6 +480,14 @@ def test_an_exported_policy_plays_as_the_run_does(trained, tmp_path, capsys, for
     assert "does not fit Pendulum-v1" in capsys.readouterr().err
 
 
+def test_weights_are_not_taken_for_an_agent(trained, capsys):
+    """A run writes them as a checkpoint, which says nothing of spaces."""
+    assert main(["play", str(trained / "ppo.tf"), "--env", "CartPole-v1"]) == 2
+    assert (
+        "ppo.tf' does not hold an agent. Weights are played by: operant play AGENT" in capsys.readouterr().err
+    )
+
+
 def test_an_exported_policy_with_masks_is_not_played_without(tmp_path, capsys):
     with operant.Environment.create("CartPole-v1") as env:
         agent = operant.Agent.create(agent="ppo", environment=env, model=[{"type": "dense", "size": 4}])

@@ -229,6 +229,17 @@ def test_agents_in_one_folder_continue_from_their_own_checkpoints(tmp_path):
         create(saver={"directory": str(tmp_path), "filename": "ali", "load": True})
 
 
+def test_weights_that_are_stored_in_another_file_are_refused(tmp_path):
+    """HDF5 would open what the file names."""
+    agent = create()
+    path = Path(agent.save(tmp_path, format="hdf5"))
+    (tmp_path / "secret").write_bytes(bytes(32))
+    with h5py.File(path, "a") as file:
+        file.create_dataset("planted", (8,), "f4", external=[(str(tmp_path / "secret"), 0, 32)])
+    with pytest.raises(CheckpointError, match="'planted' is stored in another file"):
+        Agent.load(tmp_path)
+
+
 def test_the_newest_weights_of_a_name_are_found_with_their_format(tmp_path):
     agent = create()
     for steps in (3, 4):

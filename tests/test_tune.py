@@ -158,9 +158,24 @@ def test_passwords_are_not_shown():
     assert study.shown("postgresql://me:secret@host:5432/db") == "postgresql://me:***@host:5432/db"
     assert study.shown("postgresql://me@host/db") == "postgresql://me@host/db"
     assert study.shown("sqlite:///a.db") == "sqlite:///a.db"
+    assert (
+        study.shown("postgresql://h/db?user=me&password=secret&x=1")
+        == "postgresql://h/db?user=me&password=***&x=1"
+    )
     with pytest.raises(SpecError) as caught:
         study.connect("postgresql://me:secret@127.0.0.1:1/none")
     assert "cannot be used" in str(caught.value) and "secret" not in str(caught.value)
+
+
+def test_run_json_holds_no_password(monkeypatch):
+    from operant.cli import training
+
+    told = []
+    monkeypatch.setattr(training, "_trained", lambda flags: None)
+    monkeypatch.setattr(training, "_plan", lambda agent, given: None)
+    monkeypatch.setattr("operant.train.train", lambda plan, command: told.append(command))
+    main(["train", "ppo", "--from-study", "s", "--storage", "postgresql://me:secret@host/db"])
+    assert told == ["operant train ppo --from-study s --storage 'postgresql://me:***@host/db'"]
 
 
 def test_files_of_trials_have_their_number():

@@ -464,7 +464,7 @@ class Agent(Interactive):
             limit, settings = saved["max_episode_timesteps"], Settings.from_dict({"seed": saved["seed"]})
         except KeyError as error:
             raise CheckpointError(f"{what} does not hold an agent: no {error}.") from None
-        except (TypeError, AttributeError) as error:  # parts that are no such thing
+        except (TypeError, AttributeError, RecursionError) as error:  # parts that are no such thing
             raise CheckpointError(f"{what} does not hold an agent: {error}.") from None
         if environment is not None:
             states, actions, _ = _described(environment)

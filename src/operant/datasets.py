@@ -30,6 +30,16 @@ def _minari() -> Any:
     return minari
 
 
+def _expect_spaces(name: str) -> None:
+    """Refuse a dataset without its spaces: Minari would make the environment that its file names, and so run what it names."""
+    from minari.dataset.minari_storage import MinariStorage
+    from minari.storage import get_dataset_path
+
+    about = MinariStorage.read_raw_metadata(get_dataset_path(name) / "data")
+    if not about.keys() >= {"observation_space", "action_space"}:
+        raise ValueError("Its metadata.json lacks observation_space or action_space.")
+
+
 class Episodes(Sequence[Trace]):
     """The episodes of a Minari dataset, each as a trace; read when asked for.
 
@@ -45,6 +55,7 @@ class Episodes(Sequence[Trace]):
     def __init__(self, name: str, spaces: Spaces) -> None:
         minari = _minari()
         try:
+            _expect_spaces(name)
             self._dataset = minari.load_dataset(name)
         except (FileNotFoundError, ValueError, TypeError) as error:
             known = ", ".join(sorted(minari.list_local_datasets())) or "none"

@@ -196,7 +196,7 @@ def read_and_unread(place: str | Path) -> tuple[list[Entry], dict[Path, str]]:
             found.append(_entry(file.parent, read_run(file)))
         except (SpecError, CheckpointError) as error:
             unread[file.parent] = str(error)
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, AttributeError):
             unread[file.parent] = f"{str(file)!r} does not describe a run."
     return sorted(found, key=lambda entry: (entry.begun, entry.directory)), unread
 
@@ -210,6 +210,8 @@ def runs_within(directory: str | Path) -> str:
 def _entry(directory: Path, data: dict[str, Any]) -> Entry:
     """Return what `run.json` and the newest checkpoint tell."""
     run = data["run"]
+    if not isinstance(data["begun"], str):
+        raise TypeError("begun")
     entry = Entry(directory, data["begun"], data["agent"]["type"], run["env"], run["seed"])
     header = checkpoint.latest_header(directory / "checkpoints")
     if header is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -209,7 +210,7 @@ def _prepared(config: PlayConfig, agent: Any, options: dict[str, Any]) -> tuple[
     from operant.session import fitting
 
     found = None if config.run_dir is None else _newest(config.run_dir, config.best)
-    saved = None if found is None else found.header["specification"]
+    saved = None if found is None else _specification(found)
     if saved is None and agent is None:
         raise SpecError(
             "play needs an agent or run_dir: `operant play <agent> --env ...` or `operant play RUN`."
@@ -238,6 +239,17 @@ def _prepared(config: PlayConfig, agent: Any, options: dict[str, Any]) -> tuple[
         env.close()
         raise
     return learner, train, env
+
+
+def _specification(found: Checkpoint) -> Mapping[str, Any]:
+    """Return what a checkpoint says of its agent; weights alone are checkpoints, too."""
+    saved = found.header.get("specification")
+    parts = ("agent", "spaces", "parallel_interactions")
+    if not isinstance(saved, Mapping) or not all(part in saved for part in parts):
+        raise SpecError(
+            f"{shown(found.path)!r} does not hold an agent. Weights are played by: operant play AGENT --env ... --weights {shown(found.path)}"
+        )
+    return saved
 
 
 def _expect_spaces(run: str, saved: Any, env: VectorEnv) -> None:

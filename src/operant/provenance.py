@@ -69,7 +69,7 @@ def git_state(directory: str | Path = ".") -> dict[str, Any] | None:
 
 
 def _git(directory: str | Path, *arguments: str) -> str | None:
-    """Return what git answers, or None. It takes no locks, and runs no program that a repository names."""
+    """Return what git answers, or None. It takes no locks; filters that the repository's own configuration names may run."""
     try:
         result = subprocess.run(
             ["git", "-c", "core.fsmonitor=false", *arguments],

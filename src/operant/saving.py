@@ -174,6 +174,8 @@ def _read_hdf5(path: Path) -> dict[str, np.ndarray]:
 
     def note(name: str, item: Any) -> None:
         if isinstance(item, h5py.Dataset):
+            if item.external or item.is_virtual:  # it would open what somebody else's file names
+                raise ValueError(f"{name!r} is stored in another file")
             arrays[name] = np.asarray(item[()])
 
     with h5py.File(path, "r", locking=False) as file:
@@ -255,7 +257,7 @@ def header(path: Path) -> dict[str, Any]:
         if beside.is_file():
             try:
                 data: dict[str, Any] = json.loads(beside.read_text(encoding="utf-8"))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise CheckpointError(f"The specification {str(beside)!r} cannot be read: {error}") from None
             return data
     raise CheckpointError(f"There is no specification {stem!r}.json beside the weights {str(path)!r}.")

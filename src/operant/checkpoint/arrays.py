@@ -92,7 +92,7 @@ def split(
         if set(table) != set(expected):
             raise ValueError(f"it holds the arrays {sorted(table)} where {sorted(expected)} are expected")
         return {name: _array(body, name, table[name], *expected[name]) for name in expected}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         raise CheckpointError(f"{path} is malformed: {error}.") from None
 
 

@@ -74,7 +74,8 @@ def _check(manifest: dict[str, Any]) -> None:
     for name, leaf in manifest["leaves"].items():
         kind, dtype = leaf["kind"], leaf["dtype"]
         for shape in (leaf["shape"], leaf["data_shape"] if kind == "key" else []):
-            if not isinstance(shape, list) or any(type(n) is not int or n < 0 for n in shape):
+            # NumPy has at most 64 axes, and the product of what somebody made up may take hours.
+            if not isinstance(shape, list) or len(shape) > 64 or not all(map(_is_length, shape)):
                 raise ValueError(f"leaf {name} has the shape {shape!r}")
         if kind == "python":
             if dtype not in PYTHON or type(leaf["value"]) is not PYTHON[dtype]:
@@ -88,3 +89,7 @@ def _check(manifest: dict[str, Any]) -> None:
     named = {leaf.get("file") for leaf in manifest["leaves"].values()}
     for file in manifest["files"].keys() - named:
         raise ValueError(f"no leaf is in the file {file!r}")
+
+
+def _is_length(n: Any) -> bool:
+    return type(n) is int and 0 <= n < 2**63

@@ -12,6 +12,7 @@ from operant.cli import parse, tables
 from operant.errors import SpecError, UsageError, quoted
 from operant.execution.config import RunConfig
 from operant.spec import Config, option, options, read_json
+from operant.tuning.study import shown
 
 HEADER = ("flags", "help", "default", "hp_type")
 
@@ -45,6 +46,8 @@ def run(arguments: list[str]) -> int:
     own = [config_class(trained)] if trained is not None else []
     given = parse.parse([RunConfig, Extra, *own], flags, f"train {agent}" if agent else "train")
     n_seeds = given.pop("n_seeds", 1)
+    if (storage := given.get("storage")) is not None:  # run.json is no place for its password
+        arguments = [word.replace(storage, shown(storage)) for word in arguments]
     command = quoted("operant", "train", *arguments)
     if n_seeds > 1 and given.get("resume"):
         raise SpecError(

@@ -15,7 +15,7 @@ from operant.nn.backend import keras
 from operant.nn.graph import Graph, reshaped
 from operant.nn.layers import RANKS, Layer, choice
 from operant.nn.recurrent import Gru, Lstm, Rnn
-from operant.spec import Registry, build
+from operant.spec import Registry, build, refuse_code
 
 Aggregation = Literal["concat", "max", "mean", "product", "stack", "sum"]
 Index = int
@@ -179,6 +179,8 @@ def keras_layer(layer: Any, name: str | None = None, **arguments: Any) -> KerasL
         raise SpecError(
             f"{cls.__name__} layers cannot be saved as data. Write a registered Keras layer instead."
         )
+    if isinstance(arguments.get("vocabulary"), str):
+        refuse_code(arguments["vocabulary"], "vocabulary file")
     try:
         return KerasLayer(layer=cls(**arguments), name=name)
     except (TypeError, ValueError) as error:

@@ -85,6 +85,8 @@ def read_json(path: str | Path, what: str) -> dict[str, Any]:
         raise SpecError(
             f"The {what} file {str(path)!r} is not JSON: {error.msg} (line {error.lineno})."
         ) from None
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets within brackets
+        raise SpecError(f"The {what} file {str(path)!r} cannot be read: {error}.") from None
     if not isinstance(data, dict):
         raise SpecError(
             f"The {what} file {str(path)!r} must hold one JSON object, not a {type(data).__name__}."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.util
+import re
 import secrets
 import time
 import weakref
@@ -96,6 +97,7 @@ def shown(storage: str) -> str:
     scheme, _, rest = storage.partition("://")
     account, at, host = rest.rpartition("@")
     user, colon, _ = account.partition(":")
+    host = re.sub(r"(?<=[?&]password=)[^&]*", "***", host)
     return f"{scheme}://{user}{':***' if colon else ''}{at}{host}"
 
 
