@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from typing import ClassVar
@@ -480,9 +481,10 @@ def test_an_exported_policy_plays_as_the_run_does(trained, tmp_path, capsys, for
     assert "does not fit Pendulum-v1" in capsys.readouterr().err
 
 
-def test_weights_are_not_taken_for_an_agent(trained, capsys):
+def test_weights_are_not_taken_for_an_agent(trained, tmp_path, capsys):
     """A run writes them as a checkpoint, which says nothing of spaces."""
-    assert main(["play", str(trained / "ppo.tf"), "--env", "CartPole-v1"]) == 2
+    shutil.copytree(trained / "ppo.tf", tmp_path / "ppo.tf")
+    assert main(["play", str(tmp_path), "--env", "CartPole-v1"]) == 2
     assert (
         "ppo.tf' does not hold an agent. Weights are played by: operant play AGENT" in capsys.readouterr().err
     )
