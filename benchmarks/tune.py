@@ -123,7 +123,6 @@ def main():
     lines += [
         "",
         "![history](../../docs/images/tune-history.png)",
-        "![importances](../../docs/images/tune-importances.png)",
         "![parallel](../../docs/images/tune-parallel.png)",
         "",
         f"Command: `python benchmarks/tune.py --n-trials {arguments.n_trials} --trial-steps {steps} --n-jobs {arguments.n_jobs} "

@@ -157,7 +157,15 @@ def test_a_history_that_another_run_writes_to_is_refused(tmp_path, monkeypatch, 
     )
     agent.fit(max_steps=began + 128)
     assert json.loads(Path("fitted/run.json").read_text())["origin"]["step"] == began
+    other = PPO("jax:CartPole-v1", n_steps=8, history_checkpoint="h.parquet", quiet=True)
+    other.fit(max_steps=began + 256)
+    rows = len(read_history("h.parquet")["step"])
+    with pytest.raises(UsageError, match="another run has continued it"):
+        agent.fit(max_steps=began + 512)
+    assert len(read_history("h.parquet")["step"]) == rows
+    other.fit(max_steps=began + 512)
     agent.close()
+    other.close()
     assert agent._progress.origin.step == began and while_it_trains and all(while_it_trains)
 
 

@@ -539,6 +539,18 @@ def test_a_trial_is_told_and_may_end_it(monkeypatch):
     agent.close()
 
 
+def test_a_block_longer_than_the_way_between_reports_is_told_once():
+    """Under each report stands what a policy is worth there: others that go by smaller steps are compared with it."""
+    told, trial = [], Trial(100)
+    trial.report = lambda value, step: told.append((step, agent.session.driver.step))
+    with operant.PPO(
+        "CartPole-v1", NET, n_envs=2, trial=trial, **{**SMALL, "n_steps": 512, "mini_batches": 1}
+    ) as agent:
+        agent.fit(max_steps=5_000)
+    assert all(step <= reached < step + 250 for step, reached in told[:-1]), told
+    assert told[-1][0] == 5_000 and len(told) == 6
+
+
 class Breaks(gymnasium.Wrapper):
     """An environment that fails for good after some steps."""
 

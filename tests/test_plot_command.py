@@ -12,8 +12,9 @@ from operant.cli import main
 from operant.errors import SpecError, UsageError
 from operant.tracking import Episode, History
 from operant.tracking import trials as pictures
-from operant.tracking.figures import PlotConfig, aggregates, plot
+from operant.tracking.figures import PlotConfig, _beginning, aggregates, plot
 from operant.tracking.looks import check_format
+from operant.tracking.plot import settled
 from operant.tracking.runs import grouped, read
 from operant.tracking.seeds import stratified
 
@@ -262,6 +263,59 @@ def test_stratified_covers_as_often_as_it_says():
 def test_stratified_errors(scores, options, message):
     with pytest.raises(SpecError, match=message):
         stratified(scores, **options)
+
+
+def episodes(folder, rows, env="A", agent="ppo", seed=1):
+    """Write a run whose episodes are `(step, return, length, actor)`."""
+    made(folder, 1, env=env, agent=agent, seed=seed)
+    shutil.rmtree(folder / "history.parquet")
+    sink = History(folder / "history.parquet")
+    sink.episodes(
+        [
+            Episode(step, 1.0 * step, float(x), length, actor, float(x), float(x))
+            for step, x, length, actor in rows
+        ]
+    )
+    sink.close()
+    return folder
+
+
+def test_of_episodes_that_ended_together_the_mean_is_drawn(tmp_path):
+    """In the order in which they ended the longest is the last one, and in many environments the best."""
+    run = episodes(tmp_path / "r", [(10, 1, 1, 0), (10, 2, 2, 1), (10, 6, 6, 2), (20, 5, 5, 0)])
+    (own,) = read([run])
+    for plot, wanted in [
+        ("episode_reward", [3.0, 5.0]),
+        ("episode_length", [3.0, 5.0]),
+        ("mean_reward", [6.0, 5.0]),
+    ]:
+        x, y = settled(own.columns, plot, own.columns["step"])
+        assert x.tolist() == [10, 20] and y.tolist() == wanted
+
+
+def test_the_first_episodes_are_as_many_of_every_actor(tmp_path):
+    """Those that end first are the shortest."""
+    short = [(10 * i, 1, 1, 0) for i in range(1, 31)]
+    run = episodes(tmp_path / "r", sorted([*short, *[(100 * i, 9, 9, 1) for i in range(1, 31)]]))
+    own = read([run])[0]
+    assert _beginning(own, "mean_reward") == 5.0
+    assert (
+        _beginning(
+            own._replace(columns={k: x for k, x in own.columns.items() if k != "actor"}), "mean_reward"
+        )
+        < 4.0
+    )
+
+
+def test_scores_that_cannot_be_compared_are_told(tmp_path):
+    falling = [episodes(tmp_path / f"f{i}", [(10, 0, 1, 0), (20, -5 - i, 1, 0)], seed=i) for i in (1, 2)]
+    config = PlotConfig.from_dict({"aggregate": True})
+    with pytest.raises(SpecError, match=r"No run in 'A' ended above its first episodes \(-3.25\)"):
+        aggregates(grouped(read(falling)), config)
+    longer = episodes(tmp_path / "longer", [(10, 0, 1, 0), (40, 5, 1, 0)], seed=3)
+    shorter = episodes(tmp_path / "shorter", [(10, 0, 1, 0), (20, 3, 1, 0)], seed=4)
+    with pytest.warns(RuntimeWarning, match="The runs of 'ppo' in 'A' end at steps 20 to 40"):
+        aggregates(grouped(read([longer, shorter])), config)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
 import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ from operant.engine import act_independently
 from operant.errors import (
     CheckpointError,
     MismatchError,
+    OperantError,
     SpecError,
     UsageError,
     naming_misspelt,
@@ -55,7 +57,7 @@ from operant.session import Session, fitting
 from operant.spaces import Codec
 from operant.spec import default, options, plain
 from operant.tracking import Tracker
-from operant.tracking.history import check_place
+from operant.tracking.history import check_place, end_of
 from operant.tracking.sinks import tracker
 from operant.train import evaluating, history_origin
 from operant.tuning.trial import report_steps
@@ -188,6 +190,8 @@ class Trainer:
         self._acted: Any = None
         """The training state that acted last, and what acting needs of it."""
         self._loaded: str | None = None
+        self._history_end: int | None = None
+        """Last step of the history as this object left it; None: it has not written it."""
 
     @property
     def elapsed(self) -> float:
@@ -269,6 +273,9 @@ class Trainer:
             if not self._begun:
                 self._progress.begin_at(history_origin(here))
                 self._begun = True
+            if here.history_checkpoint is not None:
+                self._expect_own_rows(here.history_checkpoint)
+                stack.callback(self._note_rows, here.history_checkpoint)
             if directory is not None:
                 directory.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(held(directory))
@@ -276,6 +283,19 @@ class Trainer:
                     new_directory(here, self.agent)
                 self._describe(directory, run)
             return self._train(training, directory, run)
+
+    def _expect_own_rows(self, history: str) -> None:
+        """Refuse to go on with a history that another run has continued meanwhile: what it wrote would be dropped."""
+        if self._history_end is not None and (reached := end_of(history).step) > self._history_end:
+            raise UsageError(
+                f"The history {history!r} goes up to step {reached}, this object wrote it up to step {self._history_end}: another run has "
+                "continued it. Make another object that continues the history, with this one's weights."
+            )
+
+    def _note_rows(self, history: str) -> None:
+        """Note how far this object has written the history."""
+        with contextlib.suppress(OperantError):
+            self._history_end = end_of(history).step
 
     def _describe(self, directory: Path, run: RunConfig) -> None:
         """Write into the folder of the run what is trained."""
@@ -534,12 +554,14 @@ class Trainer:
         if run.max_steps is None:
             raise UsageError("An Optuna trial needs max_steps, so that all trials report at the same steps.")
         outcome = None
-        for step in report_steps(min(training.step, run.max_steps), run.max_steps):
+        points = report_steps(min(training.step, run.max_steps), run.max_steps)
+        for step, following in zip(points, [*points[1:], math.inf], strict=True):
             training.run = run.replace(max_steps=step)
             outcome = training.loop()
             if outcome.reason != "max_steps":
                 break
-            if not training.progress.score.rewards:
+            # Where a block went beyond the next report, others tell there what they are worth there.
+            if training.step >= following or not training.progress.score.rewards:
                 continue
             self.trial.report(outcome.mean_reward, step)
             if step < run.max_steps and self.trial.should_prune():

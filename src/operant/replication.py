@@ -6,7 +6,7 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -209,7 +209,7 @@ def _loop(population: Population, trainings: Sequence[Training], display: Tracke
                 now = time.perf_counter()
                 if now - shown >= LOG_SECONDS:
                     shown = now
-                    display.record(_summary(trainings, now - began))
+                    display.record(_summary(trainings, outcomes, now - began))
     except Exception:
         for i in wanted:
             trainings[i].fail(finished[i])
@@ -219,11 +219,12 @@ def _loop(population: Population, trainings: Sequence[Training], display: Tracke
     return [outcomes[i] for i in range(len(trainings))]
 
 
-def _summary(trainings: Sequence[Training], seconds: float) -> Record:
-    """Sum up how far all runs are."""
+def _summary(trainings: Sequence[Training], outcomes: Mapping[int, Outcome], seconds: float) -> Record:
+    """Sum up how far all runs are; those that have ended are stepped with the others, and count as they ended."""
     scores = [training.progress.score for training in trainings if training.progress.score.episodes]
     values = {"episode/count": float(sum(score.episodes for score in scores))}
     if scores:
         values["episode/reward_mean"] = sum(score.mean for score in scores) / len(scores)
         values["episode/reward_best"] = max(max(score.mean, score.best) for score in scores)
-    return Record(sum(training.driver.step for training in trainings), seconds, values)
+    steps = [outcomes[i].step if i in outcomes else each.driver.step for i, each in enumerate(trainings)]
+    return Record(sum(steps), seconds, values)

@@ -131,7 +131,8 @@ def draw(study: optuna.Study, folder: Path) -> list[Path]:
             warnings.filterwarnings("error", "Target and region quantiles", UserWarning)
             shares = optuna.importance.get_param_importances(study)
         if shares is not None:
-            files.append(pictures.importances(shares, folder / "importances.png", study.study_name))
+            place = folder / "importances.png"
+            files.append(pictures.importances(shares, place, study.study_name, len(complete)))
         scales = {
             name
             for t in study.get_trials(deepcopy=False)

@@ -147,7 +147,8 @@ def _curves(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfig) -
     for i, (env, labels) in enumerate(groups.items()):
         learning_curve(
             {label: [run.columns for run in runs] for label, runs in labels.items()},
-            title=(config.env or env) + (": evaluations" if config.evaluations else ""),
+            title=(config.env if config.env and len(groups) == 1 else env)
+            + (": evaluations" if config.evaluations else ""),
             plot=config.plot,
             benchmark=config.benchmark,
             statistic=config.statistic,
@@ -183,6 +184,7 @@ def aggregates(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfig
                     f"{label!r} has no run in {env!r}, and statistics over environments need runs in all of them. "
                     "Name runs with --agents where their settings differ."
                 )
+            _tell_unequal(env, label, group[label])
             finals = [_final(run, config.plot) for run in group[label]]
             scores[label].append([(final - low) / (high - low) for final in finals])
     return [
@@ -190,6 +192,17 @@ def aggregates(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfig
         for label, parts in scores.items()
         for statistic in ("iqm", "median", "mean")
     ]
+
+
+def _tell_unequal(env: str, label: str, runs: Sequence[Run]) -> None:
+    """Warn where final scores are those of runs of different length."""
+    ends = [int(run.columns["step"][-1]) for run in runs]
+    if max(ends) > 1.05 * min(ends):
+        warnings.warn(
+            f"The runs of {label!r} in {env!r} end at steps {min(ends)} to {max(ends)}, and their final scores count alike.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def _range(
@@ -208,21 +221,34 @@ def _range(
         low, high = map(float, known)
     else:
         runs = [run for runs in group.values() for run in runs]
-        low = float(np.mean([np.mean(run.columns["episode_reward"][:FIRST_EPISODES]) for run in runs]))
+        low = float(np.mean([_beginning(run, column) for run in runs]))
         high = max(_final(run, column) for run in runs)
+        if high < low:
+            raise SpecError(
+                f"No run in {env!r} ended above its first episodes ({low:g}), so that none can count 1. Give --scores."
+            )
     if not low != high:
         raise SpecError(f"The scores that count 0 and 1 in {env!r} are both {low:g}. Give --scores.")
     return low, high
 
 
-def _final(run: Run, column: str) -> float:
+def _beginning(run: Run, column: str) -> float:
+    """Return the mean over the first episodes, as many of every actor: those that end first are the shortest."""
     import numpy as np
 
-    values = run.columns[column]
-    finite = np.flatnonzero(np.isfinite(values))
-    if not finite.size:
+    values = run.columns["episode_length" if column == "episode_length" else "episode_reward"]
+    actors = run.columns.get("actor", np.zeros(len(values), np.int64))
+    each = -(-FIRST_EPISODES // max(len(np.unique(actors)), 1))
+    return float(np.mean(np.concatenate([values[actors == actor][:each] for actor in np.unique(actors)])))
+
+
+def _final(run: Run, column: str) -> float:
+    from operant.tracking.plot import settled
+
+    _, values = settled(run.columns, column, run.columns["step"])
+    if not values.size:
         raise SpecError(f"The run {str(run.path)!r} has no episodes to plot.")
-    return float(values[finite[-1]])
+    return float(values[-1])
 
 
 def _aggregates(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfig) -> object:

@@ -161,6 +161,22 @@ def _label(benchmark: str, time_unit: str) -> str:
     return "step" if benchmark == "step" else f"time ({time_unit}s)"
 
 
+def settled(history: Mapping[str, np.ndarray], plot: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return where episodes ended, in order and each place once, and the finite values of a column there.
+
+    Of episodes that ended together a rolling mean is the last one's; of what each has for itself it is the mean: those of an evaluation
+    stand in the order in which they ended, the longest last.
+    """
+    y = np.asarray(history[plot], np.float64)
+    order = np.argsort(x, kind="stable")
+    x, y = x[order][np.isfinite(y[order])], y[order][np.isfinite(y[order])]
+    starts = np.flatnonzero(np.append(True, x[1:] > x[:-1])[: len(x)])
+    sizes = np.diff(np.append(starts, len(x)))
+    if plot in ("mean_reward", "best_reward"):
+        return x[starts], y[starts + sizes - 1]
+    return x[starts], np.add.reduceat(y, starts) / sizes if len(x) else y
+
+
 def _curves(
     label: str, histories: Sequence[History], plot: str, benchmark: str, time_unit: str, points: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -168,11 +184,7 @@ def _curves(
     lines = []
     for source in histories:
         history = source if isinstance(source, Mapping) else read_history(source)
-        x, y = _abscissa(history, benchmark, time_unit), np.asarray(history[plot], np.float64)
-        order = np.argsort(x, kind="stable")
-        x, y = x[order][np.isfinite(y[order])], y[order][np.isfinite(y[order])]
-        last = np.append(x[1:] > x[:-1], True)[: len(x)]  # of the episodes that ended in one step
-        lines.append((x[last], y[last]))
+        lines.append(settled(history, plot, _abscissa(history, benchmark, time_unit)))
     if not lines or any(not len(x) for x, _ in lines):
         raise SpecError(f"A run of {label!r} has no episodes to plot.")
     start, end = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)

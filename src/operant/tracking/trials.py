@@ -63,12 +63,17 @@ def history(trials: Sequence[Trial], out: str | Path, title: str = "") -> Path:
     return save(drawing, out)
 
 
-def importances(shares: Mapping[str, float], out: str | Path, title: str = "") -> Path:
-    """Draw how much of the differences between trials each parameter explains.
+ENOUGH = 5
+"""Fewer of the best trials say little of what made them so (Optuna's own advice)."""
+
+
+def importances(shares: Mapping[str, float], out: str | Path, title: str = "", complete: int = 0) -> Path:
+    """Draw by how much each parameter tells the best tenth of the complete trials from all of them.
 
     Args:
         shares: by name of the parameter; they sum up to 1.
         out: file to write.
+        complete: how many trials are.
         title: of the picture.
     """
     names = sorted(shares, key=lambda name: shares[name])
@@ -81,7 +86,9 @@ def importances(shares: Mapping[str, float], out: str | Path, title: str = "") -
         ax.annotate(
             text, (value, i), (5, 0), textcoords="offset points", va="center", fontsize=9.5, color=INK
         )
-    finish(ax, title, "importance", "", legend="best", note="PED-ANOVA over the complete trials", numbers="x")
+    best = -(-complete // 10)
+    note = f"PED-ANOVA: the best {best} of {complete} complete trials against all{'' if best >= ENOUGH else ', too few to say much'}"
+    finish(ax, title, "importance", "", legend="best", note=note, numbers="x")
     ax.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
     ax.set_xlim(0, max(values, default=1.0) * 1.12 or 1.0)
     ax.grid(False, axis="y")

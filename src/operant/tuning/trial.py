@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -206,7 +207,8 @@ def _advance(seeds: Sequence[_Seed], steps: int | None, connection: Connection) 
     """Train from report to report, until the end or until nobody wants more."""
     assert steps is not None
     going, value, values = list(seeds), None, []
-    for step in report_steps(0, steps):
+    points = report_steps(0, steps)
+    for step, following in zip(points, [*points[1:], math.inf], strict=True):
         for seed in tuple(going):
             seed.training.run = seed.training.run.replace(max_steps=step)
             reason = seed.training.loop().reason
@@ -214,6 +216,8 @@ def _advance(seeds: Sequence[_Seed], steps: int | None, connection: Connection) 
                 return {"kind": "failed", "text": "The trial was interrupted.", "traceback": ""}
             if reason != "max_steps":
                 going.remove(seed)
+        if going and min(seed.training.step for seed in going) >= following:
+            continue  # a block went beyond the next report: others tell there what they are worth there
         values = [seed.value() for seed in seeds]
         value = _mean(values)
         if not going:
