@@ -20,6 +20,7 @@ from operant.errors import SpecError
 from operant.execution.config import RunConfig
 from operant.execution.environments import host_vector, make_environments
 from operant.execution.episodes import Accounts
+from operant.execution.evaluate import run_episodes
 from operant.inputs import play_env
 from operant.play import PlayConfig
 from operant.spaces import Spaces
@@ -228,6 +229,13 @@ def test_a_lost_life_ends_an_episode_and_the_score_is_of_the_whole_game():
     ]
     assert actions == [0, 0, 2, 0, 0, 0]
     assert [(f.reward, f.length) for f in finished] == [(5 - 3 + 7 + 2, 3)]
+
+
+def test_evaluations_count_whole_games_and_true_scores():
+    games = Games(Script(ROWS), clip_rewards=True, episodic_life=True)
+    no_op = {"action": np.zeros(1, np.int32)}
+    (episode,) = run_episodes(lambda observation, carry, first, row: (no_op, carry), (), games, 1)
+    assert (episode.reward, episode.length) == (5 - 3 + 7 + 2, 3)
 
 
 def test_without_clipping_and_lives():

@@ -333,7 +333,8 @@ def test_another_id_has_none_of_the_arguments_of_the_first():
     agent = operant.PPO(
         "FrozenLake-v1", [8], env_kwargs={"is_slippery": False}, max_episode_timesteps=3, **SMALL
     )
-    assert max(agent.play(env="FrozenLake-v1", episodes=3).lengths) <= 3
+    for name in ("FrozenLake-v1", "FrozenLake"):  # of which it is the newest version
+        assert max(agent.play(env=name, episodes=3).lengths) <= 3
     given = create_envs("FrozenLake-v1", preprocess=False)[0]
     assert max(agent.play(env=given, episodes=20, action_idx=1).lengths) > 3
     agent.close()
@@ -344,6 +345,35 @@ def test_objects_are_made_again_with_their_arguments():
     for env in (made[0], made_again(made[0]), made_again(made[1], "rgb_array")):
         assert len(env.unwrapped.P[0][0]) == 1  # where an action leads is certain
     assert not is_id(made) and is_id(create_envs("FrozenLake-v1", 2, preprocess=False))
+
+
+def test_environments_that_are_made_end_by_their_time_limit():
+    """Also in a loop of the program's own, and within a wrapper that repeats actions."""
+    for env, actions in [
+        (create_envs("Pendulum-v1", 1, preprocess=False)[0], 200),
+        (preprocessed("CarRacing-v3"), 250),
+    ]:
+        env.reset(seed=0)
+        flags = [env.step(0 * env.action_space.sample())[2:4] for _ in range(actions)]
+        assert flags[-1] == (False, True) and not any(map(any, flags[:-1]))
+        env.close()
+
+
+def test_what_normalises_goes_on_with_its_moments_where_it_is_made_again():
+    """A policy that has learnt with them would see other inputs; and what it is judged by is not learnt from."""
+    made = gymnasium.wrappers.NormalizeObservation(gymnasium.make("Pendulum-v1"))
+    made.reset(seed=1)
+    for _ in range(20):
+        made.step(made.action_space.sample())
+    again, count = made_again(made), made.obs_rms.count
+    first, _ = again.reset(seed=2)
+    raw, _ = gymnasium.make("Pendulum-v1").reset(seed=2)
+    np.testing.assert_allclose(first, (raw - made.obs_rms.mean) / np.sqrt(made.obs_rms.var + 1e-8), rtol=1e-4)
+    assert made.obs_rms.count == count
+
+
+def test_a_list_of_different_ids_is_no_id():
+    assert is_id(["CartPole-v1", "CartPole-v1"]) and not is_id(["CartPole-v0", "CartPole-v1"])
 
 
 def test_objects_are_made_again_with_their_wrappers_once():

@@ -248,6 +248,44 @@ def test_an_entry_of_text_is_left_out_as_its_refusal_says():
 @pytest.mark.parametrize(
     "space", [spaces.Text(20), spaces.Dict(a=spaces.Dict(b=spaces.Text(2)), c=spaces.Discrete(2))]
 )
+class Grey(gymnasium.Env):
+    """Declares bytes and shows fractions, as where an image was divided by 255 already."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (2, 2), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+    max_episode_steps = 3  # of what, it does not say
+
+    def __init__(self, first=None):
+        self.first = np.uint8(9) if first is None else first
+
+    def reset(self, *, seed=None, options=None):
+        return np.full((2, 2), self.first), {}
+
+    def step(self, action):
+        return np.full((2, 2), 0.5), 0.0, False, False, {}
+
+
+def test_observations_are_looked_at_before_they_are_stored():
+    """As bytes they would be black."""
+    with Environment.create(Grey(first=0.5)) as env:
+        with pytest.raises(EnvironmentError, match=r"reset of 'Grey': The observation must be .*uint8"):
+            env.reset()
+    with Environment.create(Grey()) as env:
+        env.reset()
+        with pytest.raises(EnvironmentError, match=r"step of 'Grey': The observation must be .*uint8"):
+            env.execute(0)
+
+
+def test_only_a_registry_tells_a_time_limit():
+    assert vector.create(Grey(), mode="in-process").max_episode_timesteps is None
+
+
+def test_gymnasiums_vector_that_holds_others_still_is_not_used():
+    pytest.importorskip("flax", reason="flax is not installed; Gymnasium's phys2d environments need it")
+    with pytest.raises(SpecError, match="holds all others still where one begins anew"):
+        vector.create("phys2d/CartPole-v1", 6, "native-vector")
+
+
 def test_what_no_filter_leaves_out_is_not_told_to_be(space):
     with pytest.raises(SpaceError, match=r"Convert it with a wrapper\.$"):
         from_gymnasium(space, spaces.Discrete(2))

@@ -284,12 +284,12 @@ def test_of_episodes_that_ended_together_the_mean_is_drawn(tmp_path):
     """In the order in which they ended the longest is the last one, and in many environments the best."""
     run = episodes(tmp_path / "r", [(10, 1, 1, 0), (10, 2, 2, 1), (10, 6, 6, 2), (20, 5, 5, 0)])
     (own,) = read([run])
-    for plot, wanted in [
+    for column, wanted in [
         ("episode_reward", [3.0, 5.0]),
         ("episode_length", [3.0, 5.0]),
         ("mean_reward", [6.0, 5.0]),
     ]:
-        x, y = settled(own.columns, plot, own.columns["step"])
+        x, y = settled(own.columns, column, own.columns["step"])
         assert x.tolist() == [10, 20] and y.tolist() == wanted
 
 

@@ -554,6 +554,12 @@ def test_vectors_of_gymnasium_given_by_the_user():
         SpecError, match=r"resets with AutoresetMode.SAME_STEP, and AutoresetMode.NEXT_STEP is needed"
     ):
         create(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP))
+    same = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+    sound = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.NEXT_STEP)  # writes into what both share
+    with pytest.raises(SpecError, match="AutoresetMode.SAME_STEP"):
+        create(same)
+    SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+    create(sound).close()
     with pytest.raises(
         SpecError, match=r"num_envs must be 3, as many as the vector has. Received: num_envs=4"
     ):

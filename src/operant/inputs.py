@@ -53,13 +53,14 @@ def create_envs(
 
         return [preprocessed(env_name, max_frame=max_frame, **kwargs) for _ in range(n)]
     source = table.resolve(env_name, arguments=kwargs)
-    return [source.make() for _ in range(n)]
+    limit, made = source.own_limit(), [source.make() for _ in range(n)]
+    return made if limit is None else [gymnasium.wrappers.TimeLimit(env, limit) for env in made]
 
 
 def is_id(envs: Any) -> bool:
     """Tell whether environments are an id, or objects just like those that Gymnasium makes of their id."""
     if isinstance(envs, list | tuple):
-        return all(is_id(env) for env in envs)
+        return all(map(is_id, envs)) and len(set(map(_id, envs))) == 1
     if isinstance(envs, str):
         return True
     if isinstance(envs, Preprocessed):  # whose spec is that of the frames
@@ -71,6 +72,11 @@ def is_id(envs: Any) -> bool:
     told = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
     limits = (spec.max_episode_steps, spec.additional_wrappers)
     return told == own.kwargs and limits == (own.max_episode_steps, own.additional_wrappers)
+
+
+def _id(env: Any) -> str:
+    """Return the id of what `is_id`."""
+    return table.full_id(env) if isinstance(env, str) else str(env.spec.id)
 
 
 def refuse_no_environments(envs: Any) -> None:
@@ -151,11 +157,34 @@ def made_again(env: Any, render_mode: str | None = None) -> Any:
     own = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
     shows = {} if render_mode is None else {"render_mode": render_mode}  # which not all of them take
     try:
-        return gymnasium.make(dataclasses.replace(spec, kwargs=own), **shows)
+        made = gymnasium.make(dataclasses.replace(spec, kwargs=own), **shows)
     except Exception as error:  # what an environment raises is its own
         raise SpecError(
             f"No other can be made like {env!r}: {type(error).__name__}: {str(error).rstrip('.')}. {give}"
         ) from error
+    _share_statistics(env, made)
+    return made
+
+
+def _share_statistics(env: Any, other: Any) -> None:
+    """Have an environment normalise by the running moments of the one that it was made like, whose policy has learnt with them."""
+    for kind, moments in (
+        (gymnasium.wrappers.NormalizeObservation, "obs_rms"),
+        (gymnasium.wrappers.NormalizeReward, "return_rms"),
+    ):
+        for one, like in zip(_layers(env, kind), _layers(other, kind), strict=True):
+            setattr(like, moments, getattr(one, moments))
+            like.update_running_mean = False
+
+
+def _layers(env: Any, kind: type) -> list[Any]:
+    """Return the wrappers of a kind around an environment, from the outermost."""
+    found = []
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, kind):
+            found.append(env)
+        env = env.env
+    return found
 
 
 def evaluation_envs(run: RunConfig, envs: Any, given: Any, spaces: Spaces) -> VectorEnv | None:
@@ -264,7 +293,10 @@ def _given(config: PlayConfig, envs: Any, given: Any, spaces: Spaces, lives: boo
     if not (makes(given) or is_environment(given)) or isinstance(given, gymnasium.vector.VectorEnv):
         raise value_error("env", "one environment: an id, an object, a class or a function", given)
     trains = envs if isinstance(envs, list | tuple) else [envs]
-    known = given == config.env if isinstance(given, str) else any(given is each for each in trains)
+    if isinstance(given, str):
+        known = table.full_id(given) == table.full_id(config.env)
+    else:
+        known = any(given is each for each in trains)
     if not known:
         config = config.replace(env_kwargs=None, max_episode_timesteps=None)
     if isinstance(given, str):

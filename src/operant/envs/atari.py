@@ -62,7 +62,10 @@ def preprocessed(env: Any, max_frame: bool = False, **arguments: Any) -> gymnasi
     source = resolve(env, arguments=arguments)
     if not isinstance(source.target, EnvSpec):
         raise value_error("env", "an id of Gymnasium, or an environment of it", env)
-    return make(source.target, source.arguments)
+    made, limit = make(source.target, source.arguments), source.target.max_episode_steps
+    if limit is not None and not has_lives(source):  # ALE cuts its games itself
+        made.env = gymnasium.wrappers.TimeLimit(made.env, limit)
+    return made
 
 
 def own_vector(

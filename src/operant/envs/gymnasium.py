@@ -152,6 +152,9 @@ def make_vector(
     if "max_episode_steps" in arguments and not _takes(creator, "max_episode_steps"):
         return f"the vectorised form of {spec.id} takes no time limit"
     vector = _call(spec, creator, num_envs=num_envs, **arguments)
+    if any(kind.__name__ == "FunctionalJaxVectorEnv" for kind in type(vector).__mro__):
+        vector.close()
+        return f"the vectorised form of {spec.id} holds all others still where one begins anew"
     if (fault := autoreset_fault(vector)) is not None:
         vector.close()
         return f"the vectorised form of {spec.id} {fault}"
@@ -169,7 +172,8 @@ def call(spec: EnvSpec, entry: str, **arguments: Any) -> Any:
 
 def autoreset_fault(vector: gymnasium.vector.VectorEnv) -> str | None:
     """Say what is wrong with a vector's way to begin the next episode, or None."""
-    mode = vector.metadata.get("autoreset_mode")
+    # Those of Gymnasium say it themselves, and write it into what all vectors of a class share.
+    mode = getattr(vector.unwrapped, "autoreset_mode", None) or vector.metadata.get("autoreset_mode")
     if mode is None:
         return "does not say its autoreset mode in metadata['autoreset_mode']"
     if mode != gymnasium.vector.AutoresetMode.NEXT_STEP:
@@ -262,6 +266,7 @@ class Gymnasium(Environment):
         self.gymnasium = env
         self._info: Mapping[str, Any] = {}
         self._unchecked = True
+        self._unseen = {"reset", "step"}
         self.spaces, self.codec = spaces_of(env)
         self._limit = own_limit(env) if max_episode_timesteps is None else max_episode_timesteps
 
@@ -309,6 +314,10 @@ class Gymnasium(Environment):
         return flat, 1 if terminated else 2 if truncated else 0, reward
 
     def _encode(self, observation: Any, call: str) -> Flat:
+        if call in self._unseen:  # as it is: what is stored has been made to fit
+            self._unseen.discard(call)
+            for fault in value_faults(self.gymnasium.observation_space, observation):
+                raise EnvironmentError(f"{call} of {self._name}: {fault} {MISFIT}")
         try:
             return self.codec.encode(observation, False)
         except UNREADABLE as error:
@@ -433,6 +442,11 @@ def _leaves_observations(env: gymnasium.Wrapper[Any, Any, Any, Any]) -> bool:
     """Tell whether a wrapper leaves observations as they are. What one might do of which that is not known need not be alike for two stacks."""
     if isinstance(env, gymnasium.RewardWrapper | gymnasium.ActionWrapper):
         return True
+    if type(env).__name__ in (
+        "MaxAndSkipObservation",
+        "RepeatAction",
+    ):  # a step of theirs brings several frames
+        return False
     own = type(env).__module__.split(".")[0] == "gymnasium"
     same = env.observation_space == env.env.observation_space
     return own and same and not isinstance(env, gymnasium.ObservationWrapper)

@@ -76,10 +76,9 @@ class Source:
 
     def own_limit(self) -> int | None:
         """Return the limit that a registry tells beside the environment."""
-        limit = getattr(self.target, "max_episode_steps", None)
-        if limit is None or not isinstance(self.target, EnvSpec):
-            return limit
-        return preprocessing.steps_for(limit, self.arguments)
+        if not isinstance(self.target, EnvSpec) or self.target.max_episode_steps is None:
+            return None
+        return preprocessing.steps_for(self.target.max_episode_steps, self.arguments)
 
     @property
     def is_native(self) -> bool:

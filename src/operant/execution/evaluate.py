@@ -156,7 +156,8 @@ def run_episodes(
         first, ended = ended, after.terminated | after.truncated
         steps += int(np.count_nonzero(valid & (left > 0)))
         over: list[Finished] = []
-        accounts.row(over, steps, after.reward, valid, ended, env.infos)
+        score, done = (after.reward, ended) if env.game is None else env.game
+        accounts.row(over, steps, score, valid, done, env.infos)
         for episode in over:
             if left[episode.actor] > 0 and not (env.lost is not None and env.lost[episode.actor]):
                 left[episode.actor] -= 1
