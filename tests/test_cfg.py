@@ -775,3 +775,26 @@ def test_the_examples_of_the_page_run(tmp_path, monkeypatch):
         row = next(line for line in page.splitlines() if line.startswith(f"| `[{kind}-N]`"))
         assert all(f"`{key}`" in row for key in described.keys), row
     assert all(f"`{name}`" in page for name in INITIALIZERS)
+
+
+def test_a_key_that_no_section_takes_is_refused_in_default_too():
+    text = "[DEFAULT]\nactivaton=relu\n[dense-0]\nunits=3\n[dense-1]\noutput=1"
+    with pytest.raises(
+        SpecError, match=r"section \[DEFAULT\]: no section takes the key 'activaton'.*'activation'"
+    ):
+        Cfg.parse(text)
+
+
+def test_an_embedding_reads_one_state_of_so_many_choices():
+    cfg = Cfg.parse("[embedding]\nvalues=9\nunits=3\n[flatten]\n[dense]\noutput=1")
+    heads = {"q": Head((2,))}
+    build(cfg, {"state": Leaf("int", (), num_values=9)}, heads)
+    for fed in (
+        {"state": Leaf("float", (4,))},
+        {"state": Leaf("int", (), num_values=10)},
+        {"a": Leaf("int", (), num_values=3), "b": Leaf("int", (), num_values=3)},
+    ):
+        with pytest.raises(
+            SpecError, match="an embedding of 9 values, so it reads one state of at most as many"
+        ):
+            build(cfg, fed, heads)

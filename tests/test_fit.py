@@ -44,6 +44,18 @@ def keras_model():
     return k.Model(entry, [k.layers.Dense(2)(x), k.layers.Dense(1)(x)])
 
 
+def test_keras_models_that_share_weights_are_refused():
+    """Each network is trained by itself; the last one written back would overwrite the other's."""
+    from operant.nn.backend import keras
+
+    k = keras()
+    state, action, encoder = k.Input((3,)), k.Input((1,)), k.layers.Dense(4, name="encoder")
+    actor = k.Model(state, k.layers.Dense(1, activation="tanh")(encoder(state)))
+    critic = k.Model([state, action], k.layers.Dense(1)(k.layers.Concatenate()([encoder(state), action])))
+    with pytest.raises(SpecError, match="actor_model and critic_model share the weights 'encoder/kernel'"):
+        operant.DDPG("Pendulum-v1", actor, critic, quiet=True)
+
+
 @pytest.fixture(scope="module")
 def trained():
     """A class that has trained a Keras model in two calls."""

@@ -139,7 +139,72 @@ def test_a_keras_model_that_scales_frames_within_another_is_not_scaled_again():
     np.testing.assert_allclose(outputs["q"], 4.0, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["dense", "softmax layer", "softmax activation", "within another"])
+def test_a_keras_model_that_reads_bytes_gets_them_as_they_are():
+    """Scaled to 0 ... 1, Keras would cut them to bytes again: a black picture."""
+    k = keras()
+    entry = k.Input((2, 2, 1), dtype="uint8")
+    x = k.layers.Flatten()(k.ops.cast(entry, "float32") / 255.0)
+    model = k.Model(entry, k.layers.Dense(2, kernel_initializer="ones")(x))
+    built = build(model, {"state": Leaf("float", (2, 2, 1), dtype="uint8", min_value=0, max_value=255)}, Q)
+    outputs, _ = built.apply(built.init(jax.random.key(0)), {"state": np.full((2, 2, 1), 51, np.uint8)})
+    np.testing.assert_allclose(outputs["q"], 0.8, rtol=1e-5)
+    whole = k.Input((3,), dtype="int32")
+    cut = k.Model(whole, k.layers.Dense(2)(k.ops.cast(whole, "float32")))
+    with pytest.raises(
+        SpecError, match=r"must take the inputs, in this order: state \(3,\). It takes: .* int32"
+    ):
+        build(cut, VECTOR, Q)
+
+
+def test_outputs_by_name_that_keras_sorts_are_refused():
+    k = keras()
+    entry = k.Input((3,))
+    model = k.Model(entry, {"policy": k.layers.Dense(1)(entry), "critic": k.layers.Dense(1)(entry)})
+    with pytest.raises(SpecError, match="Give them as a list, in this order: mean, value"):
+        build(model, VECTOR, {"mean": Head((1,)), "value": Head(())})
+
+
+def test_an_embedding_of_ones_own_gets_numbers():
+    class Own(keras().layers.Embedding):
+        pass
+
+    keras().saving.register_keras_serializable("tests")(Own)
+    built = build([Own(5, 4), "flatten"], {"state": Leaf("int", (), num_values=5)}, Q)
+    assert built.init(jax.random.key(0))["params"]["head.q/kernel"].shape == (4, 2)
+
+
+def test_a_list_of_layers_that_nothing_reads_is_refused():
+    dense = {"type": "dense", "size": 4}
+    with pytest.raises(SpecError, match=r"network\[0\]: nothing reads its result"):
+        build([[dense], [dense]], VECTOR, Q)
+    read = [[dense, {"type": "register", "tensor": "x"}], [{"type": "retrieve", "tensors": "x"}, dense]]
+    build(read, VECTOR, Q)
+
+
+@pytest.mark.parametrize("form", ["object", "file", "layers"])
+def test_what_is_drawn_anew_is_what_is_trained(form, tmp_path):
+    """As of second critics: what was adapted or is frozen stays as it was given."""
+    k = keras()
+    adapted, frozen, free = k.layers.Normalization(), k.layers.Dense(4, trainable=False), k.layers.Dense(2)
+    adapted.adapt(np.asarray([[4.0, 0.0, 9.0], [6.0, 8.0, 9.5]], np.float32))
+    entry = k.Input((3,))
+    model = k.Model(entry, free(frozen(adapted(entry))))
+    given = [adapted, frozen, free] if form == "layers" else model
+    if form == "file":
+        given = str(tmp_path / "critic.keras")
+        model.save(given)
+    first, second = (
+        build(given, VECTOR, Q, reinitialize=again).init(jax.random.key(int(again)))
+        for again in (False, True)
+    )
+    jax.tree.map(np.testing.assert_array_equal, first["state"], second["state"])
+    kernels = [name for name in first["params"] if name.endswith("kernel")]
+    assert kernels and not any(np.array_equal(first["params"][n], second["params"][n]) for n in kernels)
+
+
+@pytest.mark.parametrize(
+    "kind", ["dense", "softmax layer", "softmax activation", "within another", "ops", "activations"]
+)
 def test_probabilities_of_a_keras_model_are_the_policys(kind):
     k = keras()
     entry = k.Input((3,))
@@ -149,7 +214,10 @@ def test_probabilities_of_a_keras_model_are_the_policys(kind):
     elif kind == "within another":
         out = k.Sequential([entry, softmax])(entry)
     else:
-        last = k.layers.Softmax() if kind == "softmax layer" else k.layers.Activation("softmax")
+        last = {
+            "softmax layer": k.layers.Softmax(), "softmax activation": k.layers.Activation("softmax"),
+            "ops": k.ops.softmax, "activations": k.activations.softmax,
+        }[kind]  # fmt: skip
         softmax = k.layers.Dense(2)
         out = last(softmax(entry))
     softmax.set_weights([0.01 * np.array([[1.0, -1.0]] * 3, np.float32), np.zeros(2, np.float32)])

@@ -209,9 +209,13 @@ def test_optimizers_that_are_refused(given, message):
         define("ppo", optimizer=given)
 
 
-def test_weight_decay_may_not_leave_variables_out():
+@pytest.mark.parametrize("by", ["name", "variable"])
+def test_weight_decay_may_not_leave_variables_out(by):
     optimizer = o.AdamW(0.1)
-    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    if by == "name":
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+    else:
+        optimizer.exclude_from_weight_decay(var_list=[keras().Variable(np.ones(3, np.float32))])
     with pytest.raises(
         SpecError, match="exclude_from_weight_decay has no counterpart here. Give optax.add_decayed"
     ):

@@ -146,6 +146,7 @@ class Trainer:
         given = named(self.agent, parts, settings)
         run, own = split(self.agent, given)
         self.models = {name: own[name] for name in MODELS if name in own}
+        _expect_apart(self.models)
         config = config_class(self.agent)
         own |= buffer_options(config, own.pop("buffers", None), self._count(n_envs), own)
         own = {**optimizer_options(config, self.models, own), **own}
@@ -628,6 +629,17 @@ class Trainer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _expect_apart(models: Mapping[str, Any]) -> None:
+    """Refuse Keras models that share weights: each network is trained by itself, and the last would overwrite the others'."""
+    owners: dict[int, str] = {}
+    for option, model in models.items():
+        for variable in getattr(model, "variables", ()) if hasattr(model, "stateless_call") else ():
+            if (other := owners.setdefault(id(variable), option)) != option:
+                raise SpecError(
+                    f"{other} and {option} share the weights {variable.path!r}, and each network is trained by itself. Give each layers of its own."
+                )
 
 
 @functools.cache

@@ -85,13 +85,17 @@ def build(
                 parsed = KerasModel(from_config(config(given)))
             outputs = _complete(parsed.model, entries, fed, heads, normalized)
             if reinitialize:
-                copied = _untrained(given, parsed.model)
+                copied = _untrained(given, parsed.model, scope)
         else:
             outputs = _assembled(parsed, entries, fed, heads, groups, normalized, carries, graphs)
         sources = {safe_name(n): x for n, x in entries.items()} | carries.inputs
         built = k.Model(sources, {safe_name(n): outputs[n] for n in heads} | carries.outputs, name=name)
         for source, copy in (pair for graph in graphs for pair in graph.copied):
-            copied += zip(source.weights, copy.weights, strict=True)
+            copied += (
+                _untrained(source, copy, scope)
+                if reinitialize
+                else zip(source.weights, copy.weights, strict=True)
+            )
         weights = collect(built, scope, copied)
     return Model(
         built,
@@ -118,11 +122,18 @@ def _warn_of_channels(fed: Mapping[str, Leaf]) -> None:
             )
 
 
-def _untrained(model: Any, copy: Any) -> list[tuple[Any, Any]]:
-    """Pair the weights of a model that have values and are not trained with those of its copy: they are no part of a new draw."""
+def _untrained(model: Any, copy: Any, scope: Any) -> list[tuple[Any, Any]]:
+    """Pair the weights of a model that have values and are not trained with those of its copy: they are no part of a new draw.
+
+    A weight has its value in itself, or in the scope if it was made there, as where a file is read.
+    """
     trained = {id(v) for v in model.trainable_weights}
     pairs = zip(model.weights, copy.weights, strict=True) if model.weights else ()
-    return [(old, new) for old, new in pairs if id(old) not in trained and old._initializer is None]
+    return [
+        (old, new)
+        for old, new in pairs
+        if id(old) not in trained and (old._initializer is None or scope.get_current_value(old) is not None)
+    ]
 
 
 def _registered(graphs: Sequence[Graph]) -> dict[str, Any]:
@@ -241,7 +252,7 @@ def _complete(
     """Connect a whole Keras model: check its inputs, and its outputs against the heads, in order."""
     scaled = not _rescales(model)
     tensors = {n: _prepared(entries[n], n, leaf, normalized, scaled) for n, leaf in fed.items()}
-    return _headed(model, _called(model, tensors, fed), heads, entries)
+    return _headed(model, _called(model, tensors, entries, fed), heads, entries)
 
 
 def _rescales(layer: Any) -> bool:
@@ -269,8 +280,16 @@ def _from_cfg(
         )
     vectors = [x for n, x in tensors.items() if n not in images]
     vector = None
-    if len(tensors) == 1 and cfg.first == "embedding":
-        x = next(iter(tensors.values()))
+    if cfg.first == "embedding":
+        (name, leaf), *more = fed.items()
+        values = cfg.sections[0].values["values"]
+        if more or leaf.num_values is None or leaf.num_values > values:
+            choices = "" if leaf.num_values is None else f" of {leaf.num_values} choices"
+            raise SpecError(
+                f"{cfg.source} begins with an embedding of {values} values, so it reads one state of at most as many choices. Received: "
+                f"{', '.join(fed)}{choices}."
+            )
+        x = tensors[name]
     elif images:
         x = graph.encode(tensors[images[0]])
         if cfg.first == "convolutional" and len(x.shape) == 3:  # a grey image
@@ -301,12 +320,18 @@ def _is_softmax(model: Any, index: int) -> bool:
     if isinstance(layer, k.Model):
         return _is_softmax(layer, place)
     activation = getattr(getattr(layer, "activation", None), "__name__", "")
-    return isinstance(layer, k.layers.Softmax) or activation == "softmax"
+    # Of `keras.ops` and `keras.activations` it is an operation of that name.
+    return isinstance(layer, k.layers.Softmax) or "softmax" in (activation, type(layer).__name__.lower())
 
 
 def _headed(model: Any, called: Any, heads: Mapping[str, Head], entries: Mapping[str, Any]) -> dict[str, Any]:
     """Check a whole model's outputs against the heads, in order, and add the heads that are learned constants."""
     k = keras()
+    if isinstance(called, Mapping) and list(called) != sorted(called):
+        raise SpecError(
+            f"The Keras model {model.name!r} gives its outputs by name ({', '.join(called)}), and Keras sorts the names. Give them as a "
+            f"list, in this order: {', '.join(heads)}."
+        )
     found = [x if x.dtype == "float32" else k.ops.cast(x, "float32") for x in k.tree.flatten(called)]
     dense = {n: head for n, head in heads.items() if head.constant is None}
     sizes = [math.prod(head.shape) for head in dense.values()]
@@ -329,8 +354,10 @@ def _headed(model: Any, called: Any, heads: Mapping[str, Head], entries: Mapping
     return outputs | {n: _head(n, head, first) for n, head in heads.items() if head.constant is not None}
 
 
-def _called(model: Any, tensors: Mapping[str, Any], fed: Mapping[str, Leaf]) -> Any:
-    """Call a Keras model on the inputs, by name where it takes them so, else in order."""
+def _called(
+    model: Any, tensors: Mapping[str, Any], entries: Mapping[str, Any], fed: Mapping[str, Leaf]
+) -> Any:
+    """Call a Keras model on the inputs, by name where it takes them so, else in order; as they came (`entries`) where it reads integers."""
     k = keras()
     graph = _graph(tensors, fed)
     declared = list(getattr(model, "inputs", None) or [])
@@ -341,7 +368,7 @@ def _called(model: Any, tensors: Mapping[str, Any], fed: Mapping[str, Leaf]) -> 
     if set(by_name) == {safe_name(n) for n in tensors}:
         declared = [by_name[safe_name(n)] for n in tensors]
     wanted = ", ".join(f"{n} {leaf.shape}" for n, leaf in fed.items())
-    received = ", ".join(f"{x.name} {tuple(x.shape[1:])}" for x in declared)
+    received = ", ".join(f"{x.name} {tuple(x.shape[1:])} {x.dtype}" for x in declared)
     message = (
         f"The Keras model {model.name!r} must take the inputs, in this order: {wanted}. It takes: {received}."
     )
@@ -351,14 +378,15 @@ def _called(model: Any, tensors: Mapping[str, Any], fed: Mapping[str, Leaf]) -> 
     if len(declared) != len(tensors):
         raise SpecError(message)
     arguments = []
-    for x, place in zip(tensors.values(), declared, strict=True):
-        x = graph.encode(x) if "float" in place.dtype else x
+    for (name, x), place in zip(tensors.items(), declared, strict=True):
+        # Integers get frames as bytes and choices as numbers: Keras would cut fractions.
+        x = graph.encode(x) if "float" in place.dtype else entries.get(name, x)
         if len(place.shape) == len(x.shape) + 1 and place.shape[-1] == 1:
             x = reshaped(x, (*x.shape[1:], 1))
         agree = len(x.shape) == len(place.shape) and all(
             b in (None, a) for a, b in zip(x.shape[1:], place.shape[1:], strict=True)
         )
-        if not agree:
+        if not agree or ("float" in x.dtype and "float" not in place.dtype):
             raise SpecError(message)
         arguments.append(x)
     placed = {id(place): x for place, x in zip(declared, arguments, strict=True)}

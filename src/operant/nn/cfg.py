@@ -102,6 +102,11 @@ class Cfg:
         if not parser.sections():
             raise SpecError(f"{source} is empty. It must have at least one section, such as [dense-0].")
         shared = set(parser.defaults())
+        known = {key for kind in KINDS.values() for key in kind.keys} | ROLES.keys()
+        for key in sorted(shared - known):
+            raise SpecError(
+                f"{source}, section [DEFAULT]: no section takes the key {key!r}.{suggest(key, known)}"
+            )
         sections = tuple(_section(name, parser[name], shared, source) for name in parser.sections())
         _check_outputs(sections, source)
         return cls(text, sections, source)

@@ -73,7 +73,7 @@ def options_of(optimizer: Any) -> dict[str, Any]:
     for argument, remedy in REFUSED.items():
         if config.get(argument):
             raise SpecError(f"{kind}({argument}={config[argument]!r}) has no counterpart here. {remedy}.")
-    if getattr(optimizer, "_exclude_from_weight_decay_pattern", None):
+    if any(getattr(optimizer, f"_exclude_from_weight_decay{of}", None) for of in ("", "_pattern")):
         raise SpecError(
             f"{kind}.exclude_from_weight_decay has no counterpart here. Give optax.add_decayed_weights with a mask."
         )

@@ -15,7 +15,7 @@ from operant.nn.backend import keras
 from operant.nn.cfg import Cfg
 from operant.nn.graph import Graph, activation, reshaped
 from operant.nn.recurrent import Lstm
-from operant.nn.structure import LAYERS, add, add_all, config, from_config, read
+from operant.nn.structure import LAYERS, Register, add, add_all, config, from_config, read
 from operant.spec import Registry, build, data_only, refuse_code
 
 FORMS = (
@@ -199,6 +199,12 @@ class Layered:
         stacks = [
             tuple(read(spec, f"network[{i}][{j}]") for j, spec in enumerate(s)) for i, s in enumerate(layers)
         ]
+        for i, stack in enumerate(stacks[:-1]):
+            if not any(isinstance(layer, Register) for layer in stack):
+                raise SpecError(
+                    f"network[{i}]: nothing reads its result, since each list begins with the inputs. End it with a register, and begin a "
+                    "later list with a retrieve; or make one list of both."
+                )
         return cls(tuple(stacks), True)
 
     def __call__(self, graph: Graph) -> Any:

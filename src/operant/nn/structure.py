@@ -142,7 +142,8 @@ class KerasLayer(Layer):
     def __call__(self, graph: Graph, x: Any) -> Any:
         """Add a copy of the layer."""
         kind = type(self.layer).__name__
-        x = x if kind in TAKES_INTEGERS else graph.encode(x)
+        kinds = {cls.__name__ for cls in type(self.layer).__mro__}
+        x = x if kinds & TAKES_INTEGERS else graph.encode(x)
         data = config(self.layer)
         data["config"]["name"] = graph.name(kind.lower(), self.name)
         copy = from_config(data)
