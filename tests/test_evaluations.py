@@ -479,3 +479,25 @@ def test_classes_save_and_load():
         third.load("kept")
     agent.close()
     other.close()
+
+
+def test_a_checkpoint_that_cannot_be_loaded_costs_nothing():
+    """A class goes on with its own memory."""
+
+    def made(model):
+        return operant.DQN(
+            "CartPole-v1", model, n_envs=2, buffer_max_size=500, buffer_initial_size=50, seed=1, quiet=True
+        )
+
+    agent, other = made(NET), made([16])
+    agent.fit(max_steps=200)
+    path = agent.save("kept")
+    with pytest.raises(CheckpointError, match="does not fit what it is loaded into"):
+        other.load("kept")
+    assert other.fit(max_steps=100).step >= 100
+    (Path(path) / "arrays.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError):
+        agent.load(path)
+    assert agent.fit(max_steps=300).step >= 300
+    agent.close()
+    other.close()

@@ -247,15 +247,17 @@ class Checkpoint:
         for file, entry in self._manifest["files"].items():
             durable.measure(self.path / file, entry["bytes"])
 
-    def read(self) -> None:
-        """Read and verify all of it; it stays in memory until it is taken. Raises `CheckpointError`."""
-        self._kept = _read_leaves(self.path, self._manifest)
+    def read(self, like: Tree = None) -> None:
+        """Read and verify all of it, if it fits `like` (None: any); it stays in memory until it is taken. Raises as `load`."""
+        entries = self._manifest["leaves"]
+        if like is not None:
+            _fit(self.path, entries, like)  # before reading what may be large
+        self._keep(entries)
 
     def load(self, like: Tree = None) -> Tree:
         """Take the whole tree: see the function `load`."""
         entries = self._manifest["leaves"]
-        if like is not None:
-            _fit(self.path, entries, like)  # before reading what may be large
+        self.read(like)
         return _rebuild(self.path, entries, self._take(entries), like)
 
     def part(self, part: str, like: Tree, field: str | None = None) -> Tree:
@@ -280,10 +282,14 @@ class Checkpoint:
 
     def _take(self, entries: dict[str, Any]) -> dict[str, Any]:
         """Give out what was read of these leaves (keys as their data), once: who takes it may write to it, or let go of it."""
+        self._keep(entries)
+        return {name: self._kept.pop(name) for name in entries}
+
+    def _keep(self, entries: dict[str, Any]) -> None:
+        """Read those of these leaves that are not in memory."""
         lacking = [name for name in entries if name not in self._kept]
         if lacking:
             self._kept |= _read_leaves(self.path, self._manifest, lacking)
-        return {name: self._kept.pop(name) for name in entries}
 
 
 def newest(directory: str | Path, name: str | None = None) -> Checkpoint | None:
@@ -398,14 +404,12 @@ def _fit(path: Path, leaves: dict[str, Any], like: Tree) -> None:
         raise MismatchError(f"{path} does not fit what it is loaded into:\n  " + "\n  ".join(shown))
 
 
-def _read_leaves(
-    path: Path, manifest: dict[str, Any], wanted: Container[str] | None = None
-) -> dict[str, Any]:
-    """Read and check the files that hold wanted leaves (None: all); return all leaves of these by name (keys as their data)."""
+def _read_leaves(path: Path, manifest: dict[str, Any], wanted: Container[str]) -> dict[str, Any]:
+    """Read and check the files that hold wanted leaves; return all leaves of these by name (keys as their data)."""
     leaves = {name: leaf["value"] for name, leaf in manifest["leaves"].items() if leaf["kind"] == "python"}
-    needed = {leaf.get("file") for name, leaf in manifest["leaves"].items() if wanted and name in wanted}
+    needed = {leaf.get("file") for name, leaf in manifest["leaves"].items() if name in wanted}
     for file, entry in manifest["files"].items():
-        if wanted is not None and file not in needed:
+        if file not in needed:
             continue
         data = durable.read(path / file, entry["bytes"], entry["bytes"], entry["sha256"])
         expected = {

@@ -210,11 +210,13 @@ class Training:
             raise CheckpointError(f"The checkpoint {str(saved.path)!r} is not one of a training run.")
         told, fresh = saved.header["training"], self.driver.train
         self.memory_anew = not told.get("memory", True)
-        like = jax.eval_shape(lambda train: train, without_replay(fresh) if self.memory_anew else fresh)
+        shapes = jax.eval_shape(lambda train: train, without_replay(fresh) if self.memory_anew else fresh)
+        like = {"train": shapes, "driver": self.driver.snapshot_like()}
+        saved.read(like)  # what cannot be loaded must not cost the memory that is here
         if not self.memory_anew:  # a device need not have room for two replay memories
             fresh = without_replay(fresh)
             self.driver.put(fresh)
-        tree = saved.load({"train": like, "driver": self.driver.snapshot_like()})
+        tree = saved.load(like)
         train = tree["train"]
         train = train._replace(memory=fresh.memory) if self.memory_anew else train
         if changed:
