@@ -284,6 +284,10 @@ def test_gymnasiums_vector_that_holds_others_still_is_not_used():
     pytest.importorskip("flax", reason="flax is not installed; Gymnasium's phys2d environments need it")
     with pytest.raises(SpecError, match="holds all others still where one begins anew"):
         vector.create("phys2d/CartPole-v1", 6, "native-vector")
+    given = gymnasium.make_vec("phys2d/CartPole-v1", 2, vectorization_mode="vector_entry_point")
+    with pytest.raises(SpecError, match="holds all others still.*give the id"):
+        vector.create(given)
+    given.close()
 
 
 def test_what_no_filter_leaves_out_is_not_told_to_be(space):

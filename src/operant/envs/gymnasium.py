@@ -152,9 +152,6 @@ def make_vector(
     if "max_episode_steps" in arguments and not _takes(creator, "max_episode_steps"):
         return f"the vectorised form of {spec.id} takes no time limit"
     vector = _call(spec, creator, num_envs=num_envs, **arguments)
-    if any(kind.__name__ == "FunctionalJaxVectorEnv" for kind in type(vector).__mro__):
-        vector.close()
-        return f"the vectorised form of {spec.id} holds all others still where one begins anew"
     if (fault := autoreset_fault(vector)) is not None:
         vector.close()
         return f"the vectorised form of {spec.id} {fault}"
@@ -172,6 +169,8 @@ def call(spec: EnvSpec, entry: str, **arguments: Any) -> Any:
 
 def autoreset_fault(vector: gymnasium.vector.VectorEnv) -> str | None:
     """Say what is wrong with a vector's way to begin the next episode, or None."""
+    if any(kind.__name__ == "FunctionalJaxVectorEnv" for kind in type(vector.unwrapped).__mro__):
+        return "holds all others still where one begins anew"
     # Those of Gymnasium say it themselves, and write it into what all vectors of a class share.
     mode = getattr(vector.unwrapped, "autoreset_mode", None) or vector.metadata.get("autoreset_mode")
     if mode is None:

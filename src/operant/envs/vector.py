@@ -237,7 +237,7 @@ def _given_vector(source: Source, reads: _Reads) -> GymnasiumVector:
     fault = adapter.autoreset_fault(vector)
     if fault is not None:
         raise SpecError(
-            f"The vector {source.name!r} {fault}. Make it with autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP."
+            f"The vector {source.name!r} {fault}. Make it with autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP, or give the id, or a list, of its environments."
         )
     if source.max_episode_timesteps is not None or source.reward_shaping is not None:
         raise UsageError(
