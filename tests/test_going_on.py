@@ -1065,6 +1065,18 @@ def test_a_terminal_that_is_closed_ends_a_run_in_order_unless_that_is_ignored(ig
     assert stopped == ([] if ignored else [True])
 
 
+def test_a_handler_of_the_program_s_own_for_a_closed_terminal_stays():
+    """Programs that run on read their settings again by it, say."""
+    told = []
+    before = signal.signal(signal.SIGHUP, lambda *_: told.append("own"))
+    try:
+        with interruption.terminable(lambda: told.append("stop")):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert told == ["own"]
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_a_request_to_terminate_ends_the_program_whatever_else_it_runs(first):
     """As where a callback of `fit` trains another object: that came to its own end, and the program went on."""

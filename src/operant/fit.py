@@ -231,7 +231,8 @@ class Trainer:
     ) -> Outcome:
         """Train until the mean of the last episodes reaches a reward, or for a number of steps.
 
-        A Ctrl-C ends it, and the program goes on; a request to terminate (SIGTERM) ends the program when all is saved, with status 143.
+        A Ctrl-C ends it, and the program goes on; a request to terminate (SIGTERM, or SIGHUP of a closed terminal) ends the program
+        when all is saved, with status 143 (129).
 
         Args:
             unnamed: nothing: a number alone does not say which of these it is.

@@ -98,10 +98,11 @@ def terminable(stop: Callable[[], None]) -> Iterator[None]:
     Raises:
         SystemExit: as `terminating`.
     """
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # such as `fit` whose callback runs this
+    numbers = [s for s in terminations() if signal.getsignal(s) is signal.SIG_DFL]
+    if signal.SIGTERM not in numbers:  # such as `fit` whose callback runs this
         yield
         return
-    with terminating(), orderly(stop, terminations()):
+    with terminating(), orderly(stop, numbers):
         yield
 
 

@@ -93,7 +93,8 @@ def _replicate(plan: Plan, first: int, n_seeds: int, directory: Path, command: s
     rewards = [result.outcome.mean_reward for result in results]
     mean = interval(rewards) if all(math.isfinite(x) for x in rewards) else (math.nan, math.nan, math.nan)
     if not run.quiet:
-        print(_farewell(plan, results, mean, directory), flush=True)
+        with contextlib.suppress(OSError):  # seeds outlive their terminal, and a full disk under their log
+            print(_farewell(plan, results, mean, directory), flush=True)
     return Replicated(tuple(results), directory, mean)
 
 
