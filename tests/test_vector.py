@@ -886,11 +886,35 @@ def test_nothing_is_learnt_from_a_step_that_no_environment_took(module, tmp_path
     np.testing.assert_array_equal(first.observation["state"][2], first.observation["state"][3])
 
 
-def test_what_was_lost_is_no_episode_of_an_evaluation(module, tmp_path):
+@pytest.mark.parametrize("how", ["processes", "elsewhere"])
+def test_what_was_lost_is_no_episode_of_an_evaluation(module, tmp_path, how):
     given = {"environment": module.Quitting, "file": str(tmp_path / "quit")}
-    with create(given, 1, "processes") as env:
+    if how == "elsewhere":  # one environment by itself, in this loop
+        given = Environment.create(given, remote="multiprocessing")
+    with create(given, 1, "processes" if how == "processes" else "in-process") as env:
         found = run_episodes(lambda observation, carry, first, row: (act(0), carry), (), env, 2, seed=1)
-        assert env.restarts == 1 and [episode.length for episode in found] == [5, 5]
+        assert env.lost is None and [episode.length for episode in found] == [5, 5]
+
+
+def test_an_evaluation_ends_where_one_environment_is_lost_again_and_again(module):
+    """Others in its worker come to their ends, so that the worker may be replaced for ever."""
+    with create(
+        [{"environment": module.Count, "length": n} for n in (9, 2)], 2, "processes", num_workers=1
+    ) as env:
+        rows = iter(range(1000))
+
+        def choose(observation, carry, first, row):
+            return act(3 if observation["state"][0, 1] == 6 and next(rows) < 900 else 0, 0), carry
+
+        with pytest.raises(EnvironmentError, match="Environment 0 of .* was lost 4 times without an episode"):
+            run_episodes(choose, (), env, 2, seed=1)
+
+
+def test_an_evaluation_of_a_runner_plays_another_episode_for_one_that_was_lost(module, tmp_path):
+    given = {"environment": module.Quitting, "file": str(tmp_path / "quit")}
+    with operant.Runner(agent={"agent": "ppo", **PPO}, environment=given, remote="multiprocessing") as runner:
+        runner.run(num_episodes=2, evaluation=True)
+        assert runner.restarts == 1 and runner.evaluation_timesteps == [5, 5]
 
 
 def test_a_runner_learns_nothing_from_a_step_that_no_environment_took(module, tmp_path):

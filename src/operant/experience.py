@@ -176,7 +176,8 @@ class Cloning:
                 own = rows[k : k + COUNTED]
                 observation = {name: _padded(trace.observation[name][own], COUNTED) for name in normalized}
                 self._weights = self._count(self._weights, observation, np.arange(COUNTED) < len(own))
-        self.hand_over()  # recurrent states are those that the agent comes to by what it has learnt so far
+        if jax.tree.leaves(self._engine.learner.start_carry()):
+            self.hand_over()  # recurrent states are those that the agent comes to by what it has learnt so far
         columns = self._cut(trace)
         value = float("nan")
         for _ in range(passes):

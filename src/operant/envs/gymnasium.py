@@ -172,7 +172,9 @@ def autoreset_fault(vector: gymnasium.vector.VectorEnv) -> str | None:
     if any(kind.__name__ == "FunctionalJaxVectorEnv" for kind in type(vector.unwrapped).__mro__):
         return "holds all others still where one begins anew"
     # Those of Gymnasium say it themselves, and write it into what all vectors of a class share.
-    mode = getattr(vector.unwrapped, "autoreset_mode", None) or vector.metadata.get("autoreset_mode")
+    mode = getattr(vector.unwrapped, "autoreset_mode", None)
+    if not isinstance(mode, gymnasium.vector.AutoresetMode):
+        mode = vector.metadata.get("autoreset_mode")
     if mode is None:
         return "does not say its autoreset mode in metadata['autoreset_mode']"
     if mode != gymnasium.vector.AutoresetMode.NEXT_STEP:

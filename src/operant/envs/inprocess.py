@@ -38,6 +38,8 @@ class Cell(Protocol):
     """See `VectorEnv.codec`."""
     limit: int | None
     """Steps after which the loop cuts an episode."""
+    lost: bool
+    """Whether nobody answered the last action; see `VectorEnv.lost`."""
 
     @property
     def info(self) -> Mapping[str, Any]:
@@ -58,6 +60,8 @@ class Cell(Protocol):
 
 class GymnasiumCell:
     """An environment of Gymnasium."""
+
+    lost = False
 
     def __init__(self, env: Any, limit: int | None) -> None:
         self.env = env
@@ -125,11 +129,18 @@ class EnvironmentCell:
         self.env = env
         self.spaces = env.spaces
         self.limit = env.max_episode_timesteps()
+        self.lost = False
+        self._connection = getattr(env.environment, "connection", None)
 
     @property
     def info(self) -> Mapping[str, Any]:
         """What it says of the episode that ended."""
         return self.env.episode_info()
+
+    @property
+    def _restarts(self) -> int:
+        """How often one elsewhere was lost and replaced."""
+        return getattr(self._connection, "restarts", 0)
 
     def native_actions(self, actions: Mapping[str, np.ndarray], n: int) -> Sequence[Any]:
         """Return what `N` environments take: the user's structure, floats within their bounds."""
@@ -144,7 +155,9 @@ class EnvironmentCell:
 
     def step(self, action: Any, full: bool) -> tuple[Flat, float, bool, bool]:
         """Take an action."""
+        before = self._restarts
         states, terminal, reward = self.env.execute(action)
+        self.lost = self._restarts != before
         flat = self.spaces.observe(states, (), values=full, over=bool(terminal))
         return flat, reward, terminal == 1, terminal == 2
 
@@ -237,7 +250,7 @@ class InProcess(VectorEnv):
             except (Exception, SystemExit) as error:
                 raise self._fault(i, error, "reset") from error
         self._steps, self._ended = [0] * self.num_envs, [False] * self.num_envs
-        self._is_reset = True
+        self._is_reset, self.lost = True, None
         self._unchecked.discard("reset")
         self._look(observation, full)
         return observation
@@ -257,7 +270,7 @@ class InProcess(VectorEnv):
         observation = {key: np.empty(*of) for key, of in self._empty.items()}
         reward, terminated, truncated = np.zeros(n, np.float32), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
         chosen = self.cells[0].native_actions(actions, n)
-        infos = self._infos.blank()
+        infos, self.lost = self._infos.blank(), None
         for i, cell in enumerate(self.cells):
             begins = ended[i]
             try:
@@ -270,6 +283,9 @@ class InProcess(VectorEnv):
                     if given is None:  # an array would hold NaN
                         raise EnvironmentError(adapter.no_number(given))
                     reward[i] = given
+                    if cell.lost:
+                        self.lost = np.zeros(n, np.bool_) if self.lost is None else self.lost
+                        self.lost[i] = True
                     if over or cut or steps[i] >= limits[i]:
                         ended[i], terminated[i], truncated[i] = True, over, not over
                         if infos:
