@@ -1,4 +1,4 @@
-"""Gymnasium's spaces to operant's and back, and the conversion of observations and actions between the two.
+"""Conversion of Gymnasium's spaces, observations and actions to operant's and back.
 
 Gymnasium is imported when a conversion is asked for, not before.
 """
@@ -19,7 +19,7 @@ from operant.spaces.masks import SUFFIX, mask_name
 from operant.spaces.space import RESERVED, Flat, Kind, Space, Spaces
 
 INFINITE = 1e6
-"""A bound of a Box this large counts as none: environments write large numbers where they know no limit."""
+"""A bound of a Box that is this large counts as none: environments give large numbers where there is no limit."""
 
 Node: TypeAlias = "Part | dict[Any, Node] | tuple[Node, ...]"
 
@@ -48,11 +48,11 @@ class Part:
     """Bounds to clip to, `[*shape]`."""
     high: NDArray | None = None
     pieces: tuple[tuple[int, ...], ...] = ()
-    """Shapes of the components whose entries, one after the other, are this vector; none: it is one as it stands."""
+    """Shapes of the components that are flattened and concatenated in this vector; empty: it is not a concatenation."""
 
     @property
     def direct(self) -> bool:
-        """Whether a value of the right type is the component as it stands."""
+        """Whether a value of the right type is the component without conversion."""
         return not self.split and not self.moved and self.start is None and self.storage.kind != "b"
 
     def encode(self, value: Any, batched: bool, flat: Flat) -> None:
@@ -83,7 +83,7 @@ class Part:
             flat[self.names[0]] = array
 
     def cut(self, array: Any) -> dict[str, Any]:
-        """Return the components of which a vector `[*B, P]`, of NumPy or JAX, is made, by name."""
+        """Split a vector `[*B, P]`, of NumPy or JAX, into the components that are concatenated in it, by name."""
         edges = np.cumsum([0, *map(math.prod, self.pieces)])
         places = zip(self.names, self.pieces, edges[:-1], edges[1:], strict=True)
         return {n: array[..., low:high].reshape(*array.shape[:-1], *shape) for n, shape, low, high in places}
@@ -108,14 +108,14 @@ class Part:
 
 
 class Mask(NamedTuple):
-    """One of the forms in which a mask may come."""
+    """One of the forms that a mask may take in an observation."""
 
     shape: tuple[int, ...]
     """Gymnasium's."""
     names: tuple[str, ...]
-    """Components that it is, or is made of."""
+    """Names of the masks in it: of one, or of several that are concatenated."""
     pieces: tuple[tuple[int, ...], ...] = ()
-    """As those of `Part`."""
+    """As in `Part`."""
 
 
 class SpaceCodec:
@@ -132,7 +132,7 @@ class SpaceCodec:
         self._ndim = len(self._shape)
 
     def is_batch(self, value: Any) -> bool:
-        """Tell whether a value has a leading axis of environments, by its first component."""
+        """Tell whether a value has a leading axis of environments, judged by its first component."""
         path, part = self._parts[0]
         for key in path:
             value = value[key]
@@ -179,7 +179,7 @@ class SpaceCodec:
             if kept and part.storage.kind == "b":
                 kept = bool(np.isin(array, (0, 1)).all())
             elif kept and array.dtype != part.dtype and part.dtype.kind in "iu":
-                with np.errstate(invalid="ignore"):  # numbers that are not finite are none of those
+                with np.errstate(invalid="ignore"):  # NaN and infinities, which never compare equal
                     kept = bool(np.array_equal(array.astype(part.dtype), array))
             if not kept:
                 numbers = "0 or 1" if part.storage.kind == "b" else f"numbers of type {part.dtype}"
@@ -195,7 +195,7 @@ class SpaceCodec:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Codec:
-    """Converts what passes between an environment of Gymnasium, single or vector, and operant."""
+    """Converts observations and actions between an environment of Gymnasium, single or vector, and operant."""
 
     observation: SpaceCodec
     action: SpaceCodec
@@ -238,24 +238,26 @@ def from_gymnasium(
 ) -> tuple[Spaces, Codec]:
     """Read the spaces of an environment of Gymnasium.
 
-    Of vector environments, give `single_observation_space` and `single_action_space`. Names: a Dict gives its keys, a
-    Tuple its positions, a MultiDiscrete with unequal counts its entries in C order. `/` in a key becomes `_`; a
-    reserved name gets `_` behind it. An entry `<action>_mask` of a Dict observation (`action_mask` for a single
-    action) masks a Discrete or MultiDiscrete action: MultiBinary, or a Box of integers 0 and 1. That of a MultiDiscrete may also be
-    one vector, in which the entries of its choices follow one another. Box observations of integers are read as
-    numbers (type float) stored in an integer type; 64-bit types are stored in 32 bits.
+    For vector environments, give `single_observation_space` and `single_action_space`. Components are named by the keys
+    of a Dict, by the positions in a Tuple, and by the entries, counted in C order, of a MultiDiscrete with unequal
+    counts. `/` in a key becomes `_`, and `_` is appended to a reserved name. An entry `<action>_mask` of a Dict
+    observation (`action_mask` for a single action) masks a Discrete or MultiDiscrete action: it is MultiBinary, or a
+    Box of integers 0 and 1. The mask of a MultiDiscrete may also be a single vector, in which the entries of its
+    choices follow one another. Box observations of integers are read as numbers (type float) stored in an integer type;
+    64-bit types are stored in 32 bits.
 
     Args:
         observation_space: Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these, at any depth.
         action_space: the same.
-        frames: how many successive frames a stacked observation holds. Declares every Box of two or more axes whose
-            axis of frames (the last; the first with `channels_first`) is that long.
-        channels_first: whether the channels or stacked frames of images are Gymnasium's first axis; it is moved to
-            the end, for every Box of three axes and for stacks. None: of the Boxes where that is clear (`Leaf.channels_first`).
+        frames: how many successive frames a stacked observation holds. Every Box of two or more axes whose axis of
+            frames (the last; the first with `channels_first`) is that long counts as a stack.
+        channels_first: whether the channels or stacked frames of images are Gymnasium's first axis; it is moved to the
+            end, for every Box of three axes and for stacks. None: only for Boxes where that is clear
+            (`Leaf.channels_first`).
 
     Raises:
-        SpaceError: a space is of a kind that cannot be served (Text, Graph, Sequence), no Box holds `frames`, or an entry is called
-            a mask and does not fit the action, or masks none.
+        SpaceError: a space is of an unsupported kind (Text, Graph, Sequence), no Box holds `frames`, or an entry is
+            named like a mask but does not fit its action, or masks none.
         SpecError: a space has no entries, or too many values.
     """
     for kind, space in (("observation", observation_space), ("action", action_space)):
@@ -290,7 +292,7 @@ def from_gymnasium(
 
 
 def _is_empty(space: Any) -> bool:
-    """Tell whether a Dict or Tuple holds nothing, but perhaps others that hold nothing either."""
+    """Tell whether a space is a Dict or Tuple that is empty, or holds only such spaces."""
     branches = getattr(space, "spaces", None)
     if branches is None:
         return False
@@ -300,7 +302,7 @@ def _is_empty(space: Any) -> bool:
 
 
 def _mask_forms(actions: Space, node: Node) -> dict[str, list[Mask]]:
-    """Return the forms in which the masks of actions may come, by the names of entries of the observation."""
+    """Return the forms that the masks of actions may take, by the name of the entry in the observation."""
     forms: dict[str, list[Mask]] = {}
     shapes = {
         name: (*leaf.shape, leaf.num_values)
@@ -332,7 +334,7 @@ class _Reader:
         self.found: list[str] = []
         self.stacks = 0
         self.beside: list[Any] = []
-        """Keys of the entries that can be served, where there are several."""
+        """Keys of the top-level entries that are supported, if the space is a Dict or Tuple."""
         from gymnasium import spaces
 
         self.readers: dict[type, Callable[[Any, str], tuple[Any, Node]]] = {
@@ -348,7 +350,7 @@ class _Reader:
         """Return the leaves (None for a mask) and the parts of a space.
 
         Raises:
-            SpaceError: it cannot be served.
+            SpaceError: it is not supported, or does not fit as a mask.
             SpecError: it has no entries, or too many values.
         """
         from gymnasium import spaces
@@ -378,7 +380,7 @@ class _Reader:
         )
 
     def _left_out(self, name: str) -> str:
-        """Return how to leave out an entry of the observation that cannot be served; nothing where it is no entry, or a nested one."""
+        """Return how to leave out an unsupported entry of the observation; empty if it is not an entry, or is nested."""
         if self.kind != "state" or not self.beside or "/" in name:
             return ""
         return f", or leave it out: gymnasium.wrappers.FilterObservation(env, filter_keys={self.beside})"
@@ -483,7 +485,7 @@ def _storage(space: Any) -> str:
 def to_gymnasium(space: Space) -> Any:
     """Return the Gymnasium space of the same values; `from_gymnasium(..., channels_first=False)` reads it back as an equal space.
 
-    What Gymnasium cannot say is lost: `frames`, bounds of 1e6 and more, and that a state is an `int` without
+    What Gymnasium cannot express is lost: `frames`, bounds of 1e6 and more, and that a state is an `int` without
     `num_values` (it comes back as a number stored as int32).
     """
     return _to_gymnasium(space.tree)

@@ -1,4 +1,4 @@
-"""Reading the fields of a component: each returns the one form that a field has, or raises `SpecError`."""
+"""Readers of a component's fields: each returns the canonical form of a field, or raises `SpecError`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ STORAGE: dict[str, tuple[str, ...]] = {
 }
 KINDS = {"float": "a number", "int": "an integer", "bool": "True or False"}
 MOST_ENTRIES = 2**31
-"""The most entries of a component."""
+"""The most entries that a component may have."""
 
 
 def whole(value: Any) -> bool:
-    """Tell whether a value is a whole number, and not a truth value."""
+    """Tell whether a value is a whole number, and not a bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
@@ -72,7 +72,7 @@ def read_shape(value: Any) -> tuple[int, ...]:
 
 
 def read_bound(name: str, value: Any, shape: tuple[int, ...], kind: str) -> Bound:
-    """Bring a bound to its one form: None, a number, or nested tuples of the leaf's shape."""
+    """Bring a bound into its canonical form: None, a number, or nested tuples of the leaf's shape."""
     if value is None:
         return None
     if kind == "bool":
@@ -86,7 +86,7 @@ def read_bound(name: str, value: Any, shape: tuple[int, ...], kind: str) -> Boun
     if array.dtype.kind not in "iuf" or np.isnan(array).any():
         raise value_error(name, "a number or an array of numbers", value)
     array = array.astype(np.float64)
-    if kind == "float":  # beyond the storage type is open too
+    if kind == "float":  # beyond the range of float32 counts as open, too
         array = np.where(np.abs(array) >= np.finfo(np.float32).max, np.copysign(np.inf, array), array)
     if np.any(array == (np.inf if name == "min_value" else -np.inf)):
         raise value_error(name, "finite, or infinite on the open side", value)

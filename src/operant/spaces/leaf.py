@@ -27,7 +27,7 @@ from operant.spaces.fields import (
 )
 
 MOST_CHANNELS = 16
-"""Channels, or stacked frames and their channels, that an image may have to be told from one with another order of axes."""
+"""The most channels (times stacked frames) with which an image's order of axes can be told from its shape."""
 _ALIASES = {"num_actions": "num_values", "num_states": "num_values"}
 
 
@@ -51,10 +51,10 @@ class Leaf:
     dtype: str = ""
     """NumPy type in which it is stored and replayed; empty: float32, int32 or bool. Image frames: type float, dtype uint8."""
     frames: int = 1
-    """Above 1, the last axis holds this many successive frames, oldest first: a memory may store each frame once."""
+    """Above 1, the last axis holds this many successive frames, oldest first: a replay memory may store each frame once."""
 
     def __post_init__(self) -> None:
-        """Bring every field to one form and check it."""
+        """Bring every field into its canonical form, and check it."""
         write = functools.partial(object.__setattr__, self)
         write("type", read_type(self.type))
         write("shape", read_shape(self.shape))
@@ -78,7 +78,7 @@ class Leaf:
             )
 
     def _read_choice(self, count: Any, write: Any) -> None:
-        """Check `num_values`, and keep of the bounds only `min_value`, the offset."""
+        """Check `num_values`; of the bounds, keep only `min_value`, the offset."""
         if self.type != "int":
             raise SpecError(f"num_values is for type 'int' only. Received: type={self.type!r}.")
         if not whole(count) or count < 1:
@@ -99,12 +99,12 @@ class Leaf:
 
     @classmethod
     def read(cls, spec: Any, label: str = "component", *, action: bool = False) -> Leaf:
-        """Make a leaf of a leaf or a dict such as ``{"type": "float", "shape": 4}``.
+        """Make a leaf from a leaf or from a dict such as ``{"type": "float", "shape": 4}``.
 
         Args:
             spec: the fields by name. `type` may be a string, a Python type or a NumPy type, and is float by default
-                (int beside `num_values`); `shape` an int or a sequence; `num_actions` and `num_states` are read as
-                `num_values`.
+                (int if `num_values` is given); `shape` is an int or a sequence; `num_actions` and `num_states` are read
+                as `num_values`.
             label: names the component in messages.
             action: it is an action: an int with both bounds becomes a choice of `max_value - min_value + 1`.
 
@@ -158,7 +158,7 @@ class Leaf:
 
     @property
     def _ends(self) -> tuple[NDArray, NDArray]:
-        """`min_value` and `max_value` as arrays; one number for all entries is not repeated, whatever the shape."""
+        """`min_value` and `max_value` as arrays; a single number for all entries is not broadcast to the shape."""
         kind = np.float32 if self.type == "float" else np.float64
         low, high = bound_array(self.min_value, (), -np.inf), bound_array(self.max_value, (), np.inf)
         return low.astype(kind), high.astype(kind)
@@ -170,7 +170,7 @@ class Leaf:
 
     @functools.cached_property
     def storage(self) -> np.dtype[Any]:
-        """`dtype` as NumPy's object."""
+        """`dtype` as a NumPy dtype."""
         return np.dtype(self.dtype)
 
     @functools.cached_property
@@ -200,10 +200,11 @@ class Leaf:
 
     @functools.cached_property
     def channels_first(self) -> bool:
-        """Whether it is clearly an image with its channels, or stacked frames, in the first axis; networks read those in the last.
+        """Whether it is clearly an image with channels, or stacked frames, first; networks expect these as last axis.
 
-        Clear are at most 16 of them before a height and width of more than 16, if the values are bytes from 0 to 255; of floats, at
-        most 4, or a height and width of 32 or more, since a board of few rows may have as many planes.
+        That is clear with at most 16 of them before a height and width of more than 16, if the values are bytes from 0
+        to 255. Of floats there must be at most 4, or a height and width of at least 32: a board of few rows may have as
+        many planes.
         """
         if self.type != "float" or len(self.shape) != 3:
             return False
@@ -217,7 +218,7 @@ class Leaf:
 
     @functools.cached_property
     def offset(self) -> int | NDArray:
-        """What the user's values exceed the stored ones by: `min_value` of a choice, else 0."""
+        """By how much the user's values exceed the stored ones: `min_value` of a choice, else 0."""
         if self.num_values is None or self.min_value is None:
             return 0
         if isinstance(self.min_value, tuple):
@@ -230,7 +231,7 @@ class Leaf:
         return self.num_values is not None and self.min_value is not None
 
     def to_spec(self) -> dict[str, Any]:
-        """Return the fields that differ from their defaults, as JSON data; `read` takes them back."""
+        """Return the fields that differ from their defaults, as JSON data, from which `read` makes an equal leaf."""
         spec: dict[str, Any] = {"type": self.type}
         if self.shape:
             spec["shape"] = list(self.shape)
@@ -253,21 +254,21 @@ class Leaf:
         values: bool = True,
         clip: bool = False,
     ) -> NDArray:
-        """Check a user's value and return it as stored: `dtype`, without offset, not copied if it already fits.
+        """Check a user's value and return it as stored: in `dtype`, without the offset, not copied if it already fits.
 
         Args:
             value: array-like `[*batch, *shape]`.
             label: names the component in messages.
             batch_shape: the leading axes; None: any.
-            values: whether to look at the numbers too (NaN, infinities, range), beside shape and kind.
-            clip: whether to bring floats within their bounds first.
+            values: whether to check the numbers, too (NaN, infinities, range), not only shape and kind.
+            clip: whether to clip floats to their bounds first.
 
         Raises:
             SpaceError: the value does not fit.
         """
         if type(value) is int and self._range is not None and batch_shape in (None, ()):
             low, high = self._range
-            if low <= value <= high:  # the usual action, without a dozen calls of NumPy for one number
+            if low <= value <= high:  # the usual action: saves a dozen NumPy calls for one number
                 return np.array(value - int(self.offset) if self.has_offset else value, self.storage)
         array = value if type(value) is np.ndarray else _as_array(value, label)
         lead = array.ndim - len(self.shape)
@@ -288,7 +289,7 @@ class Leaf:
                 f"The {label} must have shape {self.shape}{batch}. Received: shape {array.shape}.{remedy}"
             )
         if self.storage.kind == "f" and array.dtype is not self.storage:
-            with np.errstate(over="ignore"):  # a float64 too large becomes inf, which is then refused
+            with np.errstate(over="ignore"):  # a float64 that is too large becomes inf, which is then refused
                 array = array.astype(self.storage)
         if clip and self.storage.kind == "f" and self._limits[0] is not None:
             array = np.asarray(np.clip(array, *self._limits))
@@ -302,7 +303,7 @@ class Leaf:
         low, high = self._limits
         inside: NDArray | None
         if low is None or high is None:
-            # The product of a vector with itself is finite only if all entries are; it takes half the time on small ones.
+            # A vector's dot product with itself is finite only if all entries are; on small ones it is twice as fast.
             if self.storage.kind != "f" or (array.ndim == 1 and math.isfinite(np.vdot(array, array))):
                 return
             inside = np.isfinite(array)
@@ -325,12 +326,12 @@ class Leaf:
 
     @functools.cached_property
     def rounded(self) -> Leaf:
-        """The same leaf with bounds as its storage holds them, so that 4.8 and a float32 nearest to it are one bound."""
+        """The same leaf with bounds rounded to the storage type, so that 4.8 and the float32 nearest to it are equal bounds."""
         if self.storage.kind != "f":
             return self
 
         def bound(given: Bound, array: NDArray) -> Any:
-            with np.errstate(over="ignore"):  # beyond the storage is open
+            with np.errstate(over="ignore"):  # what the storage type cannot hold counts as open
                 return None if given is None else array.astype(self.storage).astype(np.float64)
 
         low, high = self._ends
@@ -340,7 +341,7 @@ class Leaf:
 
     @functools.cached_property
     def stored_range(self) -> tuple[Any, Any]:
-        """Least and greatest stored values; of floats with a millionth of the larger bound as slack, for rounding."""
+        """Smallest and largest stored value; for floats with a slack of a millionth of the larger bound, for rounding."""
         if self.num_values is not None:
             return 0, self.num_values - 1
         if self.storage.kind != "f":
@@ -351,7 +352,7 @@ class Leaf:
 
     @functools.cached_property
     def _range(self) -> tuple[int, int] | None:
-        """Least and greatest value of a single integer, where both are known."""
+        """Smallest and largest value of a component that is a single integer, if both are known; else None."""
         low, high = self._limits
         if self.type != "int" or self.shape or low is None or high is None:
             return None
@@ -363,7 +364,7 @@ class Leaf:
 
     @functools.cached_property
     def _limits(self) -> tuple[NDArray | None, NDArray | None]:
-        """Limits in the type that values are compared in, one number where all entries agree."""
+        """The bounds in the type in which values are compared; a single number where all entries agree."""
         if self.storage.kind == "b":
             return None, None
         low, high = self.low, self.high

@@ -23,9 +23,9 @@ def masks_of(observation: Mapping[str, T]) -> dict[str, T]:
 
 
 def beside(states: Any, masks: Mapping[str, Any]) -> Any:
-    """Return states in the user's structure with masks, by the names of their actions, in their places among them.
+    """Return states in the user's structure with masks, given by the names of their actions, put in their places.
 
-    A single unnamed state gets the name `state` to stand beside them.
+    A single unnamed state gets the name `state`, to stand beside them.
     """
     if masks and not isinstance(states, Mapping):
         states = {"state": states}
@@ -35,13 +35,13 @@ def beside(states: Any, masks: Mapping[str, Any]) -> Any:
 
 
 def _put(tree: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
-    """Return a nested dict with one entry more, at the path `name` (`arm/grip_mask`)."""
+    """Return a nested dict with one more entry, at the path `name` (`arm/grip_mask`)."""
     head, _, tail = name.partition("/")
     return {**tree, head: _put(tree.get(head, {}), tail, value) if tail else value}
 
 
 def pop(tree: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], Any]:
-    """Return a nested dict without one entry, and that entry or None; the argument stays as it is."""
+    """Return a nested dict without one entry, and that entry or None; the argument is not changed."""
     if name in tree:
         return {key: value for key, value in tree.items() if key != name}, tree[name]
     head, _, tail = name.partition("/")

@@ -1,4 +1,4 @@
-"""States and actions: nested dicts of components, the checks of their values, and masks of actions."""
+"""States and actions: nested dicts of components, the checks of their values, and action masks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Space:
     Immutable and hashable. Equal spaces have the same components in the same order.
 
     Args:
-        spec: a leaf, a dict of its fields, or a dict of such by name, nested as deep as wanted.
+        spec: a leaf, a dict of its fields, or a dict of these by name, nested to any depth.
         kind: `state` or `action`; also the flat name of a single unnamed component.
 
     Raises:
@@ -91,12 +91,12 @@ class Space:
         return spec
 
     def to_spec(self) -> dict[str, Any]:
-        """Return it as JSON data; `read` takes it back."""
+        """Return the specification as JSON data, from which `read` makes an equal space."""
         return _specs(self.tree)
 
     @property
     def frames(self) -> dict[str, int]:
-        """Components that are stacks of frames, and how many each holds: what a replay memory may store once."""
+        """How many frames each component holds that is a stack of them: a replay memory may store each frame once."""
         return {name: leaf.frames for name, leaf in self.components.items() if leaf.frames > 1}
 
     def __eq__(self, other: object) -> bool:
@@ -123,10 +123,10 @@ class Space:
         """Check a value in the user's structure and return it flat, as stored (see `Leaf.accept`).
 
         Args:
-            value: nested as the space is; a single component bare, or as a dict of its default name.
-            batch_shape: the leading axes that every component must have; None: any, but all the same.
-            values: whether to look at the numbers too (NaN, infinities, range), beside structure, shape and kind.
-            clip: whether to bring floats within their bounds first.
+            value: nested like the space; a single unnamed component bare, or in a dict under its default name.
+            batch_shape: the leading axes that every component must have; None: any, but the same for all.
+            values: whether to check the numbers, too (NaN, infinities, range), not only structure, shape and kind.
+            clip: whether to clip floats to their bounds first.
 
         Raises:
             SpaceError: the value does not fit; names the component, what it must be and what was received.
@@ -142,18 +142,18 @@ class Space:
             flat[name] = array = leaf.accept(
                 raw[name], self._labels[name], batch_shape, values=values, clip=clip
             )
-            if batch_shape is None:  # what the first component has, all must have
+            if batch_shape is None:  # all must have those of the first component
                 batch_shape = array.shape[: array.ndim - len(leaf.shape)]
         return flat
 
     def flatten(self, value: Any) -> Flat:
-        """Return a value flat and as stored, with any leading axes; structure, shapes and kinds are checked."""
+        """Return a value flat and as stored, with any leading axes; only structure, shapes and kinds are checked."""
         return self.check(value, None, values=False)
 
     def unflatten(self, flat: Mapping[str, Any]) -> Any:
         """Return stored values in the user's structure and range: the inverse of `flatten`.
 
-        A component of shape `()` without leading axes becomes a Python number, others arrays.
+        A component of shape `()` without leading axes becomes a Python number, others become arrays.
         """
         if flat.keys() != self.components.keys():
             self._refuse(flat, self.components, "")
@@ -166,7 +166,7 @@ class Space:
         return shape[: len(shape) - len(leaf.shape)]
 
     def clip(self, flat: Mapping[str, Any]) -> Flat:
-        """Return stored values with floats brought within their bounds; other components are not copied."""
+        """Return stored values with floats clipped to their bounds; other components are not copied."""
         return {
             name: np.clip(flat[name], leaf.low, leaf.high)
             if leaf.type == "float" and (leaf.min_value is not None or leaf.max_value is not None)
@@ -210,8 +210,8 @@ class Space:
 class Spaces:
     """What an agent sees and does.
 
-    A mask tells for each value of an `int` action whether it is allowed now. It travels with the observation, under
-    the name of the action with `_mask` behind it (`action_mask` for a single unnamed action).
+    A mask tells for each value of an `int` action whether it is allowed now. It is a part of the observation, named
+    `<action>_mask` after the action (`action_mask` for a single unnamed action).
 
     Raises:
         SpecError: a mask belongs to no action with `num_values`, or its name is taken.
@@ -250,10 +250,10 @@ class Spaces:
 
     @classmethod
     def read(cls, states: Any, actions: Any, masks: Collection[str] = ()) -> Spaces:
-        """Make spaces of specifications; entries `<action>_mask` among the states become masks.
+        """Make spaces from specifications; entries `<action>_mask` among the states become masks.
 
         Args:
-            states: what `Space` reads. A mask among them is bool, of the action's shape with `num_values` behind it.
+            states: what `Space` reads. A mask among them is bool, of shape `(*shape of the action, num_values)`.
             actions: what `Space` reads.
             masks: names of further actions whose mask comes with the observation.
 
@@ -286,7 +286,7 @@ class Spaces:
         return cls(Space(spec, "state"), action_space, tuple(found))
 
     def mask_leaf(self, action: str) -> Leaf:
-        """Return the component that the mask of an action is: bool, `[*shape, num_values]`."""
+        """Return the mask of an action as a component: bool, `[*shape, num_values]`."""
         leaf = self.actions.components[action]
         if leaf.num_values is None:
             raise SpecError(
@@ -296,7 +296,7 @@ class Spaces:
 
     @functools.cached_property
     def observation_components(self) -> dict[str, Leaf]:
-        """What an observation holds by flat name: states, then masks."""
+        """The components of an observation by flat name: states, then masks."""
         return self.states.components | {mask_name(action): self.mask_leaf(action) for action in self.masks}
 
     def observe(
@@ -312,9 +312,10 @@ class Spaces:
         Args:
             value: the states, with or without mask entries; a mask that is missing allows everything. A single
                 unnamed state with a mask comes as ``{"state": ..., "action_mask": ...}``.
-            batch_shape: the leading axes of every component; None: any, but all the same.
-            values: whether to look at the numbers too, beside structure, shape and kind.
-            over: whether the episode ended with it, or `[B]` of each: then nothing is chosen, and masks may allow nothing.
+            batch_shape: the leading axes of every component; None: any, but the same for all.
+            values: whether to check the numbers, too, not only structure, shape and kind.
+            over: whether the episode ended with it, or `[B]` for each row: no action follows, and masks may allow
+                nothing.
 
         Raises:
             SpaceError: a component does not fit, or a mask allows nothing.
@@ -376,12 +377,12 @@ class Spaces:
         return beside(states, {action: self.mask_leaf(action).to_spec() for action in self.masks})
 
     def to_spec(self) -> dict[str, Any]:
-        """Return them as JSON data, for `from_spec`."""
+        """Return the spaces as JSON data, for `from_spec`."""
         return {"states": self.states.to_spec(), "actions": self.actions.to_spec(), "masks": list(self.masks)}
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> Spaces:
-        """Make spaces of what `to_spec` returned."""
+        """Make spaces from what `to_spec` returned."""
         try:
             states, actions, masks = spec["states"], spec["actions"], spec.get("masks", ())
         except KeyError as error:
@@ -390,12 +391,12 @@ class Spaces:
 
 
 def require(spaces: Spaces, algorithm: str, allowed: Collection[str], instead: str) -> None:
-    """Refuse actions that an algorithm cannot serve.
+    """Refuse actions of a type that an algorithm does not support.
 
     Args:
-        spaces: what the agent must serve.
+        spaces: those of the agent.
         algorithm: the name of the algorithm, for the message.
-        allowed: the types of actions that it serves, of `float`, `int`, `bool`.
+        allowed: the types of actions that it supports, out of `float`, `int`, `bool`.
         instead: what to use for the others.
 
     Raises:
