@@ -21,7 +21,7 @@ from operant.play import PlayConfig, environment
 from operant.spaces import Codec, Spaces
 
 POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
-"""What other libraries take before the environment."""
+"""Policy names that other libraries take as the argument before the environment."""
 
 
 def create_envs(
@@ -37,14 +37,15 @@ def create_envs(
         env_name: id, such as `CartPole-v1` or `PongNoFrameskip-v4`.
         n: how many.
         preprocess: whether to treat observations as Atari frames (grey, 84 x 84, every fourth frame, stacks of four).
-        max_frame: with `preprocess`: take the maximum over the last two frames, against flicker.
+        max_frame: with `preprocess`: take the maximum over the last two frames, which removes flicker.
         kwargs: arguments of the environment itself.
 
     Raises:
-        SpecError: the id is unknown, the observations are no frames to preprocess, or `n` or `max_frame` is of another type.
+        SpecError: the id is unknown, the observations are not frames that can be preprocessed, or `n` or `max_frame` is
+            of another type.
     """
     n = whole("n", n)
-    if not isinstance(max_frame, bool):  # in its place others take how many frames are skipped
+    if not isinstance(max_frame, bool):  # other libraries take the number of skipped frames here
         raise value_error("max_frame", "True or False", max_frame)
     if max_frame and not preprocess:
         raise value_error("max_frame", "False without preprocess", max_frame, "Set preprocess=True.")
@@ -58,12 +59,12 @@ def create_envs(
 
 
 def is_id(envs: Any) -> bool:
-    """Tell whether environments are an id, or objects just like those that Gymnasium makes of their id."""
+    """Tell whether environments are given by id, or are objects exactly like those that Gymnasium makes of their id."""
     if isinstance(envs, list | tuple):
         return all(map(is_id, envs)) and len(set(map(_id, envs))) == 1
     if isinstance(envs, str):
         return True
-    if isinstance(envs, Preprocessed):  # whose spec is that of the frames
+    if isinstance(envs, Preprocessed):  # its spec does not tell of the preprocessing
         return False
     spec = getattr(envs, "spec", None) if isinstance(envs, gymnasium.Env) else None
     if spec is None or spec.id not in gymnasium.registry:
@@ -75,15 +76,15 @@ def is_id(envs: Any) -> bool:
 
 
 def _id(env: Any) -> str:
-    """Return the id of what `is_id`."""
+    """Return the id of an environment for which `is_id` is true."""
     return table.full_id(env) if isinstance(env, str) else str(env.spec.id)
 
 
 def refuse_no_environments(envs: Any) -> None:
-    """Refuse what can be no environment, whatever it holds.
+    """Refuse what cannot be an environment; the contents of lists and dicts are not looked at.
 
     Raises:
-        SpecError: so it is; says what can be given.
+        SpecError: it cannot be one; says what can be given.
     """
     if isinstance(envs, list | tuple) and not envs:
         raise value_error("envs", "at least one environment", envs)
@@ -101,10 +102,10 @@ def refuse_no_environments(envs: Any) -> None:
 
 
 def refuse_other_count(envs: Any, n_envs: int | None) -> None:
-    """Refuse a number of environments that is not that of those which were given.
+    """Refuse a number of environments other than that of the environments given.
 
     Raises:
-        SpecError: so it is.
+        SpecError: the numbers differ.
     """
     if isinstance(envs, list | tuple):
         vector.expect_count("n_envs", n_envs, len(envs), "the list")
@@ -115,15 +116,15 @@ def refuse_other_count(envs: Any, n_envs: int | None) -> None:
 
 
 def makes(env: Any) -> bool:
-    """Tell whether an environment was given as what makes it: such a one is closed here, an object by whoever made it."""
+    """Tell whether what was given makes environments: those are closed here, an object by whoever made it."""
     return isinstance(env, str) or callable(env)
 
 
 def encoded(codec: Codec, observation: Any, unflatten: Callable[[Any], Any], name: str) -> tuple[Any, bool]:
-    """Return an observation of Gymnasium's in the structure of the specification, and whether it is several.
+    """Return a Gymnasium observation in the structure of the specification, and whether it is a batch of several.
 
     Raises:
-        SpaceError: it is none of the environment of this name.
+        SpaceError: it is not an observation of the environment of this name.
     """
     try:
         batched = codec.observation.is_batch(observation)
@@ -139,26 +140,26 @@ def encoded(codec: Codec, observation: Any, unflatten: Callable[[Any], Any], nam
 
 
 def made_again(env: Any, render_mode: str | None = None) -> Any:
-    """Make an environment once more.
+    """Make another environment like the one given.
 
     Raises:
-        SpecError: it is not known how.
+        SpecError: no other can be made like it.
     """
     if isinstance(env, Preprocessed):
         return Preprocessed(made_again(env.env, render_mode), env.settings)
     if makes(env):
-        return env  # what makes environments, and will once more
+        return env  # it makes environments, and will make another
     give = "Give one: play(env=...), an object, class or function; eval_envs=... to evaluate while it trains."
     spec = getattr(env, "spec", None)
     if spec is None:
         raise SpecError(f"{env!r} was not made by gymnasium.make, so no other can be made like it. {give}")
-    if within(env) is not None:  # of which a spec tells nothing
+    if within(env) is not None:  # preprocessing, of which a spec tells nothing
         raise SpecError(f"{env!r} wraps preprocessing, so no other can be made like it. {give}")
     own = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
-    shows = {} if render_mode is None else {"render_mode": render_mode}  # which not all of them take
+    shows = {} if render_mode is None else {"render_mode": render_mode}  # not all environments take it
     try:
         made = gymnasium.make(dataclasses.replace(spec, kwargs=own), **shows)
-    except Exception as error:  # what an environment raises is its own
+    except Exception as error:  # an environment may raise anything
         raise SpecError(
             f"No other can be made like {env!r}: {type(error).__name__}: {str(error).rstrip('.')}. {give}"
         ) from error
@@ -167,7 +168,7 @@ def made_again(env: Any, render_mode: str | None = None) -> Any:
 
 
 def _share_statistics(env: Any, other: Any) -> None:
-    """Have an environment normalise by the running moments of the one that it was made like, whose policy has learnt with them."""
+    """Have `other` normalise by the running moments of `env`, since the policy has learnt with them."""
     for kind, moments in (
         (gymnasium.wrappers.NormalizeObservation, "obs_rms"),
         (gymnasium.wrappers.NormalizeReward, "return_rms"),
@@ -188,17 +189,17 @@ def _layers(env: Any, kind: type) -> list[Any]:
 
 
 def evaluation_envs(run: RunConfig, envs: Any, given: Any, spaces: Spaces) -> VectorEnv | None:
-    """Make environments in which the policy of a run is evaluated; None if it is not to be.
+    """Make the environments in which the policy of a run is evaluated; None if it is not evaluated.
 
     Args:
-        run: its options.
-        envs: what it trains in.
-        given: what it is to be evaluated in, as `envs` may be; None: others like those that train.
-        spaces: of what it trains in.
+        run: options of the run.
+        envs: the training environments.
+        given: the environments to evaluate in, in any form that `envs` may have; None: others like `envs`.
+        spaces: of the training environments.
 
     Raises:
         UsageError: `given` without `eval_frequency`.
-        SpecError: others cannot be made, or `given` are objects that train, too.
+        SpecError: no others can be made, or `given` are objects that are also used for training.
         SpaceError: `given` have other states or actions.
     """
     if run.eval_frequency is None:
@@ -214,11 +215,11 @@ def evaluation_envs(run: RunConfig, envs: Any, given: Any, spaces: Spaces) -> Ve
         refuse_shared("eval_envs", envs, given)
     if isinstance(given, str):
         alike = table.full_id(given) == table.full_id(run.env)
-        own = {} if alike else {"env_kwargs": None, "max_episode_timesteps": None}  # those of what trains
+        own = {} if alike else {"env_kwargs": None, "max_episode_timesteps": None}  # meant for training
         env = host_vector(run.replace(env=given, **own), count)
     elif callable(given):
         env = host_vector(run, count, given)
-    else:  # as they are: options say how those of an id or a class are made
+    else:  # used as they are: options are for those made from an id or a class
         made = run.replace(env_kwargs=None, preprocess=False, max_frame=False)
         number = len(given) if isinstance(given, list | tuple) else getattr(given, "num_envs", 1)
         env = host_vector(made, count if is_native(given) else number, given)
@@ -232,7 +233,7 @@ def evaluation_envs(run: RunConfig, envs: Any, given: Any, spaces: Spaces) -> Ve
 
 
 def _others(envs: Any, count: int) -> Any:
-    """Return what makes so many environments like those that train, or such environments."""
+    """Return `count` environments like the training environments, or what makes such environments."""
     several = isinstance(envs, list | tuple)
     if isinstance(envs, gymnasium.Env) or several:
         return [made_again(envs[i % len(envs)] if several else envs) for i in range(count)]
@@ -244,10 +245,10 @@ def _others(envs: Any, count: int) -> Any:
 
 
 def refuse_shared(argument: str, envs: Any, others: Any) -> None:
-    """Refuse objects that train and are to evaluate or play, too: that would end the episodes of training, which would not know.
+    """Refuse training objects for evaluation or play: those would end the episodes of training, which would not notice.
 
     Raises:
-        SpecError: so it is; names the argument.
+        SpecError: an object is in both; names the argument.
     """
     one, other = (each if isinstance(each, list | tuple) else [each] for each in (envs, others))
     stateful = gymnasium.Env | gymnasium.vector.VectorEnv | VectorEnv
@@ -258,17 +259,17 @@ def refuse_shared(argument: str, envs: Any, others: Any) -> None:
 
 
 def play_env(config: PlayConfig, envs: Any, given: Any, spaces: Spaces, lives: bool) -> VectorEnv:
-    """Make the environment to play in: of what was given, or one more like those that train.
+    """Make the environment to play in: from what was given, or one more like the training environments.
 
     Args:
         config: options of playing; its environment is the run's.
-        envs: what it trains in.
-        given: one environment, or what makes one; None: nothing.
-        spaces: of what it trains in.
-        lives: whether it learnt of games with an episode for each life, so that FIRE goes on after a lost one.
+        envs: the training environments.
+        given: one environment, or what makes one; None: none was given.
+        spaces: of the training environments.
+        lives: whether the policy learnt with an episode for each life: FIRE is then pressed for it after a lost life.
 
     Raises:
-        SpecError: no other can be made, or `given` is no single environment or trains, too.
+        SpecError: no other can be made, or `given` is not a single environment or is also used for training.
         SpaceError: `given` has other states or actions.
     """
     if given is not None:
@@ -289,7 +290,7 @@ def play_env(config: PlayConfig, envs: Any, given: Any, spaces: Spaces, lives: b
 
 
 def _given(config: PlayConfig, envs: Any, given: Any, spaces: Spaces, lives: bool) -> VectorEnv:
-    """Make what was given one environment with the spaces of those that train."""
+    """Make one environment from what was given, and check that it has the spaces of the training environments."""
     if not (makes(given) or is_environment(given)) or isinstance(given, gymnasium.vector.VectorEnv):
         raise value_error("env", "one environment: an id, an object, a class or a function", given)
     trains = envs if isinstance(envs, list | tuple) else [envs]
@@ -301,7 +302,7 @@ def _given(config: PlayConfig, envs: Any, given: Any, spaces: Spaces, lives: boo
         config = config.replace(env_kwargs=None, max_episode_timesteps=None)
     if isinstance(given, str):
         made = environment(config.replace(env=given), lives=lives)
-    elif callable(given) or is_native(given):  # preprocessed where it is made
+    elif callable(given) or is_native(given):  # which preprocess by themselves if at all
         made = environment(config.replace(preprocess=False, max_frame=False), given, lives)
     else:
         refuse_shared("env", envs, given)

@@ -63,7 +63,7 @@ def start(config: ServeConfig) -> Server:
 
     Raises:
         SpecError: an option or the environment is not understood.
-        UsageError: the server would be reached from outside without a token.
+        UsageError: the server could be reached from other machines without a token.
         EnvironmentError: the environment cannot be made, or a port is taken.
     """
     from operant.envs.remote import Limits, read_ports
@@ -90,7 +90,7 @@ def start(config: ServeConfig) -> Server:
 
 
 def serve(config: ServeConfig) -> None:
-    """Serve until interrupted or terminated, or until `sessions` clients took their leave.
+    """Serve until interrupted or terminated, or until `sessions` clients have left.
 
     Raises:
         OperantError: see `start`.
