@@ -59,7 +59,7 @@ def _as_bytes(dtype: str) -> bool:
 
 
 def _raw(array: Any) -> memoryview:
-    """The bytes of an array in C order, little-endian; no copy where they are so already."""
+    """The bytes of an array in C order, little-endian; not copied if they are so already."""
     host = np.asarray(array, order="C")
     if host.dtype.byteorder == ">":
         host = host.astype(host.dtype.newbyteorder("<"))
@@ -109,5 +109,5 @@ def _array(body: np.ndarray, name: str, entry: Any, dtype: str, shape: tuple[int
         raise ValueError(f"array {name} of {size} bytes has the place {start} to {end} of {len(body)}")
     raw = body[start:end]
     if dtype == "bool":
-        raw = (raw != 0).view(np.uint8)  # a byte that is neither 0 nor 1 is no bool
+        raw = (raw != 0).view(np.uint8)  # a byte that is neither 0 nor 1 is not a bool
     return raw.view(kind).reshape(shape)

@@ -14,7 +14,7 @@ from operant.checkpoint.store import load
 
 
 def differences(first: str | Path, second: str | Path) -> list[str]:
-    """Return what differs between the leaves of two checkpoints, a line for each; nothing where they are the same.
+    """Return what differs between the leaves of two checkpoints, a line for each; empty if they are the same.
 
     The leaves are compared bit by bit: a NaN equals the same NaN, 0.0 is not -0.0. The headers are not compared.
 

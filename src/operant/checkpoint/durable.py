@@ -27,13 +27,13 @@ _CHUNK = 8 << 20  # bytes that are hashed while the next ones are read
 ALIGN = 64
 """Array files put their arrays at multiples of this many bytes."""
 _UNKNOWN = frozenset({errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
-"""How file systems say that they have no locks of folders, or cannot force them to the disk: some of the network, some of clusters."""
+"""How some network and cluster file systems say that they cannot lock folders, or cannot force them to the disk."""
 TEMPORARY = ".tmp-"
-"""How names begin of files that are being written: they stay where a process dies."""
+"""How the names of files begin that are being written: they are left behind if the process dies."""
 PATIENCE_SECONDS = 30.0
-"""How long somebody else may write to a folder until those who wait for it are told."""
+"""How long another process may hold a folder before those who wait for it are warned."""
 _OWN: dict[tuple[int, int], threading.Lock] = {}
-"""Folders that this process holds without having waited for them, by device and number; with what makes those take turns that write there."""
+"""Folders that this process holds by `locked(wait=False)`, by device and inode, with the lock of its threads that write there."""
 
 
 def write(path: Path, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def read(path: Path, limit: int, size: int | None = None, sha256: str | None = N
 
     Args:
         path: a plain file; links and devices are refused.
-        limit: most bytes it may have.
+        limit: the most bytes it may have.
         size: how many bytes it must have; None: any number.
         sha256: the hash that it must have; None: any.
 
@@ -73,14 +73,14 @@ def read(path: Path, limit: int, size: int | None = None, sha256: str | None = N
 
 
 def measure(path: Path, size: int) -> None:
-    """Check without reading it that a plain file has a size in bytes. Raises `CheckpointError` as `read` does."""
+    """Check that a plain file has this size in bytes, without reading it. Raises `CheckpointError` as `read` does."""
     with _opened(path, size):
         pass
 
 
 @contextlib.contextmanager
 def _opened(path: Path, size: int | None) -> Iterator[tuple[Any, int]]:
-    """Open a plain file, of that size if one is given; yield it and its size. What fails meanwhile is a `CheckpointError`."""
+    """Open a plain file, of that size if one is given; yield it and its size. Failures meanwhile become `CheckpointError`."""
     flags = (
         os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     )
@@ -133,7 +133,7 @@ def sync(folder: Path) -> None:
 
 @contextlib.contextmanager
 def replaced(final: Path) -> Iterator[Path]:
-    """Lend a name, which no other process has, for a file that takes the place of `final` once it is written and forced to the disk."""
+    """Yield a temporary path that no other process uses; the file written there is forced to the disk and replaces `final`."""
     temporary = final.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{final.name}")
     try:
         yield temporary
@@ -147,12 +147,12 @@ def replaced(final: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def outliving(what: str) -> Iterator[None]:
-    """Write what is not the last of its kind: a full disk is a warning, since it may have room again for the next.
+    """Warn instead of failing to write what will be written again: a full disk may have room by then.
 
-    So is a file of somebody else's in the place of what is written, which stays.
+    A file that is not ours where it would be written is a warning, too, and stays.
 
     Args:
-        what: what there is not then, for the warning.
+        what: what is missing as a result, for the warning.
     """
     try:
         yield
@@ -161,10 +161,10 @@ def outliving(what: str) -> Iterator[None]:
 
 
 def hold(path: Path, wait: bool = False) -> int:
-    """Open a file or folder and lock it, until the descriptor is closed or the process dies; where there is no POSIX, only open it.
+    """Open a file or folder and lock it until the descriptor is closed or the process dies; without POSIX, only open it.
 
     Raises:
-        OSError: somebody holds it (`BlockingIOError`, if that is not waited for), it is not there, or it cannot be locked.
+        OSError: it is locked already (`BlockingIOError`, unless `wait`), it does not exist, or it cannot be locked.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
     if os.name == "posix":
@@ -179,7 +179,7 @@ def hold(path: Path, wait: bool = False) -> int:
 
 
 def _waited_for(folder: Path) -> int:
-    """Hold a folder once nobody else does. Who waits for long is told, since a run holds its folder as long as it trains."""
+    """Lock a folder once nobody else does. A long wait brings a warning, since a run locks its folder as long as it trains."""
     until = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < until:
         with contextlib.suppress(BlockingIOError):
@@ -194,34 +194,35 @@ def _waited_for(folder: Path) -> int:
 
 
 def _let_go(own: tuple[int, int]) -> None:
-    """Hold a folder no longer, once no other thread of this process writes there."""
+    """Stop holding a folder, once no other thread of this process writes there."""
     with _OWN[own]:
         del _OWN[own]
 
 
 @contextlib.contextmanager
 def locked(folder: Path, wait: bool = True) -> Iterator[None]:
-    """Hold the folder against other writers. The system lets go of it when a process dies.
+    """Lock the folder against other writers. The system releases the lock when the process dies.
 
-    Where the file system has no such locks, that is said, and the folder is not held. Who holds it without waiting, such as a run its
-    folder, may write to it: for a lock of the system's a process would wait for itself, for ever.
+    Where the file system has no such locks, a warning says so, and the folder is not locked. A process that holds the
+    folder by `wait=False`, as a run holds its own, may still write there: it takes no second lock of the system, since
+    it would wait for itself for ever.
 
     Args:
         folder: one that exists.
-        wait: for another writer to end.
+        wait: whether to wait for another writer to finish.
 
     Raises:
-        BlockingIOError: another one holds it, and that is not waited for.
+        BlockingIOError: another writer holds it, and `wait` is False.
     """
     if os.name != "posix":
         yield
         return
-    whole = folder.resolve()  # which may be reached by a link
+    whole = folder.resolve()  # it may be reached by a link
     status = whole.stat()
     own = status.st_dev, status.st_ino
     while wait and (turn := _OWN.get(own)) is not None:
         with turn:
-            if _OWN.get(own) is turn:  # else it was let go of meanwhile
+            if _OWN.get(own) is turn:  # else it was released meanwhile
                 yield
                 return
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what it must say, and the refusal of all else."""
+"""The manifest of a checkpoint: what it must say, and the refusal of anything else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = "manifest.json"
 KEYS = {"threefry2x32": "key<fry>", "rbg": "key<rbg>", "unsafe_rbg": "key<urbg>"}
 """Kinds of typed keys, and the dtype of each."""
 PYTHON = {"NoneType": type(None), "bool": bool, "int": int, "float": float, "str": str}
-"""Types of the leaves that are no arrays."""
+"""Types of the leaves that are not arrays."""
 
 FILE = re.compile(r"arrays(-[0-9]+)?\.safetensors")
 """Names of the files that hold arrays."""
@@ -26,7 +26,7 @@ _LIMIT = 256 << 20  # bytes
 
 
 def digest(manifest: dict[str, Any]) -> str:
-    """Return the SHA-256 of all that a manifest says beside it."""
+    """Return the SHA-256 of everything else that a manifest says."""
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
@@ -74,7 +74,7 @@ def _check(manifest: dict[str, Any]) -> None:
     for name, leaf in manifest["leaves"].items():
         kind, dtype = leaf["kind"], leaf["dtype"]
         for shape in (leaf["shape"], leaf["data_shape"] if kind == "key" else []):
-            # NumPy has at most 64 axes, and the product of what somebody made up may take hours.
+            # NumPy allows at most 64 axes, and the product of made-up numbers may take hours.
             if not isinstance(shape, list) or len(shape) > 64 or not all(map(_is_length, shape)):
                 raise ValueError(f"leaf {name} has the shape {shape!r}")
         if kind == "python":

@@ -29,12 +29,12 @@ from operant.spec import plain
 from operant.types import Tree
 
 _REPLACED = ".old-"
-# File systems take 255 characters, of which the count in the end and the name while it is written need some.
+# File systems allow 255 characters, some of which are needed for the number at the end and for temporary names.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}(-\d{1,20})?")
 _NUMBER = re.compile(r"-\d+$")
 NAMED = "made of letters, digits, '.', '_' and '-', at most 200, with no '.' or '-' in front"
 """What the name of a checkpoint must be, in words."""
-_SHARD = 64 << 20  # bytes from which a leaf gets a file of its own
+_SHARD = 64 << 20  # a leaf of so many bytes or more gets a file of its own
 
 
 def save(
@@ -50,7 +50,8 @@ def save(
         directory: folder of checkpoints; made if missing.
         tree: pytree of JAX and NumPy arrays, typed keys, Python numbers, strings and None.
         header: JSON data to store beside it (configs are written as dicts).
-        keep: how many of the newest checkpoints to keep; None keeps all. One named ``best`` is kept beside them.
+        keep: how many of the newest checkpoints to keep, of those named like this one except for the number at the end;
+            None keeps all.
         name: folder name: letters, digits, ``.``, ``_``, ``-``. A checkpoint of that name, or an empty folder, is replaced.
 
     Returns:
@@ -107,7 +108,7 @@ def named_well(name: str) -> bool:
 
 
 def replaceable(path: str | Path) -> bool:
-    """Whether a checkpoint may take a place: nothing is there, or an empty folder, or a checkpoint with no other files in it."""
+    """Whether a checkpoint may be put at a path: nothing is there, or an empty folder, or a checkpoint without other files."""
     path = Path(path)
     if not (path.exists() or path.is_symlink()):
         return True
@@ -115,14 +116,14 @@ def replaceable(path: str | Path) -> bool:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether a path is a folder that holds nothing but what `save` writes: no one loses anything with it."""
+    """Whether a path is a folder that holds nothing but what `save` writes, so that it may be removed."""
     if path.is_symlink() or not path.is_dir():
         return False
     return all(entry.name == MANIFEST or FILE.fullmatch(entry.name) for entry in path.iterdir())
 
 
 def _refuse_others(final: Path) -> None:
-    """Refuse to put a checkpoint in the place of what is none, or to move one to such a place meanwhile."""
+    """Refuse to put a checkpoint where something else is, or where something else has the name of the one it replaces."""
     for path in (final, final.with_name(_REPLACED + final.name)):
         if not replaceable(path):
             raise CheckpointError(
@@ -174,7 +175,7 @@ def _plan(tree: Tree) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 
 
 def _put(temporary: Path, final: Path) -> None:
-    """Rename a folder to its final name. One of that name stays readable (under `_REPLACED`) meanwhile."""
+    """Rename a folder to its final name. An older one of that name stays readable meanwhile (under `_REPLACED`)."""
     old = final.with_name(_REPLACED + final.name)
     if final.exists():
         os.rename(final, old)
@@ -199,7 +200,7 @@ def _clean(folder: Path) -> None:
 
 
 def _prune(others: dict[Path, float], keep: int, name: str) -> None:
-    """Remove all but the `keep` newest of the other checkpoints that are named as this one, but for the number at the end.
+    """Remove all but the `keep` newest of the other checkpoints named like this one except for the number at the end.
 
     What has another name, or cannot be read, is left to the user.
     """
@@ -222,7 +223,7 @@ def list_checkpoints(directory: str | Path) -> list[Path]:
 
 
 class Checkpoint:
-    """A checkpoint on the disk. What several parts are taken from is read, and verified, once.
+    """A checkpoint on the disk. A file from which several parts are taken is read, and verified, once.
 
     Args:
         path: the folder that `save` wrote.
@@ -234,7 +235,7 @@ class Checkpoint:
     def __init__(self, path: str | Path) -> None:
         self.path = _standing(Path(path))
         self._manifest = read_manifest(self.path)
-        self._kept: dict[str, Any] = {}  # leaves that were read with others, and that nobody has taken yet
+        self._kept: dict[str, Any] = {}  # leaves that were read with others, and not yet taken
 
     @property
     def header(self) -> dict[str, Any]:
@@ -274,28 +275,28 @@ class Checkpoint:
         return found[0] if field else found
 
     def leaves(self, names: Iterable[str]) -> dict[str, Any]:
-        """Take those leaves of these names (paths in the tree) that it has. Raises `CheckpointError` as `load` does."""
+        """Take the leaves of these names (paths in the tree), if it has them. Raises `CheckpointError` as `load` does."""
         every = self._manifest["leaves"]
         entries = {name: every[name] for name in names if name in every}
         taken = self._take(entries)
         return {name: _leaf(self.path, name, entry, taken[name]) for name, entry in entries.items()}
 
     def _take(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """Give out what was read of these leaves (keys as their data), once: who takes it may write to it, or let go of it."""
+        """Return these leaves as read (keys as their data) and keep no reference: the caller may write to or free them."""
         self._keep(entries)
         return {name: self._kept.pop(name) for name in entries}
 
     def _keep(self, entries: dict[str, Any]) -> None:
-        """Read those of these leaves that are not in memory."""
+        """Read those of these leaves that are not yet in memory."""
         lacking = [name for name in entries if name not in self._kept]
         if lacking:
             self._kept |= _read_leaves(self.path, self._manifest, lacking)
 
 
 def newest(directory: str | Path, name: str | None = None) -> Checkpoint | None:
-    """Return the newest checkpoint that is whole, read and verified, or None. Newer ones that are not are reported by a warning.
+    """Return the newest checkpoint that is whole, read and verified, or None. Newer ones are reported by a warning.
 
-    With `name`, only those count that have that name, or it and a number: ``<name>-<number>``.
+    With `name`, only checkpoints of that name count, or of that name and a number: ``<name>-<number>``.
     """
     return _newest(directory, Checkpoint.read, name)
 
@@ -309,7 +310,7 @@ def latest(directory: str | Path, name: str | None = None) -> Path | None:
 def latest_header(directory: str | Path) -> dict[str, Any] | None:
     """Return the header of the newest checkpoint whose files have their sizes, or None. Others are reported by a warning.
 
-    No array is read: of one that was changed on the disk since, this is not noticed.
+    No array is read, so it is not noticed if one was changed on the disk since.
     """
     found = _newest(directory, Checkpoint.measure)
     return None if found is None else found.header
@@ -317,14 +318,14 @@ def latest_header(directory: str | Path) -> dict[str, Any] | None:
 
 def _standing(path: Path) -> Path:
     """The path, or what stands in for it since a writer was killed while replacing it."""
-    if not path.name:  # the root, or where the process is: nothing stands beside them
+    if not path.name:  # the root, or the working directory as ".": neither has a name
         return path
     old = path.with_name(_REPLACED + path.name)
     return old if not path.exists() and old.exists() else path
 
 
 def _ordered(folder: Path) -> list[tuple[Path, float]]:
-    """Checkpoints with their running numbers, in their order; the number is infinite where it cannot be read."""
+    """Checkpoints with their running numbers, in that order; the number is infinite if it cannot be read."""
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
         stands_in = path == _standing(folder / path.name.removeprefix(_REPLACED))
@@ -359,7 +360,7 @@ def load(path: str | Path, like: Tree = None) -> tuple[Tree, dict[str, Any]]:
 
     Args:
         path: the folder that `save` wrote.
-        like: a tree of arrays, `ShapeDtypeStruct`s and Python values as was saved; None: any.
+        like: a tree of arrays, `ShapeDtypeStruct`s and Python values like the one that was saved; None: any.
 
     Returns:
         The tree, of the structure of `like`, or a dict of leaves by their path in the tree; and the header.
@@ -376,7 +377,7 @@ def load(path: str | Path, like: Tree = None) -> tuple[Tree, dict[str, Any]]:
 def load_part(path: str | Path, part: str, like: Tree, field: str | None = None) -> Tree:
     """Read what the saved tree, a dict, holds under the name `part`, into the structure of `like` (see `load`).
 
-    With `field`, only that field of a named tuple which stands there; other fields' arrays are not read.
+    With `field`, only that field of the named tuple that is there; files that hold only other leaves are not read.
     """
     return Checkpoint(path).part(part, like, field)
 
@@ -438,7 +439,7 @@ def _rebuild(path: Path, entries: dict[str, Any], leaves: dict[str, Any], like: 
 
 
 def _leaf(path: Path, name: str, entry: dict[str, Any], value: Any) -> Any:
-    """Make a leaf of what was read."""
+    """Make a leaf from what was read."""
     if entry["kind"] == "python":
         return value
     if entry["kind"] == "numpy":
@@ -449,7 +450,7 @@ def _leaf(path: Path, name: str, entry: dict[str, Any], value: Any) -> Any:
             f"{path}: leaf {name} is {value.dtype}, which JAX would cut to 32 bits. "
             "Set jax_enable_x64, as it was set when the checkpoint was written."
         )
-    array = jnp.array(value)  # a copy: JAX must not share memory that it may be given to write to
+    array = jnp.array(value)  # a copy: JAX writes to donated arrays, and must not share this memory
     if entry["kind"] != "key":
         return array
     key = jax.random.wrap_key_data(array, impl=entry["impl"])
