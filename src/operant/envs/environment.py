@@ -1,4 +1,4 @@
-"""`Environment`: the base class that users subclass, and `Environment.create`, which makes one of anything."""
+"""`Environment`: the base class that users subclass, and `Environment.create`, which makes one from any specification."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Shaping: TypeAlias = Callable[[Any, Any, int, float, Any], Any]
 class Environment(abc.ABC):
     """One environment, or several actors in one: what an agent acts in.
 
-    Subclasses define `states`, `actions`, `reset` and `execute`, the rest where it differs::
+    Subclasses define `states`, `actions`, `reset` and `execute`, and other methods where the defaults do not fit::
 
         class Corridor(Environment):
             def states(self):
@@ -46,8 +46,8 @@ class Environment(abc.ABC):
     def states(self) -> Any:
         """Return the specification of the states: ``dict(type='float', shape=(4,))``, or a nested dict of such.
 
-        An entry ``<action>_mask`` (``action_mask`` for a single unnamed action) of type bool and the action's shape
-        with `num_values` behind it declares an action mask.
+        An entry ``<action>_mask`` (``action_mask`` for a single unnamed action) of type bool and shape
+        ``(*shape of the action, num_values)`` declares an action mask.
         """
 
     @abc.abstractmethod
@@ -66,11 +66,11 @@ class Environment(abc.ABC):
     def execute(self, actions: Any) -> tuple[Any, ...]:
         """Take actions, and return ``(states, terminal, reward)``.
 
-        `terminal` is False or 0 while the episode goes on, True or 1 at its end, and 2 when it was cut (a time limit).
+        `terminal` is False or 0 while the episode goes on, True or 1 at its end, and 2 if it was cut (by a time limit).
         Several actors and vectorizable environments return ``(parallel, states, terminal, reward)``: `terminal` and
-        `reward` belong to the actors that acted, `parallel` to those still running. `states` are of these, and then, if the
-        environment knows them, of those that ended, in the order in which they acted: a value at a cut is that of what was seen
-        after it.
+        `reward` belong to the actors that acted, `parallel` to those still running. `states` are those of the actors
+        still running, followed, if the environment knows them, by those of the actors that ended, in the order in which
+        they acted: where an episode was cut, bootstrapping needs the value of the last states.
         """
 
     def max_episode_timesteps(self) -> int | None:
@@ -92,7 +92,7 @@ class Environment(abc.ABC):
         return 1
 
     def is_vectorizable(self) -> bool:
-        """Tell whether `reset` takes `num_parallel`, to run so many episodes side by side."""
+        """Tell whether `reset` takes `num_parallel`, to run that many episodes side by side."""
         return False
 
     def episode_return(self, parallel: int | None = None) -> float | None:
@@ -100,7 +100,7 @@ class Environment(abc.ABC):
         return None
 
     def episode_info(self) -> Mapping[str, Any]:
-        """Return what to tell of the last episode beside its return, numbers by name: what `info_keywords` records."""
+        """Return what to tell of the last episode besides its return, numbers by name, for `info_keywords` to record."""
         return {}
 
     @overload
@@ -142,7 +142,7 @@ class Environment(abc.ABC):
         port: Any = None,
         **kwargs: Any,
     ) -> Checked | None:
-        """Make an environment of a specification.
+        """Make an environment from a specification.
 
         Args:
             environment: an id of Gymnasium (``'CartPole-v1'``), a JAX-native id (``'jax:CartPole-v1'``), an importable
@@ -165,9 +165,9 @@ class Environment(abc.ABC):
                 (`operant.envs.remote.connect`).
 
         Raises:
-            SpecError: the specification is not understood; names the close match, or the package to install.
+            SpecError: the specification is not understood; names the closest match, or the package to install.
             UsageError: an environment that was created already is to be changed, or arguments exclude one another.
-            EnvironmentError: a process cannot be started, or a server not be reached.
+            EnvironmentError: a process cannot be started, or a server cannot be reached.
         """
         from operant.envs.table import resolve
 
@@ -196,7 +196,7 @@ class Environment(abc.ABC):
 
 
 def rows(states: Any) -> int:
-    """Return how many rows states with a leading axis have; nothing, or what has no such axis, has none."""
+    """Return how many rows states with a leading axis have; 0 for None, and for states without that axis."""
     while isinstance(states, Mapping):
         states = next(iter(states.values()), None)
     if isinstance(states, list | tuple):
@@ -206,7 +206,7 @@ def rows(states: Any) -> int:
 
 
 def take(values: Any, index: Any) -> Any:
-    """Return what belongs to one row of a nested structure with leading axes (to several: give a list)."""
+    """Return one row of a nested structure with leading axes, or several rows for a list of indices."""
     if isinstance(values, Mapping):
         return {name: take(value, index) for name, value in values.items()}
     if isinstance(index, list | np.ndarray):

@@ -1,6 +1,6 @@
 """Functional environments of other libraries as native environments: Gymnasium's own, gymnax's and brax's.
 
-The libraries are imported when asked for. Their automatic resets and time limits are left aside: the driver of
+The libraries are imported when asked for. Their automatic resets and time limits are not used: the driver of
 `operant.envs.native` does both, so termination and truncation stay apart and the last observation of an episode is
 kept. Their code runs under JAX's default promotion rules, whatever the program has set. Keys may be of either kind
 (`jax.random.key` or `jax.random.PRNGKey`); foreign code gets the old kind, which all of it accepts.
@@ -101,7 +101,7 @@ class BraxEnv(Adapter):
         return state, _encode(self.codec.observation.node, state.obs)
 
     def step(self, state: Tree, action: Arrays, key: Key) -> tuple[Tree, Step]:
-        """Take one action. What randomness there is comes with the state; `key` is not used."""
+        """Take one action. Any randomness comes from the state; `key` is not used."""
         decoded = _decode(self.codec.action.node, action)
         copy = jax.tree.map(lambda x: x, state)  # brax writes into the dicts of the state that it is given
         with _default_rules():
@@ -176,10 +176,10 @@ def from_brax(env: Any, *, backend: str | None = None, max_episode_timesteps: in
     """Adapt an environment of brax.
 
     Args:
-        env: a registered name (``'ant'``), or an environment. Wrappers are taken off: those of brax replace the last
+        env: a registered name (``'ant'``), or an environment. Wrappers are removed: those of brax replace the last
             observation of an episode and mix time limits with terminations.
         backend: physics engine (``'mjx'``, ``'spring'``, ``'positional'``, ``'generalized'``); None: that of the
-            environment. Only beside a name.
+            environment. Only with a name.
         max_episode_timesteps: time limit, by default brax's own.
 
     Raises:
@@ -228,7 +228,7 @@ def _default_rules() -> Iterator[None]:
 
 
 def _raw(key: Key) -> Array:
-    """Return the key in the old kind, unless it is of an implementation that has none."""
+    """Return the key as one of the old kind, unless it is of another implementation than the default."""
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return key
     default = jax.random.key_impl(jax.random.key(0))
@@ -240,12 +240,12 @@ def _split(key: Key, n: int) -> list[Array]:
 
 
 def _strong(tree: Tree) -> Tree:
-    """Give every leaf a type of its own: Python numbers would take that of what they meet."""
+    """Give every leaf a strong type: weakly typed Python numbers would adopt that of what they are combined with."""
     return jax.tree.map(lambda x: x if _is_key(x) else jnp.asarray(x, jnp.result_type(x)), tree)
 
 
 def _lasting(state: Tree, follow: Callable[[Tree], Tree]) -> Tree:
-    """Give every leaf a type that it can keep: what begins as a whole number and goes on as a float is one from the beginning."""
+    """Give every leaf a type that it can keep: what begins as a whole number and becomes a float is a float from the start."""
     state, before = _strong(state), None
     while before != (types := [x.dtype for x in jax.tree.leaves(state)]):
         before, after = types, jax.eval_shape(follow, state)
@@ -290,7 +290,7 @@ def _gymnasium_space(space: Any) -> Any:
 
 
 def _boxes(observation: Any) -> Any:
-    """Return the unbounded space of what brax observes."""
+    """Return the unbounded space of a brax observation."""
     from gymnasium import spaces
 
     if isinstance(observation, Mapping):

@@ -24,12 +24,12 @@ from operant.spaces.space import Flat
 from operant.spec import refuse_code
 
 MISFIT = "Correct the environment's observation_space or what it returns."
-"""What is to be done where an observation is no member of its space."""
+"""The remedy, in messages, if an observation is not a member of its space."""
 UNREADABLE = (SpaceError, KeyError, TypeError, IndexError, ValueError)
-"""What reading an observation raises whose structure or shape is not that of its space."""
+"""What is raised by reading an observation whose structure or shape is not that of its space."""
 ATARI = "ale_py.env:AtariEnv"
 _ATARI_ID = re.compile(r"^ALE/|(NoFrameskip|Deterministic)-v[04]$")
-_EXTRAS = {  # what an id's entry point starts with: the package that it needs, and the extra that brings it
+_EXTRAS = {  # prefix of an id's entry point: the package that it needs, and the extra that installs it
     "ale_py": ("ale_py", "atari"),
     "gymnasium.envs.box2d": ("Box2D", "box2d"),
     "gymnasium.envs.mujoco": ("mujoco", "mujoco"),
@@ -81,7 +81,7 @@ def find(name: str) -> EnvSpec | None:
 
 
 def extra(spec: EnvSpec) -> str | None:
-    """Return the extra of operant that brings what an environment needs, or None."""
+    """Return the extra of operant that installs what an environment needs, or None."""
     entry = _extra(spec)
     return entry[1] if entry else None
 
@@ -108,16 +108,16 @@ def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
     )
     try:
         env = _call(spec, gymnasium.make, bare, **arguments)
-    except SpecError as error:  # an entry point with **kwargs, which what it calls does not take
+    except SpecError as error:  # an entry point passed its **kwargs on to what does not take them
         for name in arguments:
             if f"unexpected keyword argument {name!r}" in str(error):
                 raise _untaken(spec, name, _parameters(_creator(spec, spec.entry_point))) from error
         raise
-    # Of what it was made, as Gymnasium has it: wrappers add themselves.
+    # What it was made from, as Gymnasium records it: wrappers add themselves.
     env.unwrapped.spec = dataclasses.replace(
         spec, kwargs={**spec.kwargs, **arguments}, additional_wrappers=()
     )
-    # Wrappers of the entry point have noted what was made without a time limit.
+    # Wrappers of the entry point have cached a spec without the time limit.
     layer = env
     while isinstance(layer, gymnasium.Wrapper):
         layer._cached_spec = None
@@ -168,10 +168,10 @@ def call(spec: EnvSpec, entry: str, **arguments: Any) -> Any:
 
 
 def autoreset_fault(vector: gymnasium.vector.VectorEnv) -> str | None:
-    """Say what is wrong with a vector's way to begin the next episode, or None."""
+    """Say what is wrong with a vector's autoreset; None if nothing is."""
     if any(kind.__name__ == "FunctionalJaxVectorEnv" for kind in type(vector.unwrapped).__mro__):
         return "holds all others still where one begins anew"
-    # Those of Gymnasium say it themselves, and write it into what all vectors of a class share.
+    # Gymnasium's vectors have it as an attribute; they also write it into metadata, which all vectors of a class share.
     mode = getattr(vector.unwrapped, "autoreset_mode", None)
     if not isinstance(mode, gymnasium.vector.AutoresetMode):
         mode = vector.metadata.get("autoreset_mode")
@@ -193,7 +193,7 @@ def _takes(creator: Callable[..., Any], name: str) -> bool:
 
 
 def _arguments(spec: EnvSpec, given: Mapping[str, Any], entry: Any) -> dict[str, Any]:
-    """Return the arguments for an entry point; unknown ones are errors with the close match."""
+    """Return the arguments for an entry point; an unknown one is an error that names the closest match."""
     arguments = dict(given)
     if arguments.pop("visualize", False):
         arguments["render_mode"] = "human"
@@ -220,14 +220,14 @@ def _untaken(spec: EnvSpec, name: str, known: Iterable[str]) -> SpecError:
 
 
 def _parameters(creator: Any) -> set[str]:
-    """Return the names of what a class takes, with its bases to which it may pass on; of what a function takes."""
+    """Return the parameter names of a function, or of a class and its bases, to which it may pass arguments on."""
     makers = creator.__mro__[:-1] if isinstance(creator, type) else [creator]
     parameters = [p for maker in makers for p in inspect.signature(maker).parameters.values()]
     return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
 def _call(spec: EnvSpec, work: Callable[..., Any], *of: Any, **arguments: Any) -> Any:
-    """Do what may fail for a missing package, and say which one to install; or for the arguments, and say those."""
+    """Call what may fail for a missing package, and say which one to install; or because of arguments, and say which."""
     needs = _extra(spec)
     if needs is not None and find_package(needs[0]) is None:
         raise SpecError(
@@ -258,9 +258,9 @@ class Gymnasium(Environment):
 
     Args:
         env: the environment.
-        max_episode_timesteps: its time limit, if it does not say it in its spec.
+        max_episode_timesteps: its time limit, if its spec does not tell it.
 
-    Attributes that this class does not have are the environment's.
+    Attributes that this class does not have are read from the environment.
     """
 
     def __init__(self, env: gymnasium.Env, max_episode_timesteps: int | None = None) -> None:
@@ -302,7 +302,7 @@ class Gymnasium(Environment):
         return self.spaces.unflatten(flat), terminal, reward
 
     def execute_flat(self, actions: Flat) -> tuple[Flat, int, float]:
-        """As `execute`, of stored components and with them, masks among them: for processes, which pass them on."""
+        """As `execute`, but takes and returns stored components, masks included: for processes, which pass them on."""
         answer = self.gymnasium.step(self.codec.decode(actions, False))
         if self._unchecked or not isinstance(answer, tuple) or len(answer) != 5:
             try:
@@ -315,7 +315,7 @@ class Gymnasium(Environment):
         return flat, 1 if terminated else 2 if truncated else 0, reward
 
     def _encode(self, observation: Any, call: str) -> Flat:
-        if call in self._unseen:  # as it is: what is stored has been made to fit
+        if call in self._unseen:  # before it is encoded, which makes values fit
             self._unseen.discard(call)
             for fault in value_faults(self.gymnasium.observation_space, observation):
                 raise EnvironmentError(f"{call} of {self._name}: {fault} {MISFIT}")
@@ -363,7 +363,7 @@ def misfit(space: gymnasium.Space[Any], observation: Any, error: Exception) -> s
 
 
 def check_step(answer: Any, *, strict: bool = True) -> None:
-    """Look at what `step` returned, but not at the observation.
+    """Check what `step` returned, except for the observation.
 
     Args:
         answer: what it returned.
@@ -392,7 +392,7 @@ def check_step(answer: Any, *, strict: bool = True) -> None:
 
 
 def no_number(reward: Any) -> str:
-    """Say that a reward is none."""
+    """Say that a reward is not a number."""
     return f"The reward must be a number. Received: {reward!r} ({type(reward).__name__})."
 
 
@@ -400,7 +400,7 @@ def spaces_of(env: gymnasium.Env) -> tuple[Spaces, Codec]:
     """Return the spaces of an environment, and what converts to and from Gymnasium's values.
 
     Raises:
-        SpaceError: it defines none, or one that cannot be served.
+        SpaceError: it does not define them, or one is not supported.
     """
     for name in ("observation_space", "action_space"):
         if getattr(env, name, None) is None:
@@ -412,15 +412,15 @@ def spaces_of(env: gymnasium.Env) -> tuple[Spaces, Codec]:
 
 
 def own_limit(env: gymnasium.Env) -> int | None:
-    """Return the time limit that an environment's spec tells, or None."""
+    """Return the time limit in an environment's spec, or None."""
     return None if env.spec is None else env.spec.max_episode_steps
 
 
 def stacked_frames(env: gymnasium.Env) -> int | None:
-    """Return how many successive frames an observation of an environment holds, of which each step brings one; None if that is not known.
+    """Return how many successive frames an observation holds, of which each step adds one; None if that is not known.
 
-    That is the attribute `stacked_frames` of the environment, which stacks them in the last axis, or the size of Gymnasium's
-    `FrameStackObservation` of grey images; also of one within wrappers that leave observations alone.
+    The number is the attribute `stacked_frames` of an environment, which stacks them in the last axis, or the size of
+    Gymnasium's `FrameStackObservation` of grey images. Either may be inside wrappers that leave observations alone.
     """
     while not hasattr(env, "stacked_frames"):
         if isinstance(env, FrameStackObservation):
@@ -432,7 +432,7 @@ def stacked_frames(env: gymnasium.Env) -> int | None:
 
 
 def _is_stack(space: gymnasium.Space[Any]) -> bool:
-    """Tell whether a space is clearly of grey images behind one another, as bytes."""
+    """Tell whether a space is clearly one of stacked grey images, as bytes."""
     if not isinstance(space, Box) or space.dtype != np.uint8:
         return False
     low, high = float(space.low.min()), float(space.high.max())
@@ -440,7 +440,7 @@ def _is_stack(space: gymnasium.Space[Any]) -> bool:
 
 
 def _leaves_observations(env: gymnasium.Wrapper[Any, Any, Any, Any]) -> bool:
-    """Tell whether a wrapper leaves observations as they are. What one might do of which that is not known need not be alike for two stacks."""
+    """Tell whether a wrapper leaves observations as they are. An unknown one may change the same frame differently in two stacks."""
     if isinstance(env, gymnasium.RewardWrapper | gymnasium.ActionWrapper):
         return True
     if type(env).__name__ in (

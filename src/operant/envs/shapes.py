@@ -1,6 +1,6 @@
-"""Whether a JAX-native environment of the user's keeps its protocol, as shapes alone tell: it is traced, not compiled.
+"""Check by shapes alone whether a user's JAX-native environment keeps to the protocol: it is traced, not compiled.
 
-Without this, JAX would complain of the loop that the environment is compiled into, in words that name nothing of the user's.
+Without this, JAX would complain about the loop that the environment is compiled into, and name nothing of the user's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STEP = "(state, Step(observation, reward, terminated))"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Around:
-    """An environment in another one's place, like it but for what a subclass says."""
+    """A wrapper that behaves like its environment, except for what a subclass changes."""
 
     env: NativeEnv
 
@@ -64,7 +64,7 @@ class _Around:
 
 @dataclasses.dataclass(frozen=True)
 class Cast(_Around):
-    """An environment whose Python numbers, and numbers of a narrower kind than declared, become arrays of one type."""
+    """An environment whose Python numbers, and numbers of a narrower type than declared, become arrays of a fixed type."""
 
     dtypes: tuple[Any, ...]
     """Of the leaves of its state."""
@@ -94,13 +94,13 @@ class Declared(_Around):
     def _observation(self, observation: Any) -> Any:
         leaves = self.spaces.observation_components
         if not isinstance(observation, Mapping):
-            return observation  # as all that does not fit, for the look at it to tell
+            return observation  # left to the check of observations, which says what is wrong
         return {name: _from_zero(x, leaves[name]) if name in leaves else x for name, x in observation.items()}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ByIdentity(_Around):
-    """An environment that has no hash, as one with arrays: programs are compiled for the object."""
+    """An environment that cannot be hashed, such as one with arrays: compiled programs belong to the object."""
 
     def __eq__(self, other: object) -> bool:
         """Tell whether it is the same object."""
@@ -125,19 +125,19 @@ class _Seen(NamedTuple):
 
     state: _Form
     cast: bool
-    """Whether a component of its observation is of another type than is declared, which is made of it."""
+    """Whether a component of its observation has another type than declared, and must be cast to it."""
 
 
 def accepted(env: Any, name: str) -> Any:
-    """Return a JAX-native environment that drivers can compile: itself, or one that makes arrays of its Python numbers.
+    """Return a JAX-native environment that drivers can compile: itself, or a wrapper that makes arrays of its numbers.
 
     Args:
-        env: the environment. One of operant's own ids is taken as it is.
+        env: the environment. One made from a JAX-native id is taken as it is.
         name: for messages.
 
     Raises:
         SpecError: its spaces or its time limit are not declared as they must be.
-        EnvironmentError: `reset` or `step` fails, or returns something else than the protocol or its spaces say.
+        EnvironmentError: `reset` or `step` fails, or returns something other than what the protocol or its spaces say.
     """
     if native_ids.is_native(name) or isinstance(env, _Around):
         return env
@@ -175,7 +175,7 @@ def accepted(env: Any, name: str) -> Any:
 
 
 def _warn_of_unused(env: Any, name: str, state: Tree, action: Mapping[str, Any], key: Key) -> None:
-    """Warn where no action has an effect: `action == 1` compares a dict, and is False."""
+    """Warn if `step` does not use its action: `action == 1`, for example, compares a dict and is always False."""
     jaxpr = jax.make_jaxpr(env.step)(state, action, key).jaxpr
     first = len(jax.tree.leaves(state))
     read = {id(x) for equation in jaxpr.eqns for x in equation.invars} | {id(x) for x in jaxpr.outvars}
@@ -266,7 +266,7 @@ def _look_at(observation: Any, call: str, name: str, spaces: Spaces) -> bool:
 
 
 def _fits(form: jax.ShapeDtypeStruct, leaf: Leaf) -> bool:
-    """Tell whether values are what is declared, only of a narrower kind, another width or no type of their own."""
+    """Tell whether values can safely be cast to the declared type: of a narrower kind or width, or weakly typed."""
     own, declared = _rank(form.dtype), _rank(leaf.storage)
     if own < 0 or own > declared:
         return False
@@ -276,7 +276,7 @@ def _fits(form: jax.ShapeDtypeStruct, leaf: Leaf) -> bool:
 
 
 def _agreed(state: _Form, after: _Form, name: str) -> _Form:
-    """Return the state of one type that `reset` and `step` return, where Python numbers have none of their own."""
+    """Return the form of the state on which `reset` and `step` agree; weakly typed Python numbers adopt the other's type."""
     if after.structure != state.structure:
         faults = [f"without {place}" for place in state.places if place not in after.places]
         faults += [f"with {place}" for place in after.places if place not in state.places]
@@ -299,7 +299,7 @@ def _agreed(state: _Form, after: _Form, name: str) -> _Form:
 
 
 def _yields(x: jax.ShapeDtypeStruct, y: jax.ShapeDtypeStruct) -> bool:
-    """Tell whether a Python number can be of the other's type, and stays what it is."""
+    """Tell whether a value is a weakly typed Python number that the other's type can hold."""
     return bool(x.weak_type) and _rank(x.dtype) <= _rank(y.dtype)
 
 
@@ -318,7 +318,7 @@ def _form(state: Any, call: str, name: str) -> _Form:
 
 
 def _array(value: Any) -> jax.ShapeDtypeStruct | None:
-    """Return shape and type of an array or a number; None: it is none."""
+    """Return shape and type of an array or a number; None if it is neither."""
     try:
         form = jax.typeof(value)
     except TypeError:
@@ -339,12 +339,12 @@ def _hashable(env: Any) -> bool:
 
 
 def _converts(env: Any) -> bool:
-    """Tell whether an environment counts from 0 whatever its spaces say: the adapters of other libraries' convert themselves."""
+    """Tell whether an environment counts from 0 whatever its spaces say: adapters of other libraries convert by themselves."""
     return isinstance(env, Adapter) or (isinstance(env, TimeLimit) and _converts(env.env))
 
 
 def _from_zero(value: Any, leaf: Leaf) -> Any:
-    """Return declared integers as they are stored; what is none, or has another shape, as it is."""
+    """Return declared integers as they are stored, counted from 0; anything else, or of another shape, as it is."""
     form = _array(value)
     if not leaf.has_offset or form is None or form.shape != leaf.shape or _rank(form.dtype) != 1:
         return value
@@ -356,7 +356,7 @@ def _as(x: Any, dtype: Any) -> Array:
 
 
 def _rank(dtype: Any) -> int:
-    """Return the place of a type among truth values, whole numbers, floats and complex numbers; -1: it is none of these."""
+    """Return the rank of a type among booleans, whole numbers, floats and complex numbers; -1: it is none of these."""
     kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
     return next((i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), -1)
 

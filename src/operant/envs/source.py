@@ -21,7 +21,7 @@ from operant.errors import EnvironmentError, SpecError, UsageError
 from operant.spec import build, import_object
 
 HERE = "vector='in-process' (Runner and Environment.create: remote=None; operant.envs.vector.create: mode='in-process')"
-"""How those who start worker processes are told to do without, in messages."""
+"""How to run environments without worker processes, for messages."""
 _NATIVE = ("spaces", "reset", "step", "max_episode_timesteps")
 
 
@@ -30,7 +30,7 @@ class Source:
     """An environment that is known but not yet made."""
 
     target: Any
-    """`Environment`, `gymnasium.Env`, `gymnasium.vector.VectorEnv` or `NativeEnv`: an object; or a class or function
+    """An object (`Environment`, `gymnasium.Env`, `gymnasium.vector.VectorEnv` or `NativeEnv`); or a class or function
     that returns one; or Gymnasium's `EnvSpec`; or a JAX-native id."""
     name: str
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -48,7 +48,7 @@ class Source:
         """Make one: an `Environment`, `gymnasium.Env`, Gymnasium vector or `NativeEnv`, without time limit and shaping.
 
         Raises:
-            OperantError: it cannot be made, or would have ended the program.
+            OperantError: it cannot be made, or making it raised `SystemExit`.
         """
         try:
             return self._made()
@@ -75,7 +75,7 @@ class Source:
         return made
 
     def own_limit(self) -> int | None:
-        """Return the limit that a registry tells beside the environment."""
+        """Return the time limit that Gymnasium's registry gives for it, in steps, or None."""
         if not isinstance(self.target, EnvSpec) or self.target.max_episode_steps is None:
             return None
         return preprocessing.steps_for(self.target.max_episode_steps, self.arguments)
@@ -97,7 +97,7 @@ class Source:
         return isinstance(self.target, gymnasium.vector.VectorEnv)
 
     def create(self, made: Any = None) -> Checked:
-        """Make one as `Environment`, with time limit, shaping and checks; `made` by `make`, if it is given."""
+        """Make one as `Environment`, with time limit, shaping and checks; `made` is what `make` returned, if it was called."""
         if made is None:
             made = self.make()
         if isinstance(made, Checked):
@@ -132,7 +132,7 @@ class Source:
             )
 
     def literal(self) -> str:
-        """Return what a worker process needs to make the same, as a Python literal.
+        """Return what a worker process needs to make the same environment, as a Python literal.
 
         Raises:
             SpecError: it holds what cannot be sent as plain data; says what, and what to do.
@@ -220,7 +220,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def refuse_same(sources: Sequence[Source]) -> None:
-    """Refuse one object in several places, also within different wrappers: what one episode does would be done to the other.
+    """Refuse the same object in several places, also inside different wrappers: its episodes would disturb one another.
 
     Raises:
         UsageError: naming the first two places.
@@ -228,7 +228,7 @@ def refuse_same(sources: Sequence[Source]) -> None:
     places: dict[int, int] = {}
     inner = [
         getattr(source.target, "unwrapped", source.target) for source in sources
-    ]  # kept: ids are those of living objects
+    ]  # kept, since the id of a dead object may be used again
     for i, source in enumerate(sources):
         if not source.is_object or source.is_native:  # a JAX-native one has no state of its own
             continue
@@ -250,13 +250,13 @@ def is_environment(value: Any) -> bool:
 
 
 def is_native(value: Any) -> bool:
-    """Tell whether a value is a JAX-native environment; by its names, since its protocol's module loads JAX."""
+    """Tell whether a value is a JAX-native environment, by its attributes' names: the module of the protocol loads JAX."""
     known = gymnasium.Env | gymnasium.vector.VectorEnv | Environment | VectorEnv | type
     return not isinstance(value, known) and all(hasattr(value, name) for name in _NATIVE)
 
 
 def lacking(value: Any) -> str:
-    """Say what a value with the methods of an environment lacks to be one of Gymnasium or a JAX-native one; else nothing."""
+    """Say what a value with `reset` and `step` lacks to be a Gymnasium or JAX-native environment; empty for others."""
     if isinstance(value, type) or not all(callable(getattr(value, name, None)) for name in ("reset", "step")):
         return ""
     if isinstance(getattr(value, "action_space", None), gymnasium.Space):

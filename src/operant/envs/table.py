@@ -1,4 +1,4 @@
-"""What an environment's specification names: ids, classes, files, objects; and the list of known ids."""
+"""Resolving what an environment's specification names (an id, class, file or object); and the list of known ids."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Known(NamedTuple):
     id: str
     kind: Kind
     extra: str | None
-    """The extra to install for it: ``pip install 'operant[extra]'``; None: nothing."""
+    """The extra to install for it: ``pip install 'operant[extra]'``; None: none is needed."""
 
 
 def known(kind: Kind | None = None) -> list[Known]:
@@ -67,7 +67,7 @@ def resolve(
         max_episode_timesteps: see `Environment.create`.
         reward_shaping: see `Environment.create`.
         arguments: of the environment.
-        remote: takes up what a dict or file says of `remote`, `blocking`, `host` and `port`; None: they are refused.
+        remote: receives what a dict or file says of `remote`, `blocking`, `host` and `port`; None: these are refused.
 
     Raises:
         SpecError: the specification is not understood.
@@ -176,7 +176,7 @@ def full_id(name: str) -> str:
 
 
 def is_own(name: object) -> bool:
-    """Tell whether a specification names a module before what is of it: ``module:Name``, ``module:Id-v0``."""
+    """Tell whether a specification begins with the name of a module: ``module:Name``, ``module:Id-v0``."""
     if not isinstance(name, str) or native_ids.is_native(name):
         return False
     module, colon, _ = name.partition(":")
@@ -184,10 +184,10 @@ def is_own(name: object) -> bool:
 
 
 def native(name: str, **arguments: Any) -> Any:
-    """Make the JAX-native environment that a name stands for: an id, or `module:Name` of an object, a class or a function.
+    """Make the JAX-native environment that a name stands for: an id, or `module:Name` of an object, class or function.
 
     Returns:
-        A `NativeEnv`; None if the name stands for another kind. A function must be called to know that.
+        A `NativeEnv`; None if the name stands for another kind. A function is called to find that out.
 
     Raises:
         SpecError: it cannot be made.
@@ -206,7 +206,7 @@ def native(name: str, **arguments: Any) -> Any:
 
 
 def _check_frames(name: str, given: dict[str, Any]) -> None:
-    """Leave `preprocess` and `max_frame` among the arguments only where they ask for something."""
+    """Check `preprocess` and `max_frame`, and drop them from the arguments if there is no preprocessing."""
     preprocess = given.get("preprocess", False)
     if not isinstance(preprocess, bool):
         raise value_error("preprocess", "True or False", preprocess)

@@ -26,11 +26,11 @@ from operant.errors import SpecError, UsageError, suggest, value_error, whole
 Mode: TypeAlias = Literal["auto", "native-vector", "in-process", "processes"]
 PROCESSES_PAY_SECONDS = 3e-4
 """Step time of one environment above which worker processes are faster than a loop: a round trip to a worker takes
-tens of microseconds, and the slowest of several decides."""
+tens of microseconds, and every step waits for the slowest worker."""
 OWN_VECTOR_PAYS_FROM = 6
-"""Environments from which Gymnasium's own vectorised form is used. NumPy's calls cost the same for one environment as for
-many: CartPole's takes 45 µs a step, a loop 7 µs for each. A number, not a measurement: the two draw different random numbers,
-and a seed must give the same run every time."""
+"""Number of environments from which Gymnasium's own vectorised form is used. NumPy's calls cost the same for one
+environment as for many: CartPole's vectorised form takes 45 µs a step, a loop 7 µs for each environment. The number is
+fixed, not measured by each run: the two draw different random numbers, and a seed must give the same run every time."""
 LIVES_HERE = "lives are counted in this process"
 _MEASURE_SECONDS, _MEASURE_STEPS = 0.02, 50
 
@@ -41,7 +41,7 @@ class _Reads(NamedTuple):
     check: Check
     info_keywords: tuple[str, ...]
     lives: bool
-    """Whether those of preprocessed games are counted."""
+    """Whether the lives of preprocessed games are counted."""
 
 
 def create(
@@ -65,32 +65,33 @@ def create(
     """Run several environments side by side.
 
     Args:
-        environment: what `Environment.create` takes; or a list of such, one for each environment; or a vector of
-            Gymnasium's with next-step autoreset; or what this function returned, which stays as it is.
+        environment: what `Environment.create` takes; or a list of these, one for each environment; or a Gymnasium
+            vector with next-step autoreset; or a vector that this function made, which is returned as it is.
         num_envs: how many (default: one, or as many as the list or the vector has).
         mode: `native-vector`: Gymnasium's own vectorised form of an id. `in-process`: a loop in this process.
-            `processes`: worker processes with shared memory, which import neither JAX nor Keras. `auto`: the first
-            where there is one, else by the measured time of a step; environment objects stay in this process, and are not
-            measured. What was chosen is in `mode`, the reason in `why`.
+            `processes`: worker processes with shared memory, which import neither JAX nor Keras. `auto`: the first if
+            there is one, else chosen by the measured time of a step; environment objects stay in this process, and are
+            not timed. The vector's `mode` tells the choice, its `why` the reason.
         max_episode_timesteps: steps after which episodes are cut; at most the environment's own limit.
         reward_shaping: see `Environment.create`; runs in this process.
-        clip_rewards: replace rewards by their sign; `VectorEnv.game` keeps the others.
+        clip_rewards: replace rewards by their sign; `VectorEnv.game` keeps the original ones.
         episodic_life: let an episode end with each lost life of an Atari game; see `operant.envs.games.Games`.
-        games_only: `clip_rewards` and `episodic_life` are for preprocessed environments, whoever made them so; others stay as they are.
-        check: how often observations are looked at for NaN and infinity: at the `first` reset and step (then in full,
-            with shapes and ranges), `always`, or `never`. Rewards are always looked at.
+        games_only: apply `clip_rewards` and `episodic_life` only to environments that are preprocessed, by whomever.
+        check: how often observations are checked for NaN and infinity: at the `first` reset and step (then in full,
+            with shapes and ranges), `always`, or `never`. Rewards are always checked.
         num_workers: worker processes (default: one per processor, at most one per environment).
         timeout_seconds: how long a worker may take for one step of its environments before it is replaced.
-        max_restarts: how often a worker may be replaced without an episode that came to its end in between.
+        max_restarts: how often a worker may be replaced without an episode ending in between.
         env_kwargs: arguments of the environment itself.
-        info_keywords: names of numbers in `info` (of an `Environment`: in `episode_info`) that `VectorEnv.infos` tells of every episode
-            that ends, such as `is_success`. An environment whose first episode ends without one is an error.
-        kwargs: the same, as far as their names are none of those above.
+        info_keywords: names of numbers in `info` (of an `Environment`: in `episode_info`), such as `is_success`, that
+            `VectorEnv.infos` gives for every episode that ends. If an environment's first episode ends without one of
+            them, that is an error.
+        kwargs: the same as `env_kwargs`, for arguments whose names are not among those above.
 
     Raises:
-        SpecError: the specification is not understood, or cannot be had in this mode; says why.
-        UsageError: the same object stands several times in the list, or the spaces differ.
-        EnvironmentError: an environment breaks its contract as soon as it is tried.
+        SpecError: the specification is not understood, or is not available in this mode; says why.
+        UsageError: the same object is in the list several times, or the spaces differ.
+        EnvironmentError: an environment breaks its contract when it is first tried.
     """
     _one_of("mode", mode, ("auto", "native-vector", "in-process", "processes"))
     _one_of("check", check, ("first", "always", "never"))
@@ -145,7 +146,7 @@ def create(
 
 
 def _as_it_is(vector: VectorEnv, num_envs: int | None, asked: Mapping[str, Any]) -> VectorEnv:
-    """Return a vector that was made here before, if nothing about it is to be other."""
+    """Return a vector that `create` made before, if nothing about it is to change."""
     expect_count("num_envs", num_envs, vector.num_envs, "the vector")
     for name, value in asked.items():
         if value and value != "auto":
@@ -163,9 +164,9 @@ def _made(
     here: str,
     workers: tuple[int | None, float, int],
 ) -> VectorEnv:
-    """Return a vector of the environment's own, or make one in the given mode.
+    """Return the environment's own vectorised form, or make a vector in the given mode.
 
-    `own` may be why there is none of its own, `here` why its environments must run in this process.
+    `own` is that form, or why there is none; `here` is why the environments must run in this process, or empty.
     """
     if isinstance(own, VectorEnv):
         return own
@@ -201,7 +202,7 @@ def _own_vector(source: Source, num_envs: int, mode: Mode, reads: _Reads) -> Vec
 
 
 def _vectorised(source: Source, num_envs: int, reads: _Reads) -> GymnasiumVector | str:
-    """Make Gymnasium's own vectorised form of an id, or say in a sentence why there is none."""
+    """Make Gymnasium's own vectorised form of an id, or return a sentence that says why there is none."""
     spec = source.target
     if not isinstance(spec, EnvSpec):
         return "only ids of Gymnasium have vectorised forms"
@@ -227,10 +228,10 @@ def _has_vectorised(source: Source) -> bool:
 
 
 def _given_vector(source: Source, reads: _Reads) -> GymnasiumVector:
-    """Take a vector of Gymnasium's that the user made.
+    """Wrap a Gymnasium vector that the user made.
 
     Raises:
-        SpecError: it does not reset with the next step.
+        SpecError: it does not have next-step autoreset.
         UsageError: a time limit or reward shaping is asked for.
     """
     vector = source.target
@@ -275,7 +276,7 @@ def _processes(
 def _measured(
     sources: Sequence[Source], reads: _Reads, why: str, settings: tuple[int | None, float, int]
 ) -> VectorEnv:
-    """Time one environment; a loop serves fast ones best, processes slow ones."""
+    """Time one environment, and choose: a loop is best for fast ones, processes for slow ones."""
     probe = _in_process(sources, reads._replace(info_keywords=()), 1)
     if reads.lives and probe.has_lives:
         reason = LIVES_HERE
@@ -304,7 +305,7 @@ def _measured(
 
 
 def _obstacle(sources: Sequence[Source]) -> str:
-    """Say why environments are not to run in worker processes unless that was asked for; else nothing."""
+    """Say why environments should not run in worker processes unless asked for; empty if they may."""
     try:
         literals = [source.literal() for source in sources]
     except SpecError as error:
@@ -317,12 +318,12 @@ def _obstacle(sources: Sequence[Source]) -> str:
 def step_seconds(vector: VectorEnv) -> float:
     """Return the median seconds of one `step` under random actions, measured for about 20 ms.
 
-    Of three steps at least: one on which the machine did something else does not decide.
+    At least three steps are timed, so that one during which the machine was busy does not decide.
     """
     generator = np.random.default_rng(0)
-    observation = vector.reset()  # a seed would stay: what was measured is used
+    observation = vector.reset()  # without a seed, which would stay: this environment is used afterwards
     times: list[float] = []
-    # The first step warms up, and is looked at in full: it does not count.
+    # The first step is a warm-up, and its observation is checked in full: it does not count.
     while len(times) < 4 or (len(times) < _MEASURE_STEPS and sum(times[1:]) < _MEASURE_SECONDS):
         actions = random_actions(vector.spaces, observation, generator)
         begun = time.perf_counter()
@@ -341,8 +342,8 @@ def expect_count(argument: str, asked: int | None, there: int | None, what: str)
     """Return how many environments there are to be.
 
     Args:
-        argument: name of what asks, for the message.
-        asked: so many; None: as many as there are, or one.
+        argument: name of the argument, for the message.
+        asked: how many are asked for; None: as many as there are, or one.
         there: how many there are; None: as many as are asked for.
         what: what fixes that, for the message.
 

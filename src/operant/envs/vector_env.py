@@ -1,7 +1,7 @@
 """Vectors of environments: several side by side, stepped in one call, with next-step autoreset. `vector.create` makes them.
 
-The row after the last one of an episode ignores that environment's action, resets it and answers with the first
-observation, reward 0 and neither flag. That is the stream of `operant.types`.
+In the row after the last one of an episode, the environment's action is ignored, it is reset, and it answers with the
+first observation, reward 0 and both flags False. That is the stream of `operant.types`.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ Flat: TypeAlias = dict[str, np.ndarray]
 
 
 class Step(NamedTuple):
-    """What followed one action of each of `N` environments."""
+    """What followed one action in each of `N` environments."""
 
     observation: Flat
     """Flat components, masks included, leaves `[N, ...]`."""
     reward: np.ndarray
     """float32 `[N]`."""
     terminated: np.ndarray
-    """bool `[N]`: the environment ended. Where both flags are True, this one counts."""
+    """bool `[N]`: the environment ended the episode. Where both flags are True, this one counts."""
     truncated: np.ndarray
-    """bool `[N]`: the episode was cut."""
+    """bool `[N]`: the episode was cut, for example by a time limit."""
 
 
 class Game(NamedTuple):
-    """What reports count of one step, where training is told something else: clipped rewards, lives as episodes."""
+    """What reports count for one step where training sees something else: clipped rewards, or lives as episodes."""
 
     score: np.ndarray
     """float32 `[N]`: rewards as the game gave them."""
@@ -43,7 +43,7 @@ class Game(NamedTuple):
 
 
 class VectorEnv(abc.ABC):
-    """`num_envs` environments side by side. Arrays that it returned are never written to again."""
+    """`num_envs` environments side by side. Arrays that it has returned are never written to again."""
 
     num_envs: int
     spaces: Spaces
@@ -57,21 +57,21 @@ class VectorEnv(abc.ABC):
     restarts: int = 0
     """Workers that died and were replaced."""
     lost: np.ndarray | None = None
-    """bool `[N]`: where nobody answered the last action, since the environment was lost, which cut the episode; None: nowhere."""
+    """bool `[N]`: environments that were lost before they answered the last action, which cut their episodes; None: none were."""
     game: Game | None = None
-    """Of the last step, for reports; None: reward and flags say it."""
+    """Of the last step, for reports; None: they use its reward and flags."""
     preprocessed: bool = False
     """Whether all of its environments are images preprocessed here, such as games."""
     has_lives: bool = False
     """Whether any of them is a preprocessed game with lives."""
     infos: Mapping[str, np.ndarray] = MappingProxyType({})
-    """What `info` said of the `info_keywords`, float64 `[N]` by name: of episodes that ended with the last step; else NaN."""
+    """Values of the `info_keywords`, float64 `[N]` by name: those of episodes that ended with the last step, else NaN."""
     _is_open: bool = True
     _is_reset: bool = False
 
     @property
     def codec(self) -> Codec | None:
-        """How what Gymnasium's environments give and take becomes components, and back; None: they are not Gymnasium's."""
+        """Converts between values of Gymnasium's environments and components; None: the environments are not Gymnasium's."""
         return None
 
     @abc.abstractmethod
@@ -79,7 +79,7 @@ class VectorEnv(abc.ABC):
         """Begin an episode everywhere and return the first observations, leaves `[N, ...]`.
 
         Args:
-            seed: root of the environments' seeds, all different; None: they go on with the random numbers they have.
+            seed: root of the environments' seeds, which all differ; None: their random generators continue.
         """
 
     @abc.abstractmethod
