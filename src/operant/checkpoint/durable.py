@@ -161,7 +161,7 @@ def outliving(what: str) -> Iterator[None]:
 
 
 def hold(path: Path, wait: bool = False) -> int:
-    """Open a file or folder and lock it until the descriptor is closed or the process dies; without POSIX, only open it.
+    """Open and lock a file or folder until the descriptor is closed or the process dies; without POSIX, only open it.
 
     Raises:
         OSError: it is locked already (`BlockingIOError`, unless `wait`), it does not exist, or it cannot be locked.
