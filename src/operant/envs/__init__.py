@@ -1,4 +1,4 @@
-"""Environments: the interface to write one, and vectors of any of them.
+"""Environments: the interface for writing one, and vectors of any kind of them.
 
 Importing this package, and every module of it that workers use, loads neither JAX nor Keras. JAX-native environments
 (`native`, `classic`, `probe`) load JAX when they are asked for.

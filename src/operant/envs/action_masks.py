@@ -1,4 +1,4 @@
-"""Masks that an environment tells beside its observations, brought to where agents look for them."""
+"""Masks that an environment gives outside its observations, moved to where agents look for them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
             `sum(nvec)` entries).
 
     Raises:
-        SpaceError: the actions are others; the observations have such an entry already; in `reset` and `step`: the
-            environment tells no mask, or one of another size.
+        SpaceError: the actions are of another kind; the observations have such an entry already; in `reset` and `step`:
+            the environment gives no mask, or one of another size.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:

@@ -1,7 +1,7 @@
-"""Atari games, preprocessed: many in ALE's own vector (threads in C++), single ones by `operant.envs.preprocessing`.
+"""Atari games, preprocessed: several in ALE's own vector (threads in C++), single ones by `operant.envs.preprocessing`.
 
-Both forms make the same pixels, and give rewards as they come and whole games. What training makes of these (signs of
-rewards, an episode for each life) is `operant.envs.games`, which keeps the true score for reports.
+Both forms make the same pixels, and give unclipped rewards and whole games. What training makes of these (signs of
+rewards, an episode for each life) is in `operant.envs.games`, which keeps the true score for reports.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VECTOR_ARGUMENTS = (
     "num_threads",
     "thread_affinity_offset",
 )
-"""Arguments of ALE's vector that are left to the user. Others are ours under another name, or break the stream of rows."""
+"""Arguments of ALE's vector that are left to the user. Others have another name here, or would break the stream of rows."""
 
 
 def has_lives(source: Source) -> bool:
@@ -43,8 +43,8 @@ def has_lives(source: Source) -> bool:
 def preprocessed(env: Any, max_frame: bool = False, **arguments: Any) -> gymnasium.Env:
     """Return one environment of Gymnasium, preprocessed: observations uint8 `[84, 84, 4]`, oldest frame first.
 
-    Rewards are the game's own and episodes whole games; `operant.envs.vector.create` turns several such environments into
-    what training wants (`clip_rewards`, `episodic_life`).
+    Rewards are the game's own and episodes are whole games; `operant.envs.vector.create` turns several such
+    environments into what training needs (`clip_rewards`, `episodic_life`).
 
     Args:
         env: an environment, or an id such as `PongNoFrameskip-v4`, `ALE/Pong-v5` or `CarRacing-v3`.
@@ -71,7 +71,7 @@ def preprocessed(env: Any, max_frame: bool = False, **arguments: Any) -> gymnasi
 def own_vector(
     source: Source, num_envs: int, check: Check = "always", info_keywords: Sequence[str] = ()
 ) -> GymnasiumVector | str:
-    """Run Atari games in ALE's vector, or say in a sentence why that cannot be.
+    """Run Atari games in ALE's vector, or return a sentence that says why that is not possible.
 
     Raises:
         SpecError: an argument is unknown, or ALE is missing.
@@ -108,7 +108,7 @@ def own_vector(
 
 
 class _FramesLast(gymnasium.vector.VectorWrapper):
-    """ALE's vector with the frames in the last axis, as networks and replay want them; remembers the lives left."""
+    """ALE's vector with the frames in the last axis, as networks and replay expect them; keeps the lives left."""
 
     def __init__(self, env: gymnasium.vector.VectorEnv, settings: Preprocessing) -> None:
         super().__init__(env)

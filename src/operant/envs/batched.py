@@ -1,4 +1,4 @@
-"""Environments that are vectors by nature, Gymnasium's vectorised forms and JAX-native ones; one as `Environment`."""
+"""Environments that are vectors by nature (Gymnasium's vectorised forms, JAX-native ones); a vector of one as `Environment`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from operant.spaces import Codec, from_gymnasium
 
 
 class GymnasiumVector(VectorEnv):
-    """A vector of Gymnasium's with next-step autoreset.
+    """A Gymnasium vector with next-step autoreset.
 
     Args:
         vector: the vector.
         name: for messages.
         limit: the time limit that it enforces.
-        check: how often observations are looked at: at the `first` reset and step, `always`, or `never`.
-        copy: whether it may write again to arrays that it returned, which then are copied.
-        frames: how many successive frames image observations hold in their last axis; None: none.
-        info_keywords: names in `info` whose values at the end of episodes are wanted.
+        check: how often observations are checked: at the `first` reset and step, `always`, or `never`.
+        copy: whether the vector may write again to arrays that it has returned, which are then copied.
+        frames: how many successive frames image observations hold in their last axis; None: they are not stacks.
+        info_keywords: names in `info` whose values at the end of episodes are recorded.
     """
 
     mode = "native-vector"
@@ -99,7 +99,7 @@ class GymnasiumVector(VectorEnv):
             ) from error
 
     def _read_infos(self, info: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Flat:
-        """Return the wanted values of the environments whose episodes ended.
+        """Return the values to record of the environments whose episodes ended.
 
         A vector's info has arrays, and masks under `_name`; that of Gymnasium's `DictInfoToList` is a list of dicts.
         """
@@ -112,7 +112,7 @@ class GymnasiumVector(VectorEnv):
         return found
 
     def _info_of(self, info: Mapping[str, Any], i: int) -> dict[str, Any]:
-        """Return what one environment said, dicts within it included."""
+        """Return the info of one environment, dicts in it included."""
         return {
             name: self._info_of(values, i) if isinstance(values, Mapping) else values[i]
             for name, values in info.items()
@@ -184,7 +184,7 @@ class NativeVector(VectorEnv):
         return step
 
     def _look(self, observation: Flat, fault: tuple[int, str] | None = None) -> None:
-        """Refuse an observation that is not finite, or what is at fault already."""
+        """Raise the given fault, if there is one, or that of an observation that is not finite."""
         for key in self.spaces.states.components:
             fault = fault or nonfinite(state_label(self.spaces, key), observation[key])
         if fault is not None:
@@ -200,7 +200,7 @@ def from_native(env: Any, num_envs: int, name: str, limit: int | None = None) ->
     """Run a JAX-native environment as a vector on the host, under its own time limit or a smaller one.
 
     Raises:
-        SpecError, EnvironmentError: it breaks its protocol (`operant.envs.shapes`).
+        SpecError, EnvironmentError: it breaks the protocol (see `operant.envs.shapes`).
     """
     from operant.envs.shapes import accepted
 

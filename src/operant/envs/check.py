@@ -1,4 +1,4 @@
-"""`check_env`: tries an environment for what its later users take for granted, and says every fault with its remedy."""
+"""`check_env`: tests an environment for what its users take for granted, and reports every fault with its remedy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SPACES = ("observation_space", "action_space")
 def random_actions(
     spaces: Spaces, observation: Mapping[str, np.ndarray], generator: np.random.Generator
 ) -> Flat:
-    """Draw actions uniformly, of those that masks allow; unbounded floats from a normal distribution.
+    """Draw actions uniformly from those that masks allow; unbounded floats from a normal distribution.
 
     Args:
         spaces: of one environment.
@@ -58,11 +58,11 @@ def random_actions(
 
 
 def check_env(environment: Any, steps: int = 200, seed: int = 0, **kwargs: Any) -> list[str]:
-    """Try an environment with random actions, and say everything that is wrong with it.
+    """Test an environment with random actions, and report everything that is wrong with it.
 
-    Looked at: spaces; structure, shapes, dtypes, ranges and finiteness of what `reset` and `step` or `execute` return,
+    It checks: spaces; structure, shapes, dtypes, ranges and finiteness of what `reset` and `step` or `execute` return,
     and its order; that a seed determines the stream; that returned arrays are not written to again; that masks allow
-    something; that time limits are kept apart from terminations; that spaces stay.
+    something; that time limits are kept apart from terminations; that spaces do not change.
 
     Args:
         environment: what `Environment.create` takes. An object is not closed.
@@ -71,7 +71,7 @@ def check_env(environment: Any, steps: int = 200, seed: int = 0, **kwargs: Any) 
         kwargs: arguments of the environment.
 
     Returns:
-        Findings that may be meant so, as sentences.
+        Findings that may be intended, as sentences.
 
     Raises:
         EnvironmentError: it breaks its contract; the message lists all faults with their remedies.
@@ -99,7 +99,7 @@ def check_env(environment: Any, steps: int = 200, seed: int = 0, **kwargs: Any) 
 
 
 class _StopTrialError(Exception):
-    """What was found makes further trial senseless."""
+    """What was found makes further tests pointless."""
 
 
 class _Report:
@@ -111,7 +111,7 @@ class _Report:
         self._seen: set[str] = set()
 
     def fault(self, text: str, remedy: str = "") -> None:
-        """Note a fault, once for every text before what was received."""
+        """Note a fault, unless one with the same text up to `Received:` was noted before."""
         kind = text.split(" Received:")[0]
         if kind not in self._seen:
             self._seen.add(kind)
@@ -131,17 +131,17 @@ class _Row(NamedTuple):
 
 
 class _Trial(Protocol):
-    """One environment under trial, in flat components `[1, ...]`."""
+    """One environment under test, in flat components `[1, ...]`."""
 
     spaces: Spaces
     limit: int | None
     seedable: bool
 
     def reset(self, seed: int | None) -> tuple[Any, Flat]:
-        """Return what `reset` returned as it is, and flat."""
+        """Return the observation that `reset` returned, as it is and flat."""
 
     def step(self, actions: Flat) -> tuple[Any, _Row]:
-        """Return the observation that `step` returned as it is, and all flat."""
+        """Return the observation that `step` returned as it is, and the whole row with a flat one."""
 
     def close(self) -> None:
         """Close the environment."""
@@ -287,7 +287,7 @@ def _examine(source: Source, trial: _Trial, steps: int, seed: int, report: _Repo
 
 
 def _explain_difference(source: Source, stream: list[_Row], steps: int, seed: int, report: _Report) -> None:
-    """Tell an environment that a seed does not determine from one that keeps something over a reset."""
+    """Tell an environment that a seed does not determine from one that keeps something across a reset."""
     if not source.is_object:
         trial = _trial(source, report)
         fresh = _stream(trial, steps, seed, report)

@@ -1,4 +1,4 @@
-"""What `Environment.create` returns: an environment whose answers and order of calls are checked."""
+"""What `Environment.create` returns: an environment whose answers, and the order of calls, are checked."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from operant.spaces import Spaces, mask_name
 
 
 class Checked(Environment):
-    """What `Environment.create` returns: an environment whose answers and order of calls are checked.
+    """What `Environment.create` returns: an environment whose answers, and the order of calls, are checked.
 
-    It turns the last step before the time limit into terminal 2 and shapes rewards. Attributes that it does not have
-    itself are read from and written to the environment within.
+    It ends an episode with terminal 2 at the time limit, and shapes rewards. Attributes that it does not have itself
+    are read from and written to the environment inside.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Checked(Environment):
         if self._spaces is None:
             try:
                 self._spaces = self._read_spaces()
-            except AttributeError as error:  # which Python would take for "there is no attribute spaces"
+            except AttributeError as error:  # Python would take it for "there is no attribute spaces"
                 raise EnvironmentError(f"{self._name!r} raised AttributeError: {error}") from error
         return self._spaces
 
@@ -71,7 +71,7 @@ class Checked(Environment):
 
     @property
     def environment(self) -> Environment:
-        """The environment within."""
+        """The environment inside."""
         return self._environment
 
     def states(self) -> Any:
@@ -185,13 +185,13 @@ class Checked(Environment):
 
     @property
     def is_flat(self) -> bool:
-        """Whether `execute_flat` is there: nothing between it and the environment needs the user's structure."""
+        """Whether `execute_flat` can be used: the environment has it, and nothing here needs the user's structure."""
         return (
             self._shaping is None and not self._batched and hasattr(type(self._environment), "execute_flat")
         )
 
     def execute_flat(self, actions: Any) -> tuple[Any, int, float]:
-        """As `execute`, of stored components and with them; the caller checks them."""
+        """As `execute`, but takes and returns stored components, which the caller checks."""
         if not self._running:
             raise self._unready()
         environment: Any = self._environment
@@ -200,7 +200,7 @@ class Checked(Environment):
         return self._finish(actions, *answer)
 
     def _finish(self, actions: Any, states: Any, terminal: Any, reward: Any) -> tuple[Any, int, float]:
-        """Check what came of a step of one actor, and limit and shape it."""
+        """Check the result of a step of one actor, and apply time limit and reward shaping."""
         terminal, reward = self._limited(self._checked_terminal(terminal)), self._checked_reward(reward)
         if self._shaping is not None:
             shaped = self._shaping(self._states, actions, terminal, reward, states)
@@ -225,7 +225,7 @@ class Checked(Environment):
         running, told = [int(i) for i in parallel], rows(states)
         order = running + [i for i, over in zip(acting, terminal, strict=True) if over and i not in running]
         if not running and told != len(order):
-            states, told = None, 0  # of nobody, or nobody can say of whom
+            states, told = None, 0  # of no actor, or it is not known of which
         if told not in (len(running), len(order)):
             raise EnvironmentError(
                 f"execute of {self._name!r} returned states of {told} actors. Return those of the {len(running)} that go on, and behind "
@@ -243,7 +243,7 @@ class Checked(Environment):
         return parallel, states, terminal, reward
 
     def _each(self, values: Any, what: str) -> np.ndarray:
-        """Return one value for each actor that acted; a single one is for all."""
+        """Return one value for each actor that acted; a single value holds for all."""
         n = len(self._acting)
         if np.shape(values) not in ((), (n,)):
             raise EnvironmentError(

@@ -15,21 +15,21 @@ class Answer(NamedTuple):
     """What an environment answered to `send_reset` or `send_execute`."""
 
     states: Any
-    """As `Environment.reset` and `execute` return them; None where every actor has ended and the last states are not told."""
+    """As `Environment.reset` and `execute` return them; None if every actor has ended and the last states are not known."""
     terminal: Any
     """0, 1 or 2, an array of them for several actors; 0 after a reset."""
     reward: Any
     """A float, or an array `[actors]`; 0.0 after a reset."""
     parallel: Any = None
-    """With several actors: the indices of those that go on, to which the first rows of `states` belong."""
+    """With several actors: the indices of those still running, to which the first rows of `states` belong."""
     seconds: float = 0.0
     """How long the environment itself computed."""
     lost: str = ""
-    """Why the environment had to be replaced, if it had: the episode is over (terminal 2) and `reset` begins another."""
+    """Why the environment was replaced, if it was: the episode is over (terminal 2), and `reset` begins another."""
 
 
 class Connection(Protocol):
-    """An environment that may answer later. One request is open at a time."""
+    """An environment that may answer later. At most one request is open at a time."""
 
     name: str
     spaces: Spaces
@@ -48,21 +48,21 @@ class Connection(Protocol):
         """Tell whether the answer is there, after waiting for at most `seconds`."""
 
     def receive(self) -> Answer:
-        """Return the answer to the open request, waiting for it if need be.
+        """Return the answer to the open request, after waiting for it if necessary.
 
         Raises:
             EnvironmentError: the environment failed, or was lost too often.
         """
 
     def forget(self) -> None:
-        """Let go of a request that an interrupted call left open, if one did; the next begins an episode.
+        """Drop the request that an interrupted call left open, if there is one; the next request begins an episode.
 
         Raises:
             EnvironmentError: the environment was lost too often.
         """
 
     def episode_return(self) -> float | None:
-        """Return what the environment itself reports as the last episode's return, if it does."""
+        """Return what the environment itself reports as the last episode's return, or None."""
 
     def close(self) -> None:
         """Close the environment; a second call does nothing."""
@@ -124,7 +124,7 @@ class Local:
         return answer
 
     def forget(self) -> None:
-        """Let go of an answer that was not taken."""
+        """Drop an answer that was not taken."""
         self._answer = None
 
     def episode_return(self) -> float | None:

@@ -1,4 +1,4 @@
-"""What can be wrong with an environment's answers, said in sentences."""
+"""What can be wrong with an environment's answers, in sentences."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from numpy import vdot
 from operant.spaces import Leaf, Spaces, mask_name
 from operant.spaces.space import Flat
 
-# Loops test `isfinite(vdot(x, x))` before they ask `nonfinite`: the product of an array with itself is finite only if all
-# entries are. It is five times faster than the exact test on small arrays; overflow, the other reason, is left to that.
+# Loops test `isfinite(vdot(x, x))` before they call `nonfinite`: an array's product with itself is finite only if all
+# entries are. On small arrays this is five times faster than the exact test, which then excludes mere overflow.
 __all__ = [
     "isfinite",
     "look",
@@ -44,10 +44,10 @@ _ACCEPTED = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
 
 
 def value_faults(space: Any, value: Any, name: str = "observation", *, strict: bool = False) -> Iterator[str]:
-    """Say why a value is no member of a Gymnasium space.
+    """Say why a value is not a member of a Gymnasium space.
 
     Args:
-        space: of Gymnasium.
+        space: the Gymnasium space.
         value: one member, without a batch axis.
         name: of the value, for messages.
         strict: whether dtypes must be equal, not only of the same kind.
@@ -134,7 +134,7 @@ def stored_fault(leaf: Leaf, label: str, array: np.ndarray) -> tuple[int, str] |
 
 
 def mask_fault(label: str, mask: np.ndarray) -> tuple[int, str] | None:
-    """Find an environment whose mask `[N, *shape, num_values]` allows nothing."""
+    """Find the first environment whose mask `[N, *shape, num_values]` allows nothing: its index and the fault, or None."""
     empty = ~mask.any(-1)
     if not empty.any():
         return None
@@ -144,9 +144,9 @@ def mask_fault(label: str, mask: np.ndarray) -> tuple[int, str] | None:
 
 
 def look(spaces: Spaces, observation: Flat, over: np.ndarray | None = None) -> tuple[int, str] | None:
-    """Look at stored observations `[N, ...]` in full; return the first faulty environment and its fault, or None.
+    """Check stored observations `[N, ...]` in full; return the first faulty environment's index and its fault, or None.
 
-    Where an episode is `over` `[N]`, nothing is chosen: a mask may allow nothing there.
+    Where an episode is `over` `[N]`, no action follows: a mask may allow nothing there.
     """
     for key, leaf in spaces.states.components.items():
         fault = stored_fault(leaf, state_label(spaces, key), observation[key])
@@ -158,7 +158,7 @@ def look(spaces: Spaces, observation: Flat, over: np.ndarray | None = None) -> t
 def look_at_masks(
     spaces: Spaces, observation: Flat, over: np.ndarray | None = None
 ) -> tuple[int, str] | None:
-    """Look whether every mask of stored observations `[N, ...]` allows something, where the episode is not `over` `[N]`."""
+    """Check that every mask of stored observations `[N, ...]` allows something where the episode is not `over` `[N]`."""
     for action in spaces.masks:
         value = observation[mask_name(action)]
         if over is not None:
@@ -175,7 +175,7 @@ def state_label(spaces: Spaces, key: str) -> str:
 
 
 def reward_fault(reward: float) -> str | None:
-    """Say what a reward must be that it is not; None: nothing. It is stored as a float32, of which a larger number is infinite."""
+    """Say what a reward must be that it is not; None if it is sound. It is stored as float32, in which larger numbers overflow."""
     if abs(reward) <= _LARGEST:  # NaN is not
         return None
     return f"at most {_LARGEST:.3g} in size" if isfinite(reward) else "finite"
@@ -205,20 +205,21 @@ def first(array: np.ndarray, bad: np.ndarray) -> str:
 
 
 def brief(value: Any) -> str:
-    """Show a value and its type, in at most a line."""
+    """Show a value and its type, in one line at most."""
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
 def outline(answer: Any) -> str:
-    """Show of what form an answer is that has the wrong one."""
+    """Show the form of an answer that has the wrong one."""
     return f"a tuple of {len(answer)}" if isinstance(answer, tuple) else type(answer).__name__
 
 
 def raised_at(error: BaseException) -> str:
     """Return where in the user's code an exception was raised, as `` (FILE, line N: SOURCE)``.
 
-    It is the innermost place outside of operant and of installed packages, if there is one; else outside of operant.
+    It is the innermost place outside operant and installed packages, if there is one; else the innermost one outside
+    operant.
     """
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OWN)]
     own = [f for f in frames if not f.filename.startswith(_LIBRARIES)]
@@ -229,7 +230,7 @@ def raised_at(error: BaseException) -> str:
 
 
 def raise_of_handler(error: BaseException) -> None:
-    """Raise a `SystemExit` again that came from a handler of signals: a wish to end the program, and no fault of what it interrupted."""
+    """Raise a `SystemExit` again if a signal handler raised it: it is to end the program, not a fault of what it interrupted."""
     if not isinstance(error, SystemExit):
         return
     handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
@@ -238,7 +239,7 @@ def raise_of_handler(error: BaseException) -> None:
 
 
 def _code(handler: Any) -> Any:
-    """Return the code that a handler of signals runs: a function, a method, a `functools.partial` or an object that is called."""
+    """Return the code that a signal handler runs: of a function, a method, a `functools.partial` or a callable object."""
     if not callable(handler):  # the system's
         return None
     while isinstance(handler, functools.partial):

@@ -17,9 +17,9 @@ from operant.spaces import Codec
 
 
 class _Lives:
-    """Lives of a vector's games: where one was lost with the last row, the next one is played with FIRE if the game has it.
+    """Counts the lives of a vector's games; in the row after one was lost, FIRE is pressed if the game has it.
 
-    Lives are known of Atari games in this process; others have one.
+    Lives are known only of Atari games in this process; others count as having one.
     """
 
     def __init__(self, vector: VectorEnv, counted: bool) -> None:
@@ -33,7 +33,7 @@ class _Lives:
         self.lost = self._over = np.zeros(len(self._left), np.bool_)
 
     def played(self, actions: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Return the actions of a row."""
+        """Return the actions of a row; where the last row cost a life, the one that continues the game."""
         if not self.lost.any():
             return actions
         return {name: self._resumed(x) for name, x in actions.items()}
@@ -87,12 +87,12 @@ class _Wrapper(VectorEnv):
 class Games(_Wrapper):
     """Games as training sees them, while `game` tells what reports count: whole games and their true scores.
 
-    A life lost ends an episode (`terminated`), and the game goes on with the next one. The row in between, of the episode's
-    last observation, is played with FIRE where the game has it (it may wait for that), else without action; what it earns
-    counts for the score only.
+    A lost life ends an episode (`terminated`), and the game goes on with the next episode. In the row in between, which
+    follows the episode's last observation, FIRE is pressed if the game has it (it may wait for that), else no action is
+    taken; what this row earns counts for the score only.
 
     Args:
-        vector: the games. Lives are known of Atari games in this process; others have one.
+        vector: the games. Lives are known only of Atari games in this process; others count as having one.
         clip_rewards: replace rewards by their sign (Mnih et al. 2015).
         episodic_life: let episodes end with lives.
     """
@@ -102,7 +102,7 @@ class Games(_Wrapper):
         self._clip, self._lives_end = clip_rewards, episodic_life
 
     def judged(self) -> VectorEnv:
-        """Return the same games as policies are judged by: whole ones with the rewards as they come (`WholeGames`)."""
+        """Return the same games in the form in which policies are evaluated: whole, with unclipped rewards (`WholeGames`)."""
         return whole_games(self._vector) if self._lives_end else self._vector
 
     def step(self, actions: Mapping[str, np.ndarray]) -> Step:
@@ -116,10 +116,10 @@ class Games(_Wrapper):
 
 
 class WholeGames(_Wrapper):
-    """Whole games with the rewards as they come, but FIRE after a lost life where the game has it, as in `Games`.
+    """Whole games with unclipped rewards, but with FIRE after a lost life if the game has it, as in `Games`.
 
-    By these a policy is judged that learnt with an episode for each life: it has not learnt to press FIRE, and would stand still
-    to the end of the game.
+    They are for evaluating a policy that learnt with an episode for each life: it has not learnt to press FIRE, and
+    would stand still until the end of the game.
 
     Args:
         vector: the games.
@@ -128,7 +128,7 @@ class WholeGames(_Wrapper):
     def __init__(self, vector: VectorEnv) -> None:
         super().__init__(vector, counted=True)
         self.cells = getattr(vector, "cells", [])
-        """The games one by one, for those who show them."""
+        """The single games, for showing them."""
 
     def step(self, actions: Mapping[str, np.ndarray]) -> Step:
         """Take one action everywhere, except where the last row ended a game or a life."""
@@ -138,7 +138,7 @@ class WholeGames(_Wrapper):
 
 
 def whole_games(vector: VectorEnv) -> VectorEnv:
-    """Return `WholeGames` of a vector whose games have lives and wait for FIRE; another vector as it is."""
+    """Return `WholeGames` of a vector whose games have lives and wait for FIRE; any other vector as it is."""
     return WholeGames(vector) if np.any(_counting(vector)[1]) else vector
 
 
@@ -148,7 +148,7 @@ def _uncounted(n: int) -> tuple[Callable[[], np.ndarray], Any]:
 
 
 def _counting(vector: VectorEnv) -> tuple[Callable[[], np.ndarray], Any]:
-    """Return what counts the lives of a vector's games, and the action that goes on after a lost one."""
+    """Return what counts the lives of a vector's games, and the action that continues a game after a lost one."""
     if isinstance(vector, AtariVector):
         return lambda: vector.lives, vector.resume
     games = [within(getattr(cell, "env", None)) for cell in getattr(vector, "cells", ())]

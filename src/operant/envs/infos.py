@@ -1,4 +1,4 @@
-"""Values of `info`, such as `is_success`, at the last step of each episode: which ones are wanted, and what was found."""
+"""Values of `info`, such as `is_success`, at the last step of each episode: which ones to record, and what was found."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from operant.errors import EnvironmentError, SpecError, as_number, suggest, valu
 
 
 def keywords_of(given: Any) -> tuple[str, ...]:
-    """Return names in `info` that are to be recorded.
+    """Return the names in `info` whose values are to be recorded.
 
     Raises:
-        SpecError: they are no list of different names.
+        SpecError: they are not a list of different names.
     """
     names = tuple(given) if isinstance(given, list | tuple) else ()
     sound = all(isinstance(name, str) and name for name in names) and len(set(names)) == len(names)
@@ -26,7 +26,7 @@ def keywords_of(given: Any) -> tuple[str, ...]:
 
 
 def refusal(keywords: Sequence[str], name: str) -> SpecError:
-    """Return the error of a JAX-native environment, whose steps tell no `info`."""
+    """Return the error for a JAX-native environment, whose steps return no `info`."""
     return SpecError(
         f"info_keywords is for environments whose step returns an info; {name!r} is JAX-native and has none. "
         f"Received: info_keywords={tuple(keywords)!r}. Leave it out."
@@ -50,7 +50,7 @@ def refuse_elsewhere(keywords: Sequence[str], environments: Iterable[Any]) -> No
 
 
 class Infos:
-    """Collects what the environments of a vector said at the last step of their episodes.
+    """Collects what the environments of a vector tell in `info` at the last step of their episodes.
 
     Args:
         keywords: names in `info`.
@@ -66,10 +66,10 @@ class Infos:
         return {key: np.full(len(self._known), math.nan) for key in self.keywords}
 
     def note(self, into: dict[str, np.ndarray], i: int, info: Mapping[str, Any]) -> None:
-        """Write down what one environment said at the end of an episode; what it does not say is NaN.
+        """Record what one environment tells at the end of an episode; values that it does not tell stay NaN.
 
         Raises:
-            EnvironmentError: the first episode ends without one of the names, or a value is no number.
+            EnvironmentError: the first episode ends without one of the names, or a value is not a number.
         """
         for key in self.keywords:
             if key in info:

@@ -39,17 +39,17 @@ class Cell(Protocol):
     limit: int | None
     """Steps after which the loop cuts an episode."""
     lost: bool
-    """Whether nobody answered the last action; see `VectorEnv.lost`."""
+    """Whether the environment was lost before it answered the last action; see `VectorEnv.lost`."""
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """What it said beside of its last step."""
+        """The info of its last step."""
 
     def native_actions(self, actions: Mapping[str, np.ndarray], n: int) -> Sequence[Any]:
         """Return flat actions `[N, ...]` as `N` actions of this kind of environment."""
 
     def reset(self, seed: int | None, full: bool) -> Flat:
-        """Begin an episode; with `full`, look at the answer closely."""
+        """Begin an episode; with `full`, check the answer in full."""
 
     def step(self, action: Any, full: bool) -> tuple[Flat, float, bool, bool]:
         """Take an action: observation, reward, terminated, truncated."""
@@ -139,7 +139,7 @@ class EnvironmentCell:
 
     @property
     def _restarts(self) -> int:
-        """How often one elsewhere was lost and replaced."""
+        """How often a remote environment was lost and replaced."""
         return getattr(self._connection, "restarts", 0)
 
     def native_actions(self, actions: Mapping[str, np.ndarray], n: int) -> Sequence[Any]:
@@ -184,9 +184,9 @@ class InProcess(VectorEnv):
     Args:
         cells: the environments.
         name: for messages.
-        check: how often observations are looked at: at the `first` reset and step, `always`, or `never`.
+        check: how often observations are checked: at the `first` reset and step, `always`, or `never`.
         offset: number of the first environment: seeds and messages count from it.
-        info_keywords: names in `info` whose values at the end of episodes are wanted.
+        info_keywords: names in `info` whose values at the end of episodes are recorded.
 
     Raises:
         UsageError: the environments' spaces differ.
@@ -256,7 +256,7 @@ class InProcess(VectorEnv):
         return observation
 
     def restart(self, seed: int | None, due: Sequence[int]) -> Flat:
-        """Begin anew: the environments in `due` now, the others with the next step."""
+        """Begin new episodes: in the environments in `due` now, in the others with the next step."""
         observation = self.reset(seed)
         self._ended = [i not in due for i in range(self.num_envs)]
         return observation
@@ -278,7 +278,7 @@ class InProcess(VectorEnv):
                     flat = cell.reset(None, False)
                     steps[i], ended[i] = 0, False
                 else:
-                    steps[i] += 1  # before the call: what it raises is told to be of this step
+                    steps[i] += 1  # before the call: messages of its errors name this step
                     flat, given, over, cut = cell.step(chosen[i], full)
                     if given is None:  # an array would hold NaN
                         raise EnvironmentError(adapter.no_number(given))
@@ -292,7 +292,7 @@ class InProcess(VectorEnv):
                             self._infos.note(infos, i, cell.info)
                 for key, into in observation.items():
                     into[i] = flat[key]
-            except (Exception, SystemExit) as error:  # which some simulators raise where they fail
+            except (Exception, SystemExit) as error:  # some simulators raise SystemExit when they fail
                 raise self._fault(i, error, "reset" if begins else "step") from error
         self._unchecked.discard("step")
         self.infos = infos

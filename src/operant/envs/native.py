@@ -65,7 +65,7 @@ class NativeEnv(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class TimeLimit:
-    """An environment under another time limit than its own.
+    """An environment with a time limit other than its own.
 
     Args:
         env: the environment.
@@ -100,13 +100,13 @@ class Actors(NamedTuple):
     state: Tree
     """Leaves `[N, ...]`."""
     observation: Arrays
-    """What the next action answers. Leaves `[N, ...]`."""
+    """What the next action responds to. Leaves `[N, ...]`."""
     ended: Bool[Array, " N"]
     """Whether the last row ended an episode: the next action is ignored."""
     steps: Int[Array, " N"]
     """Actions taken in the running episode."""
     row: UInt[Array, ""]
-    """Rows behind all actors; the address of the next row's draws."""
+    """Rows that all actors have taken so far; the address of the next row's draws."""
 
 
 class Row(NamedTuple):
@@ -148,7 +148,7 @@ def step(env: NativeEnv, actors: Actors, actions: Arrays, key: Key) -> tuple[Act
     n = ended.shape[0]
     state, stepped = jax.vmap(env.step)(actors.state, actions, _keys(key, _STEP, row, n))
     # Draws for a reset are needed on few rows. Under `vmap` over runs the branch becomes a select of both results,
-    # and of the operands, which JAX's check of key reuse takes for a second use of a key: so it gets plain numbers.
+    # and of the operands, which JAX's check of key reuse takes for a second use of a key: so it is given plain numbers.
     impl, words = jax.random.key_impl(key), jax.random.key_data(key)
 
     def restart(words: Array, old: Tree) -> Tree:
@@ -200,7 +200,7 @@ def _step(env: NativeEnv, actors: Actors, actions: Tree, key: Key) -> tuple[Acto
 
 
 class HostVector:
-    """`num_envs` native environments as a vector on the host; the same numbers as `start` and `step`.
+    """`num_envs` native environments as a vector on the host, with the same numbers as `start` and `step`.
 
     Args:
         env: the environment.
@@ -225,9 +225,9 @@ class HostVector:
         """Begin new episodes everywhere and return the first observations, leaves `[N, ...]`.
 
         Args:
-            seed: a seed below 2^31 begins the stream of ``jax.random.key(seed)``, a larger one that of a key of its own,
-                which JAX would cut to 32 bits; None begins the stream of the key given at
-                construction, and at later calls one never seen before.
+            seed: a seed below 2^31 begins the stream of ``jax.random.key(seed)``; a larger one, which JAX would cut to
+                32 bits, that of a key of its own. None begins the stream of the key given at construction, and at later
+                calls a new one.
         """
         if seed is not None:
             self._key = _key_of(seed)

@@ -1,7 +1,7 @@
 """PettingZoo's parallel environments, shown as one `Environment` with several actors.
 
-All agents of such an environment are played by one policy, each as an actor of its own. Agents with other spaces than the first
-cannot be: PettingZoo's wrappers pad observations and actions to the same spaces.
+All agents of such an environment are played by one policy, each as an actor of its own. They must have the same spaces:
+PettingZoo's wrappers can pad observations and actions to that end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _METHODS = ("reset", "step", "observation_space", "action_space")
 
 
 def is_parallel(value: Any) -> bool:
-    """Tell whether a value is a parallel environment of PettingZoo's (not one in which agents take turns)."""
+    """Tell whether a value is a parallel PettingZoo environment (not one in which agents take turns)."""
     return (
         hasattr(value, "possible_agents")
         and not hasattr(value, "agent_iter")
@@ -48,7 +48,7 @@ def make_parallel(id: str, **arguments: Any) -> Any:
         )
     try:
         return pettingzoo.make("parallel", id, **arguments)
-    except Exception as error:  # what a game's package raises is its own
+    except Exception as error:  # a game's package may raise anything
         raise SpecError(
             f"Environment 'pettingzoo:{id}' cannot be made: {type(error).__name__}: {error}"
         ) from error
@@ -103,7 +103,7 @@ class PettingZoo(Environment):
         return (self._parallel(), states) if len(self.agents) > 1 else _only(states)
 
     def execute(self, actions: Any) -> tuple[Any, ...]:
-        """Take the actions `[n, ...]` of the agents that are left; truncations are terminal 2."""
+        """Take the actions `[n, ...]` of the agents that are still acting; truncations are terminal 2."""
         single = len(self.agents) == 1
         flat = self.spaces.actions.flatten(actions)
         acting = self._alive

@@ -3,7 +3,7 @@
 Papers: Mnih et al. 2015, "Human-level control through deep reinforcement learning" (methods, preprocessing and training
 details); Machado et al. 2018, "Revisiting the Arcade Learning Environment" (sticky actions, whole games).
 
-`Preprocessed`, a wrapper of Gymnasium's, does it for images of any kind; many Atari games run in ALE's own vector
+`Preprocessed`, a Gymnasium wrapper, does this for images of any kind; several Atari games run in ALE's own vector
 (`operant.envs.atari`), which makes the same pixels.
 """
 
@@ -43,7 +43,7 @@ class Preprocessing:
     size: int = 84
     """Height and width, by averaging over areas."""
     noop_max: int = 30
-    """An Atari game begins with fewer than so many frames without action, a random number."""
+    """An Atari game begins with a random number of frames without action, fewer than this."""
     fire_reset: bool = True
     """Press FIRE at the start of an Atari game that has it: some wait for it."""
 
@@ -81,8 +81,8 @@ def refusal(name: str, shape: Any) -> SpecError:
 class Preprocessed(gymnasium.Wrapper):
     """An environment that shows images, Atari's or other, preprocessed; observations uint8 `[size, size, stack]`.
 
-    Rewards are summed over the frames of a step, and not clipped; a lost life ends nothing. An environment that skips
-    frames itself is not made to skip again.
+    Rewards are summed over the frames of a step, and not clipped; a lost life does not end the episode. An environment
+    that skips frames itself is not made to skip more.
 
     Args:
         env: its observations are uint8 `[height, width]`, `[height, width, 1]` or `[height, width, 3]`.
@@ -117,7 +117,7 @@ class Preprocessed(gymnasium.Wrapper):
 
     @property
     def spec(self) -> EnvSpec | None:
-        """The environment's, with the time limit in steps of several frames."""
+        """The environment's spec, with the time limit in steps of `frame_skip` frames."""
         spec = self.env.spec
         if spec is None or spec.max_episode_steps is None:
             return spec
@@ -137,7 +137,7 @@ class Preprocessed(gymnasium.Wrapper):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin a game; an Atari one with FIRE where it has it, and no-ops."""
+        """Begin a game; an Atari game with FIRE, if it has that action, and no-ops."""
         frame, info = self.env.reset(seed=seed, options=options)
         waits = int(self.unwrapped.np_random.integers(self._noops)) if self._noops else 0
         for action in [self.resume] * self._fires + [resuming(self.unwrapped, [])] * (waits - self._fires):
@@ -171,7 +171,7 @@ class Preprocessed(gymnasium.Wrapper):
 
 
 def within(env: Any) -> Preprocessed | None:
-    """Return the preprocessing within an environment's wrappers, if there is one."""
+    """Return the `Preprocessed` among an environment's wrappers, or None."""
     while not isinstance(env, Preprocessed):
         if not isinstance(env, gymnasium.Wrapper):
             return None
@@ -187,8 +187,8 @@ def _is_image(space: gymnasium.spaces.Box) -> bool:
 class _Averages:
     """Averages `count` pixels over `size` equal stretches, along an axis of an image.
 
-    Each stretch touches few pixels, so that it is a sum over shifted copies. A matrix product would wake BLAS's threads, which
-    cost more than they give here.
+    Each stretch covers few pixels, so the averages are a sum over shifted copies. A matrix product would wake BLAS's
+    threads, which cost more than they gain here.
     """
 
     def __init__(self, count: int, size: int, axis: int) -> None:
@@ -208,7 +208,7 @@ class _Averages:
 
 
 def resuming(env: Any, meanings: list[str]) -> Any:
-    """Return the action that starts the game again: FIRE if the meanings have it, else no action."""
+    """Return the action that continues a waiting game: FIRE if it is among the meanings, else the no-op."""
     fire = "FIRE" in meanings
     if getattr(env, "continuous", False):
         return np.array([0.0, 0.0, float(fire)], np.float32)
@@ -216,7 +216,7 @@ def resuming(env: Any, meanings: list[str]) -> Any:
 
 
 def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
-    """Make one environment of Gymnasium, preprocessed; without a time limit of the registry's, as `adapter.make`."""
+    """Make one environment of Gymnasium, preprocessed; without the registry's time limit, like `adapter.make`."""
     settings, own = read(arguments)
     if spec.entry_point == adapter.ATARI:
         for name in sorted(own.keys() & {"frameskip", "obs_type"}):
@@ -229,7 +229,7 @@ def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
 
 
 def refuse_unknown(arguments: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    """Raise where an argument is none of `Preprocessing`, nor one of `known`."""
+    """Raise `SpecError` if an argument is neither a field of `Preprocessing` nor one of `known`."""
     names = [*(field.name for field in dataclasses.fields(Preprocessing)), *known]
     for name in arguments:
         if name not in names:

@@ -41,7 +41,7 @@ class Probe(NativeEnv, Protocol):
     """A native environment with known answers. Observations may have any leading axes `...`."""
 
     def expected_value(self, observation: Arrays, gamma: float) -> Float[Array, "..."]:
-        """Return the discounted return of the best policy from an observation on.
+        """Return the discounted return of the best policy from an observation onwards.
 
         Args:
             observation: of a row on which an action is taken.
@@ -52,7 +52,7 @@ class Probe(NativeEnv, Protocol):
         """Return the best action (one of them, where all are alike).
 
         Args:
-            observation: what the action answers.
+            observation: the one that the action responds to.
             first: the first observation of the episode, which `probe/memory` needs and others ignore.
         """
 
@@ -73,7 +73,7 @@ def _sign(key: Key) -> Float[Array, " 1"]:
 
 
 def _near(action: Array, target: Array) -> Array:
-    """Pay 1 on the target and 0 half a unit beside it."""
+    """Pay 1 on the target and 0 half a unit away from it."""
     miss = action - target
     return 1.0 - 4.0 * miss * miss
 
@@ -83,7 +83,7 @@ class _OneAction:
     """What most probes share: one action, which should follow a number `wanted` in -1..1.
 
     A discrete action follows it by its sign (1 for above 0) and pays 1 or -1, a continuous one by being half of it.
-    As it stands here the observation is a constant 0, the action has no effect, and the value is 1.
+    By default the observation is a constant 0, the action has no effect, and the value is 1.
     """
 
     continuous: bool = False
@@ -214,7 +214,7 @@ class Memory(_OneAction):
     """A sign is shown at the first row only and asked for `delay` rows later. Value gamma^(rows left).
 
     The observation is (sign or 0, elapsed / delay). Actions before the last row do nothing; the last is paid as in
-    `ObservationAction`. Without memory no policy gets more than 0 in the mean (the discrete one guesses, the
+    `ObservationAction`. Without memory no policy gets more than 0 on average (the discrete one guesses, the
     continuous one answers 0).
 
     Args:
@@ -305,7 +305,7 @@ class Mask:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hybrid:
-    """One row, nested observations, three actions that are paid each for itself. Value 3.
+    """One row, nested observations, three actions, each paid for separately. Value 3.
 
     The integer ``move/gear`` must equal the observation ``level``, the number ``move/throttle`` must be half of
     ``side`` and the switch ``brake`` must be on where ``side`` is 1.

@@ -1,4 +1,4 @@
-"""Environments in worker processes, with shared memory for all that is passed.
+"""Environments in worker processes, which pass observations and actions through shared memory.
 
 A worker runs the loop of `inprocess` over its share of the environments; `spawn` starts it.
 """
@@ -36,17 +36,17 @@ class _Share(Worker):
         super().__init__(index, begin, descriptor)
         self.rows = rows
         self.replaced = 0
-        """How often, since one of its episodes came to its end."""
+        """How often it was replaced since one of its episodes ended."""
         self.lost = ""
-        """Why it has ended, until it is replaced."""
+        """Why it was lost, until it is replaced; empty: it was not."""
 
     def start(self) -> None:
-        """Start the process, maybe again."""
+        """Start the process, for the first time or again."""
         super().start()
         self.lost = ""
 
     def lose(self, reason: str) -> None:
-        """End the process: an answer that comes too late would be taken for that to the next message."""
+        """Kill the process: an answer that comes too late would be taken for the answer to the next message."""
         self.lost = reason
         self.kill()
 
@@ -62,11 +62,11 @@ class Processes(VectorEnv):
         check: see `vector.create`.
         num_workers: processes; None: one per processor.
         timeout_seconds: how long a step of a worker's environments may take.
-        max_restarts: how often a worker may be replaced without an episode that came to its end in between.
-        info_keywords: names in `info` whose values at the end of episodes are wanted.
+        max_restarts: how often a worker may be replaced without an episode ending in between.
+        info_keywords: names in `info` whose values at the end of episodes are recorded.
 
     Raises:
-        SpecError: an environment cannot be sent, or not be made.
+        SpecError: an environment cannot be sent, or cannot be made.
         EnvironmentError: workers cannot be started.
     """
 
@@ -141,10 +141,10 @@ class Processes(VectorEnv):
             raise EnvironmentError(f"Worker {worker.index} of {self.name!r} {lost}.") from None
 
     def _begun(self, worker: _Share) -> Any:
-        """Return what a worker that starts tells of its environments.
+        """Return what a worker that was just started tells of its environments.
 
         Raises:
-            LostError: it does not come so far.
+            LostError: it does not get that far.
         """
         seconds = max(self._timeout, START_SECONDS)
         try:
@@ -154,7 +154,7 @@ class Processes(VectorEnv):
 
     @functools.cached_property
     def codec(self) -> Codec | None:
-        """That of one more environment, made for it: those in the workers cannot be asked."""
+        """The codec of one more environment, made for this: those in the workers cannot be asked."""
         with contextlib.closing(make_cell(self._source)) as cell:
             return cell.codec
 
@@ -208,7 +208,7 @@ class Processes(VectorEnv):
         return step._replace(observation=dict(observation))
 
     def _call(self, message: bytes, workers: Sequence[_Share]) -> list[tuple[_Share, str]]:
-        """Send a message to workers and wait for all; return those that are lost, and how."""
+        """Send a message to workers and wait for all; return those that are lost, and why."""
         error: OperantError | None = None
         waiting = list(workers)
         with self._ending(waiting):
@@ -230,9 +230,9 @@ class Processes(VectorEnv):
 
     @contextlib.contextmanager
     def _ending(self, workers: Sequence[_Share]) -> Iterator[None]:
-        """End workers where what is inside is interrupted; `reset` replaces them.
+        """End workers if the block is interrupted; `reset` replaces them.
 
-        Answers that nobody awaits would be taken for those to the next call.
+        Answers that nobody awaits would be taken for answers to the next call.
         """
         try:
             yield
@@ -242,11 +242,11 @@ class Processes(VectorEnv):
             self._is_reset = False
             for worker in workers:
                 worker.lose("was interrupted")
-                worker.replaced -= 1  # no fault of its environments
+                worker.replaced -= 1  # not a fault of its environments
             raise
 
     def _replace(self, worker: _Share, reason: str) -> None:
-        """Start a worker anew, and again where that is lost too; too many times is an error."""
+        """Replace a worker, again and again if its replacement is lost, too; too many times is an error."""
         worker.lose(reason)
         rows = worker.rows
         which = (
@@ -272,7 +272,7 @@ class Processes(VectorEnv):
             self._replace(worker, str(lost))
 
     def _restart(self, worker: _Share, due: list[int]) -> None:
-        """Begin episodes in a new worker: in `due` with this row, elsewhere with the next."""
+        """Begin episodes in a new worker: in the environments in `due` with this row, in others with the next."""
         seed = None if self._seed is None else seed_of(self._seed, self.num_envs + self.restarts)
         while lost := self._call(RESTART + repr((seed, due)).encode(), [worker]):
             self._replace(worker, lost[0][1])

@@ -1,8 +1,8 @@
 """Worker processes, seen from the process that starts them.
 
-Workers are fresh interpreters: they neither fork this process nor import the user's main module (unless an environment is
-defined there), so they load neither JAX nor Keras. Messages to and fro are single bytes with at most some plain data behind
-them; arrays lie in memory that both sides map. What a worker does is in `worker`.
+Workers are fresh interpreters: they are not forks of this process and do not import the user's main module (unless an
+environment is defined there), so they load neither JAX nor Keras. Messages in both directions are single bytes,
+followed by plain data at most; arrays are in memory that both sides map. What a worker does is in `worker`.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from operant.errors import (
 )
 
 START_SECONDS = 120.0
-"""How long a worker may take to start and to make its environments, at least."""
+"""The least time that a worker is given to start and to make its environments."""
 _CLOSE_SECONDS = 5.0
 """How long workers may take to close their environments before they are killed."""
 _MESSAGE_SECONDS = 5
-"""How long the rest of a message may take that has begun to arrive."""
+"""How long the rest of a message may take once its beginning has arrived."""
 _MOST_MILLISECONDS = 2**31 - 1
-"""The longest limit that the system knows, 24 days."""
+"""The longest timeout that the system's `poll` takes, 24 days."""
 _MOST_BYTES = 1 << 24
 """The longest message from a worker: descriptions of spaces and tracebacks. Anything longer is garbage."""
 _ERRORS: dict[str, type[OperantError]] = {
     error.__name__: error for error in (SpecError, SpaceError, UsageError)
 }
 SECRET = ("OPERANT_TOKEN",)
-"""Variables that are no environment's business."""
+"""Environment variables that are not passed on to workers."""
 
 
 class LostError(Exception):
-    """The other side died, does not answer, or answers what makes no sense.
+    """The other side died, does not answer, or sends answers that make no sense.
 
     Args:
-        reason: goes behind its name.
-        final: whether it is of no use to try again.
+        reason: follows the name of the other side in messages.
+        final: whether it is useless to try again.
     """
 
     def __init__(self, reason: str, *, final: bool = False) -> None:
@@ -70,12 +70,12 @@ class Worker:
     Args:
         index: for messages.
         begin: what the worker is to make, as plain data; see `worker`.
-        descriptor: of the memory that is shared.
+        descriptor: of the shared memory.
     """
 
     def __init__(self, index: int, begin: Mapping[str, Any], descriptor: int) -> None:
         self.index = index
-        # As multiprocessing does: what reads the command line at the top of a module must find the user's there, too.
+        # As multiprocessing does: modules that read the command line when imported must find the user's.
         self._begin = repr({"argv": [str(word) for word in sys.argv], **begin}).encode()
         self._descriptor = descriptor
         self.process: subprocess.Popen[bytes] | None = None
@@ -86,7 +86,7 @@ class Worker:
         """Start the process and tell it what to make.
 
         Raises:
-            UsageError: this is a worker that runs the user's script once more.
+            UsageError: this process is a worker that runs the user's script again.
         """
         if _in_rerun():
             raise UsageError(
@@ -99,7 +99,7 @@ class Worker:
         self._poll.register(self._connection, select.POLLIN)
         descriptors = (theirs.fileno(), self._descriptor)
         path = os.pathsep.join(entry or str(working_directory()) for entry in sys.path)
-        # One thread per worker: libraries that each take all processors would only hinder one another.
+        # One thread per worker: workers whose libraries each use all processors would only slow one another down.
         threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
         inherited = {name: value for name, value in os.environ.items() if name not in SECRET}
         code = "import sys; from operant.envs.worker import work; work(int(sys.argv[1]), int(sys.argv[2]))"
@@ -114,7 +114,7 @@ class Worker:
         self.send(self._begin)
 
     def send(self, message: bytes) -> None:
-        """Send a message; that the worker is gone shows when its answer is awaited."""
+        """Send a message. If the worker is gone, this shows when its answer is awaited."""
         assert self._connection is not None
         with contextlib.suppress(OSError):
             self._connection.send_bytes(message)
@@ -125,7 +125,7 @@ class Worker:
         return bool(self._poll.poll(milliseconds(seconds)))
 
     def receive(self, deadline: float, seconds: float) -> Any:
-        """Wait for an answer until `deadline` (`time.monotonic`) and return what it brings.
+        """Wait for an answer until `deadline` (`time.monotonic`) and return its content; `seconds` is for the message.
 
         Raises:
             LostError: the worker died, did not answer in time, or answered garbage.
@@ -140,7 +140,7 @@ class Worker:
             code = self._end()
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             raise LostError(how) from None
-        except OSError:  # a length beyond all bounds, or a message that stops half-way
+        except OSError:  # an absurd length, or a message that stops half-way
             raise LostError("sent a message that is none") from None
         try:
             if message[:1] not in (OK, FAULT):
@@ -167,14 +167,14 @@ class Worker:
 
 def killed(process: subprocess.Popen[bytes]) -> int:
     """Kill a process that leads a group, and what it started; return its exit code."""
-    if process.returncode is None:  # not waited for: the group's number is no other's yet
+    if process.returncode is None:  # not waited for, so that no other group has its number yet
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
     return process.wait()
 
 
 def milliseconds(seconds: float) -> float | None:
-    """Return a time as `poll` takes it: None, without limit, where it is longer than the system knows."""
+    """Return a time as `poll` takes it: None, no limit, if it is longer than the system allows."""
     left = max(0.0, seconds) * 1000
     return left if left <= _MOST_MILLISECONDS else None
 
@@ -185,12 +185,12 @@ def error_named(name: str) -> type[OperantError]:
 
 
 def times(n: int) -> str:
-    """Return how often, in words of a message."""
+    """Return how often, in words for a message."""
     return "once" if n == 1 else f"{n} times"
 
 
 def end(workers: Sequence[Worker], descriptor: int) -> None:
-    """Close the environments of workers, end the processes, and give their memory back."""
+    """Close the environments of workers, end the processes, and free their memory."""
     for worker in workers:
         if worker.process is not None:
             worker.send(CLOSE)
@@ -204,7 +204,7 @@ def end(workers: Sequence[Worker], descriptor: int) -> None:
 
 
 def memory_file() -> int:
-    """Return the descriptor of a file without a name, in memory where the system can."""
+    """Return the descriptor of a file without a name, in memory if the system can do that."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("operant")
     with tempfile.TemporaryFile() as file:
@@ -228,13 +228,13 @@ def main_program(literals: Sequence[str]) -> dict[str, str] | None:
 
 
 def _in_rerun() -> bool:
-    """Tell whether this is a worker that runs the user's script, operant's or multiprocessing's: its module is `__main__` only afterwards."""
+    """Tell whether a worker, operant's or multiprocessing's, is running the user's script: that becomes `__main__` afterwards."""
     module = sys.modules.get("__mp_main__")
     return module is not None and module.__name__ == "__mp_main__" and module is not sys.modules["__main__"]
 
 
 def _bound(connection: Connection) -> None:
-    """Let no read of a message take for ever: a worker may write half of one and hang."""
+    """Give the reading of a message a time limit: a worker may write half of one and hang."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end_of_pipe:
         end_of_pipe.setblocking(True)  # whatever the program's default for sockets is
         end_of_pipe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _MESSAGE_SECONDS, 0))

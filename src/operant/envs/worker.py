@@ -1,4 +1,4 @@
-"""What a worker process runs, on memory that it shares with its parent.
+"""What a worker process runs. It shares memory with its parent.
 
 Either its share of a vector's environments, or one environment that answers requests (`remote.host`).
 """
@@ -36,16 +36,16 @@ RESET, STEP, RESTART, CLOSE = b"r", b"s", b"n", b"c"
 OK, FAULT = b"k", b"e"
 """First byte of what it answers."""
 VECTOR_FIELDS = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
-"""What a vector answers beside observations, `[N]` each."""
+"""What a vector answers besides observations, `[N]` each."""
 
 
 def vector_fields(info_keywords: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of a vector of which values of `info` are wanted: those as `info:NAME`."""
+    """Return the fields of a vector; those of values of `info` are named `info:NAME`."""
     return {**VECTOR_FIELDS, **{f"info:{key}": np.float64 for key in info_keywords}}
 
 
 _ORPHAN_SECONDS = 2.0
-"""How long a worker whose parent died may go on computing before it ends."""
+"""How long a worker whose parent died may go on computing before it is killed."""
 
 
 class Memory:
@@ -55,7 +55,7 @@ class Memory:
         spaces: whose observations and actions are passed.
         n: rows.
         descriptor: of the file that both sides map.
-        fields: what else is passed: dtypes by name.
+        fields: what else is passed, as dtypes by name.
         create: whether to give the file its size.
     """
 
@@ -82,7 +82,7 @@ class Memory:
 
 
 class Task(Protocol):
-    """What a worker does. Made of what its parent tells it first."""
+    """What a worker does. It is made from the first message of the parent."""
 
     def describe(self) -> Any:
         """Return what the parent must know of the environments, as plain data."""
@@ -91,7 +91,7 @@ class Task(Protocol):
         """Map the memory, of `n` rows."""
 
     def obey(self, message: bytes) -> None:
-        """Do what a message says; answers lie in the memory."""
+        """Do what a message says; answers are written to the memory."""
 
     def close(self) -> None:
         """Close the environments."""
@@ -135,11 +135,11 @@ class VectorTask:
 
 
 def work(connection_descriptor: int, memory_descriptor: int) -> None:
-    """Be a worker: what the process that `spawn.Worker` starts does."""
+    """Run as a worker: the entry point of the process that `spawn.Worker` starts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    # Clusters ask every process of a job to terminate, and a run that ends in order needs its environments until then.
+    # Clusters send SIGTERM to every process of a job, and a run that ends in order needs its environments until then.
     signal.signal(signal.SIGTERM, _no_effect)
-    signal.siginterrupt(signal.SIGTERM, False)  # nor does it break off what an environment waits for in C
+    signal.siginterrupt(signal.SIGTERM, False)  # nor does it interrupt system calls of an environment
     os.register_at_fork(after_in_child=_forked)
     os.set_inheritable(memory_descriptor, False)
     connection = line(connection_descriptor)
@@ -148,19 +148,19 @@ def work(connection_descriptor: int, memory_descriptor: int) -> None:
 
 
 def _no_effect(number: int, frame: Any) -> None:
-    """Do nothing: signals that are ignored would be so in programs that an environment starts, too."""
+    """Do nothing. An ignored signal would stay ignored in programs that an environment starts, too; a handled one does not."""
 
 
 def _forked() -> None:
-    """Let the request to terminate have its effect in a process that an environment forked."""
+    """Let SIGTERM have its usual effect in a process that an environment forked."""
     if signal.getsignal(signal.SIGTERM) is _no_effect:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def line(descriptor: int) -> Connection:
-    """Return the connection to the parent, soon after whose end this process ends, too.
+    """Return the connection to the parent; soon after the parent has ended, this process ends, too.
 
-    Nothing that environments start holds it open, or the end of this process would not show.
+    Nothing that environments start holds it open, or the parent would not see that this process has ended.
     """
     os.set_inheritable(descriptor, False)
     threading.Thread(target=_follow, args=(descriptor,), daemon=True).start()
@@ -170,9 +170,9 @@ def line(descriptor: int) -> Connection:
 
 
 def _follow(descriptor: int) -> None:
-    """End the process, and what its environments started, soon after its parent, also while an environment hangs."""
+    """Kill the process, and what its environments started, soon after its parent ended, even while an environment hangs."""
     watch = select.poll()
-    watch.register(descriptor, 0)  # nothing but the other side's end
+    watch.register(descriptor, 0)  # only for the other side's end
     watch.poll()
     time.sleep(_ORPHAN_SECONDS)
     os.killpg(0, signal.SIGKILL)
