@@ -1,6 +1,6 @@
 """Environments elsewhere: in processes, and on other machines.
 
-`connect` is the door: it returns one connection (`operant.envs.connection`) for each environment, wherever they are.
+`connect` is the entry point: it returns a connection (`operant.envs.connection`) for each environment, wherever it is.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def connect(
 
     Args:
         environment: what `Environment.create` takes, for all; without `remote` also an object, which stays open.
-        environments: one by one instead.
+        environments: instead, a list with one for each.
         num_parallel: how many (default: one, or as many as `environments`, hosts or ports).
         max_episode_timesteps: steps after which an episode is cut.
         remote: None: in this process. `multiprocessing`: each in a process of its own, which imports neither JAX nor
@@ -61,14 +61,14 @@ def connect(
         timeout_seconds: how long an answer may take before the environment counts as lost.
         start_seconds: how long a process or an actor may take to start (default: 120), or a server to be reached
             (default: 30).
-        max_restarts: how often each may be replaced, or reached again, without an episode that came to its end in between.
+        max_restarts: how often each may be replaced, or reached again, without an episode ending in between.
         kwargs: arguments of the environment; for `socket-client`, `token`, `token_file` and `certificate` (see
             `credentials`).
 
     Raises:
         SpecError: a specification is not understood, or cannot be sent.
         UsageError: arguments exclude one another, or the environments' spaces differ.
-        EnvironmentError: an environment cannot be made, or a server not be reached.
+        EnvironmentError: an environment cannot be made, or a server cannot be reached.
     """
     check(remote, blocking, host, port)
     num_parallel = whole("num_parallel", num_parallel, optional=True)
@@ -111,17 +111,17 @@ def start(
     from operant.envs.remote import cluster
 
     for source in sources:
-        cluster.sendable(source)  # what is not, is refused before a cluster is started for it
+        cluster.sendable(source)  # what cannot be sent is refused before a cluster is started
     cluster.join(host, port)
     cpus = cluster.share(len(sources))
     return _met(cluster.RayConnection(source, i, limits, blocking, cpus) for i, source in enumerate(sources))
 
 
 def check(remote: Any, blocking: Any, host: Any, port: Any, modes: Sequence[str] = REMOTE) -> None:
-    """Check where an environment is to be, wherever that is asked; `modes` are the places to choose from.
+    """Check the arguments that say where an environment is to be; `modes` are the allowed values of `remote`.
 
     Raises:
-        SpecError: a value is none of those.
+        SpecError: a value is not allowed.
         UsageError: arguments exclude one another, or one is missing.
     """
     if remote is not None and remote not in modes:
@@ -159,7 +159,7 @@ def _reach(
 
 
 def _met(making: Iterable[Connection]) -> list[Connection]:
-    """Return connections when all of their environments are there; they start side by side. None is left if one fails."""
+    """Return connections once all of their environments are ready; they start side by side. If one fails, all are closed."""
     connections: list[Connection] = []
     try:
         connections.extend(making)
@@ -177,13 +177,13 @@ def _met(making: Iterable[Connection]) -> list[Connection]:
 def credentials(
     token: str | None = None, token_file: str | None = None, certificate: str | None = None
 ) -> tuple[bytes, SSLContext | None]:
-    """Return what a client needs to be let in.
+    """Return what a client needs to connect: the token, and the TLS context or None.
 
     Args:
-        token: that both sides know (default: that of `token_file`, or else the variable `OPERANT_TOKEN`).
+        token: the one that both sides know (default: that of `token_file`, or else the variable `OPERANT_TOKEN`).
         token_file: a file that holds it, and that only its owner may read.
-        certificate: file of the certificate that the server shows, or of whoever signed it; ``'system'``: what the system
-            trusts. The connection uses TLS if it is given.
+        certificate: file of the server's certificate, or of that of its signer; ``'system'``: what the system trusts.
+            The connection uses TLS if this is given.
     """
     from operant.envs.remote.auth import read_token
     from operant.envs.remote.client import tls_context
@@ -192,10 +192,10 @@ def credentials(
 
 
 def read_ports(port: Any) -> list[int]:
-    """Read one port, several in a list, or several behind commas.
+    """Read one port, several in a list, or several separated by commas.
 
     Raises:
-        SpecError: one is none.
+        SpecError: one is not a port.
     """
     parts = port.split(",") if isinstance(port, str) else port if isinstance(port, list | tuple) else [port]
     ports: list[int] = []
@@ -217,7 +217,7 @@ def _addresses(host: Any, port: Any, num_parallel: int | None) -> list[tuple[str
         raise value_error("host", "a name or address, or several", host)
     count = num_parallel or max(len(hosts), len(ports))
     if len(ports) == 1:
-        # One server and one port stand for ports in a row; several servers may have the same port each.
+        # One host and one port stand for consecutive ports; several hosts may all use the same port.
         ports = [ports[0] + i for i in range(count)] if len(hosts) == 1 else ports * count
     if len(hosts) == 1:
         hosts *= count

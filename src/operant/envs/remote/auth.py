@@ -1,8 +1,8 @@
 """Who may connect: the shared token, and how both sides prove that they know it without sending it.
 
-Each side contributes a fresh random number, and answers with HMAC-SHA256 under the token over both, and a word for its role:
-a recorded greeting is worth nothing in another connection, nor is a side's own proof sent back to it. The client
-proves first. The keys of the frames that follow are derived in the same way.
+Each side contributes a fresh random number, and answers with HMAC-SHA256, keyed with the token, over both numbers and a
+word for its role: a recorded greeting is worth nothing in another connection, nor is a side's own proof sent back to
+it. The client proves first. The keys for the frames that follow are derived in the same way.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _RECIPE = "(umask 077; python -c 'import secrets; print(secrets.token_hex(32))' 
 
 
 class RefusedError(Exception):
-    """The other side does not want us: a reason that waiting does not mend."""
+    """The other side refuses us, for a reason that does not go away by waiting."""
 
 
 def read_token(token: str | None = None, token_file: str | Path | None = None) -> bytes:
-    """Return the token that was given, or else that of a file, or else of the variable `OPERANT_TOKEN`; empty: there is none.
+    """Return the token given, else that of the file, else that of the variable `OPERANT_TOKEN`; empty if there is none.
 
     Raises:
         SpecError: it is too short, or others may read the file.
@@ -46,7 +46,7 @@ def read_token(token: str | None = None, token_file: str | Path | None = None) -
     if token is None:
         return b""
     secret = token.strip().encode()
-    if len(secret) < _LEAST:  # and its value is not for messages
+    if len(secret) < _LEAST:  # the message does not show it
         raise SpecError(
             f"{source} must have at least {_LEAST} characters. Received: {len(secret)}. Make one: {_RECIPE}"
         )
@@ -82,7 +82,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_reach(host: str, token: bytes, what: str) -> None:
-    """Refuse to go beyond this machine without a token.
+    """Refuse to connect beyond this machine without a token.
 
     Raises:
         UsageError: there is none.
@@ -98,8 +98,8 @@ def welcome(channel: Channel, token: bytes, seconds: float) -> None:
     """Greet a client, as the server: after this, frames are sealed.
 
     Raises:
-        WireError: it is no client of ours, or does not know the token.
-        LostError: it went, or is too slow.
+        WireError: it is not a client of operant's, or does not know the token.
+        LostError: it closed the connection, or is too slow.
     """
     ours = secrets.token_bytes(32)
     channel.send(HELLO, _HELLO.pack(_MAGIC, VERSION, ours), seconds=seconds)
@@ -127,8 +127,8 @@ def greet(channel: Channel, token: bytes, seconds: float) -> None:
 
     Raises:
         RefusedError: it does not know the token, or speaks another version.
-        WireError: it is no server of ours.
-        LostError: it went, or is too slow.
+        WireError: it is not a server of operant's.
+        LostError: it closed the connection, or is too slow.
     """
     kind, content = channel.receive(seconds)
     if kind != HELLO or len(content) < _HELLO.size or bytes(content[:8]) != _MAGIC:
@@ -157,5 +157,5 @@ def greet(channel: Channel, token: bytes, seconds: float) -> None:
 
 
 def _derive(token: bytes, role: bytes, server: bytes, client: bytes) -> bytes:
-    """Return HMAC-SHA256 under the token over the role, the version and both random numbers."""
+    """Return HMAC-SHA256, keyed with the token, over the role, the version and both random numbers."""
     return hmac.digest(token, role + struct.pack("<H", VERSION) + server + client, hashlib.sha256)

@@ -1,4 +1,4 @@
-"""A socket that passes frames, each within its time."""
+"""A socket that passes frames, each within a time limit."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from operant.envs.remote.wire import GREETING_BYTES, Frames, Seal, frame
 from operant.envs.spawn import LostError, milliseconds
 
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
-"""Seconds of silence, seconds between questions, and how many go unanswered until the other machine counts as gone. The
-system's own two hours would keep an environment from others for as long."""
+"""Seconds of silence before the first probe, seconds between probes, and how many go unanswered before the other
+machine counts as gone. The system's default of two hours would keep an environment from other clients for as long."""
 
 
 class Channel:
-    """One connection, of which each side uses one end. No call takes longer than it is told.
+    """One end of a connection. No call takes longer than the seconds that it is given.
 
     Args:
-        sock: connected; the channel's own from now on.
+        sock: a connected socket, which from now on belongs to the channel.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -42,7 +42,7 @@ class Channel:
         """Put TLS under the frames: as the server, or as the client of `host`.
 
         Raises:
-            LostError: the other side went, is too slow, or is not whom it claims to be.
+            LostError: the other side closed the connection, is too slow, or is not who it claims to be.
         """
         until = time.monotonic() + seconds
         try:
@@ -62,18 +62,18 @@ class Channel:
             raise LostError(f"did not agree on TLS: {error}") from None
 
     def seal(self, theirs: Seal, ours: Seal) -> None:
-        """Check the tags of frames from now on, and send them."""
+        """From now on, check the tags of received frames, and add tags to those that are sent."""
         self._frames.seal, self._seal = theirs, ours
 
     def limit(self, size: int) -> None:
-        """Take frames of up to `size` bytes from now on."""
+        """Accept frames of up to `size` bytes from now on."""
         self._frames.limit = size
 
     def send(self, kind: int, content: bytes = b"", *, seconds: float) -> None:
         """Send a frame.
 
         Raises:
-            LostError: the other side went, or does not read.
+            LostError: the other side closed the connection, or does not read.
         """
         until = time.monotonic() + seconds
         rest = memoryview(frame(kind, content, self._seal))
@@ -91,8 +91,8 @@ class Channel:
         """Tell whether a whole frame is there, after waiting for at most `seconds`.
 
         Raises:
-            LostError: the other side went.
-            WireError: what came is no frame.
+            LostError: the other side closed the connection.
+            WireError: what arrived is not a frame.
         """
         until = time.monotonic() + seconds
         while self._frame is None:
@@ -124,8 +124,8 @@ class Channel:
         """Return kind and content of the next frame; the content is valid until the next call.
 
         Raises:
-            LostError: the other side went, or did not send one within `seconds`.
-            WireError: what came is no frame.
+            LostError: the other side closed the connection, or did not send one within `seconds`.
+            WireError: what arrived is not a frame.
         """
         if not self.poll(seconds):
             raise LostError(f"did not answer within {seconds:g} s")

@@ -29,12 +29,12 @@ class _Busy(Exception):  # noqa: N818  (no error: another try may find it free)
 
 
 class Dial:
-    """Reaches a server, in a thread of its own: other environments need not wait meanwhile.
+    """Connects to a server, in a thread of its own, so that other environments need not wait.
 
     Args:
         host: name or address of the server.
         port: of the server.
-        token: that both sides know.
+        token: the one that both sides know.
         context: for TLS; None: without.
         seconds: how long to try. A server that is not there yet, or is busy, is tried again.
     """
@@ -67,7 +67,7 @@ class Dial:
         return self._found
 
     def stop(self) -> None:
-        """Give up. A server that only answers after a while, each step of the way being within its time, is left then."""
+        """Give up. If the server answers only after this, the connection is closed then."""
         with self._lock:
             self._stop.set()
         self._thread.join(_TRY_SECONDS)
@@ -97,7 +97,7 @@ class Dial:
                 return
             except (OSError, LostError, WireError, _Busy) as error:
                 reason = str(error)
-            except Exception as error:  # nobody else would hear of it
+            except Exception as error:  # it would otherwise be lost with the thread
                 self._error = LostError(f"could not be reached: {type(error).__name__}: {error}", final=True)
                 return
             self._stop.wait(min(_PAUSE_SECONDS, max(0.0, until - time.monotonic())))
@@ -122,9 +122,9 @@ class Dial:
 
 
 class SocketConnection(Replaceable):
-    """An environment at a server. A server that is lost is reached again, a bounded number of times.
+    """An environment at a server. If the connection is lost, it is made again, a bounded number of times.
 
-    It is reached in the background; `meet` waits for it.
+    The server is reached in the background; `meet` waits for it.
 
     Args:
         host: name or address of the server.
@@ -132,7 +132,7 @@ class SocketConnection(Replaceable):
         index: number of the environment, for messages.
         limits: how long to wait for an answer and for the server, and how often to reach it again.
         blocking: whether requests wait for their answers.
-        token: that both sides know; empty: none, for servers on this machine.
+        token: the one that both sides know; empty: none, for servers on this machine.
         context: for TLS; None: without.
 
     Raises:
@@ -154,7 +154,7 @@ class SocketConnection(Replaceable):
         self.name = "remote"
         self._address = (host, port, token, context, limits.start_seconds)
         self._channel: Channel | None = None
-        self._waiting: bytes | None = None  # a request for a server that is not reached yet
+        self._waiting: bytes | None = None  # a request to send once the server is reached
         self._waiting_kind = 0
         self._acted = 0
         self._dial: Dial | None = Dial(*self._address)
@@ -225,7 +225,7 @@ class SocketConnection(Replaceable):
         return answer, own
 
     def _reached(self, seconds: float) -> bool:
-        """Take over what the dial reached, and send what waits for it."""
+        """Use the connection once the dial has made it, and send the request that waits; return whether it has."""
         assert self._dial is not None
         found = self._dial.wait(seconds)
         if found is None:

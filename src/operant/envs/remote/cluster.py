@@ -1,7 +1,7 @@
 """An environment in an actor of a Ray cluster, wherever Ray places it.
 
-What crosses the cluster are the contents of the frames of `wire`, as bytes. Ray brings its own transport, and its own idea
-of who may use it: see docs/cluster.md.
+What crosses the cluster is the content of the frames of `wire`, as bytes. Ray has its own transport, and its own rules
+for who may use it: see docs/cluster.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from operant.envs.vector_env import Flat
 from operant.errors import EnvironmentError, SpecError, UsageError
 
 PORT = 6379
-"""Where the head of a Ray cluster listens unless it was told otherwise."""
+"""Where the head of a Ray cluster listens by default."""
 _REACH_SECONDS = 10.0
 _LEAVE_SECONDS = 5.0
 
@@ -35,7 +35,7 @@ _LEAVE_SECONDS = 5.0
 class Hosted:
     """The cluster's side: one environment in an actor. It imports neither JAX nor Keras.
 
-    Every method returns kind and content of what would be a frame; errors too, so that Ray need not send exceptions.
+    Methods return kind and content of what would be a frame; errors, too, so that Ray need not send exceptions.
     """
 
     def make(self, literal: str) -> tuple[int, bytes]:
@@ -96,7 +96,7 @@ class RayConnection(Replaceable):
 
         Raises:
             SpecError: it cannot be made.
-            EnvironmentError: the actor is not there in time, or ends.
+            EnvironmentError: the actor is not ready in time, or ends.
         """
         seconds = max(self._limits.timeout_seconds, self._limits.start_seconds)
         try:
@@ -124,8 +124,8 @@ class RayConnection(Replaceable):
     def _open(self) -> None:
         import ray
 
-        # After a machine is lost the others may have no processor to spare. A replacement reserves none, so that it can be
-        # placed: slower is better than never.
+        # After a machine is lost, the others may have no processor to spare. A replacement reserves none, so that it
+        # can be placed: slower is better than never.
         cpus = 0.0 if self.restarts else self._cpus
         options = {"num_cpus": cpus, "scheduling_strategy": "SPREAD", "max_restarts": 0}
         self._actor = ray.remote(Hosted).options(**options).remote()
@@ -136,7 +136,7 @@ class RayConnection(Replaceable):
         import ray
 
         if self._actor is not None:
-            with contextlib.suppress(Exception):  # gone already, or Ray is
+            with contextlib.suppress(Exception):  # it is gone already, or Ray is
                 ray.kill(self._actor)
         self._actor = self._made = self._reply = None
 
@@ -156,7 +156,7 @@ class RayConnection(Replaceable):
             raise LostError(f"sent {error}") from None
 
     def _is_made(self, seconds: float) -> bool:
-        """Tell whether a replacement is there, after waiting for at most `seconds`."""
+        """Tell whether a replacement is ready, after waiting for at most `seconds`."""
         if self._made is not None:
             reply = self._wait(self._made, seconds)
             if reply is None:
@@ -213,9 +213,9 @@ def sendable(source: Source) -> str:
 
 
 def join(host: Any = None, port: Any = None) -> None:
-    """Join a Ray cluster, if this process has not: that of the address, or of the variable `RAY_ADDRESS`, or a new one here.
+    """Join a Ray cluster, unless this process has: at this address, or that of `RAY_ADDRESS`, or a new one here.
 
-    Ray stays with the process until that ends, or calls ``ray.shutdown()``.
+    The process stays connected until it ends, or calls ``ray.shutdown()``.
 
     Args:
         host: name or address of the cluster's head.
@@ -251,7 +251,7 @@ def join(host: Any = None, port: Any = None) -> None:
 
 
 def share(count: int) -> float:
-    """Return how many processors each of so many environments may reserve: one, or the most that lets all have as much."""
+    """Return how many processors each of `count` environments may reserve: one, or the largest share that all can have."""
     import ray
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -259,7 +259,7 @@ def share(count: int) -> float:
 
 
 def equal_share(cpus: Sequence[float], count: int) -> float:
-    """Return the largest share, at most one, of which so many fit on machines with these processors, each on one of them."""
+    """Return the largest share of a processor, at most one, of which `count` fit on machines with `cpus` processors each."""
     shares = {
         min(1.0, int(each / k * 1e4) / 1e4) for each in cpus for k in range(1, count + 1)
     }  # Ray counts in 1e-4
@@ -268,7 +268,7 @@ def equal_share(cpus: Sequence[float], count: int) -> float:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Keep Ray from taking over the handling of SIGTERM, from passing secrets to its processes, and from alarming the user."""
+    """Keep Ray from replacing the SIGTERM handler, passing secrets to its processes, and causing needless warnings."""
     hidden = {name: os.environ.pop(name) for name in SECRET if name in os.environ}
     main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM) if main else None
@@ -280,5 +280,5 @@ def _undisturbed() -> Iterator[None]:
     finally:
         os.environ.update(hidden)
         if main:
-            # None: it was not set by Python, and cannot be put back.
+            # None: it was not set from Python, and cannot be restored.
             signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)

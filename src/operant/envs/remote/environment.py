@@ -1,4 +1,4 @@
-"""One remote environment that is used like any other: `Environment.create(remote=...)`."""
+"""A remote environment that is used like any other: `Environment.create(remote=...)`."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class Elsewhere(Environment):
         return self.connection.num_actors
 
     def reset(self, seed: int | None = None) -> Any:
-        """Begin an episode and wait for its first states; also after a call that was interrupted."""
+        """Begin an episode and wait for its first states; this works after an interrupted call, too."""
         self.connection.forget()
         self.connection.send_reset(seed)
         answer = self.connection.receive()
         return answer.states if self.num_actors() == 1 else (answer.parallel, answer.states)
 
     def execute(self, actions: Any) -> tuple[Any, ...]:
-        """Take a step and wait for what came of it; terminal 2 with the last states where the environment was lost."""
+        """Take a step and wait for its result; if the environment was lost, that is terminal 2 with the last states."""
         self.connection.send_execute(actions)
         answer: Answer = self.connection.receive()
         if self.num_actors() == 1:
@@ -73,7 +73,7 @@ class Elsewhere(Environment):
 
 
 def serve(source: Source, host: str | None, port: Any) -> None:
-    """Serve one environment until interrupted; `operant.serve.serve` has more to choose."""
+    """Serve one environment until interrupted; `operant.serve.serve` has more options."""
     from operant.envs.remote.auth import read_token
     from operant.envs.remote.server import PORT, Server
 
@@ -94,16 +94,16 @@ def create(
     host: Any,
     port: Any,
 ) -> Checked | None:
-    """Do what `Environment.create` does with `remote`; return None when a server ended.
+    """Do what `Environment.create` does with `remote`; return None after a server has ended.
 
     Args:
         source: the environment, without `reward_shaping`; None for `socket-client`.
         reward_shaping: runs in this process.
-        arguments: for `socket-client`: of the connection.
-        remote: one of `MODES`, or None where one of the others was given.
-        blocking: of connections.
-        host: of sockets.
-        port: of sockets.
+        arguments: for `socket-client`, those of the connection.
+        remote: one of `MODES`, or None if only others of the arguments below were given.
+        blocking: for connections.
+        host: for sockets and clusters.
+        port: for sockets and clusters.
     """
     check(remote, blocking, host, port, MODES)
     if remote == "socket-client":

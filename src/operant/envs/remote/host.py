@@ -26,8 +26,9 @@ FIELDS = {
     "seconds": np.float64,
     "return": np.float64,
 }
-"""What it answers beside states, in rows of actors. The last five are numbers, in the first row: how many actors acted, how
-many go on, and of how many states are told; how long the environment computed; its own return of the episode, or NaN."""
+"""What it answers besides states, in rows of actors. The last five are single numbers, in the first row: how many
+actors acted, how many are still running, and for how many there are states; how long the environment computed; the
+return that it reports itself, or NaN."""
 
 
 class HostTask:
@@ -50,7 +51,7 @@ class HostTask:
         self._memory = Memory(self._spaces, n, descriptor, FIELDS, create=False)
 
     def obey(self, message: bytes) -> None:
-        """Begin an episode or take a step, and write what came of it."""
+        """Begin an episode or take a step, and write the result to the memory."""
         if message == STEP and self._is_flat:
             self._step_flat()
             return
@@ -78,7 +79,7 @@ class HostTask:
         self._running = len(parallel)
 
     def _step_flat(self) -> None:
-        """Take a step of an environment that takes and gives components as they are stored: the usual case, and quicker."""
+        """Take a step of an environment that takes and returns components as stored: the usual case, and faster."""
         memory, fields = self._memory, self._memory.fields
         actions = {name: array[0] for name, array in memory.action.items()}
         began = time.perf_counter()

@@ -56,7 +56,7 @@ class ProcessConnection(Replaceable):
 
         Raises:
             SpecError: it cannot be made.
-            EnvironmentError: the process ends, or is not there in time.
+            EnvironmentError: the process ends, or is not ready in time.
         """
         seconds = max(self._limits.timeout_seconds, self._limits.start_seconds)
         try:

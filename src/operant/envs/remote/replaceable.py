@@ -1,4 +1,4 @@
-"""A connection whose other side may be lost: it is replaced, and the episode that it was in ends as cut."""
+"""A connection whose other side may be lost: it is replaced, and its running episode ends as cut (terminal 2)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Limits(NamedTuple):
     timeout_seconds: float = 60.0
     """How long an answer may take."""
     start_seconds: float = 120.0
-    """How long the other side may take to be there, with its environment made."""
+    """How long the other side may take to be ready, with its environment made."""
     max_restarts: int = 3
-    """How often it may be replaced without an episode that came to its end in between."""
+    """How often it may be replaced without an episode ending in between."""
 
 
 class Description(NamedTuple):
@@ -41,10 +41,10 @@ class Description(NamedTuple):
 
 
 class Replaceable(abc.ABC):
-    """A connection (see `operant.envs.connection.Connection`) that outlives its other side.
+    """A connection (see `operant.envs.connection.Connection`) that survives the loss of its other side.
 
-    Subclasses say how to open one, to ask, and to read; here is what follows when that fails. A lost step is answered with
-    terminal 2, the last states known and the reason; a lost reset is asked again of the replacement.
+    Subclasses define how to open one, send requests, and read answers; this class handles failures. A lost step is
+    answered with terminal 2, the last known states and the reason; a lost reset is sent again to the replacement.
 
     Args:
         index: number of the environment, for messages.
@@ -66,10 +66,10 @@ class Replaceable(abc.ABC):
             raise value_error("max_restarts", "a whole number of at least 0", limits.max_restarts)
         self.index = index
         self.restarts = 0
-        self._in_a_row = 0  # those since an episode came to its end
+        self._in_a_row = 0  # those since an episode ended
         self._limits, self._blocking = limits, blocking
         self._is_open = True
-        self._fresh = False  # a replacement that was not asked anything yet
+        self._fresh = False  # whether it is a replacement that has not answered yet
         self._there = True
         self._seed: int | None = None
         self._request: int | Flat | None = None
@@ -86,12 +86,12 @@ class Replaceable(abc.ABC):
         """Wait for the other side, and learn the spaces of its environment.
 
         Raises:
-            EnvironmentError: it cannot be reached, or is not there in time.
+            EnvironmentError: it cannot be reached, or is not ready in time.
             SpecError: the environment cannot be made.
         """
 
     def forgive(self) -> None:
-        """Count restarts anew: for whoever uses it next."""
+        """Reset the count of restarts, for the next user."""
         self.restarts = self._in_a_row = 0
 
     @property
@@ -105,7 +105,7 @@ class Replaceable(abc.ABC):
 
     @abc.abstractmethod
     def _open(self) -> None:
-        """Begin to make or to reach another other side; it may be there later."""
+        """Start to make or to reach a new other side, which may be ready later."""
 
     @abc.abstractmethod
     def _drop(self) -> None:
@@ -113,14 +113,14 @@ class Replaceable(abc.ABC):
 
     @abc.abstractmethod
     def _ask(self, request: int | Flat | None) -> None:
-        """Send a seed, to begin an episode, or actions."""
+        """Send a request: a seed (or None), to begin an episode, or actions."""
 
     @abc.abstractmethod
     def _read(self, seconds: float) -> tuple[Answer, float | None] | None:
-        """Return answer and the environment's own return, or None if they are not there within `seconds`.
+        """Return the answer and the environment's own return, or None if they do not arrive within `seconds`.
 
         Raises:
-            LostError: the other side is gone, or sent what makes no sense.
+            LostError: the other side is gone, or sent something that makes no sense.
         """
 
     def send_reset(self, seed: int | None = None) -> None:
@@ -132,15 +132,15 @@ class Replaceable(abc.ABC):
         if seed is not None:
             self._seed = seed = int(seed)
         elif (self._fresh or not self._there) and self._seed is not None:
-            # A replacement has no generator of its own to go on with; so that runs can be repeated it gets one.
+            # A replacement has no random generator to continue with: it gets a seed, so that runs can be repeated.
             seed = seed_of(self._seed, 2**20 + self.restarts)
         self._begin(seed)
 
     def send_execute(self, actions: Any) -> None:
-        """Ask for a step; floats are brought within their bounds, as environments here do it.
+        """Ask for a step; floats are clipped to their bounds, as for environments in this process.
 
         Raises:
-            UsageError: before an episode, or while another answer is awaited.
+            UsageError: before an episode has begun, or while another answer is awaited.
             SpaceError: the actions do not fit.
         """
         self._check_free()
@@ -170,7 +170,7 @@ class Replaceable(abc.ABC):
             self.ready(_FOREVER)
 
     def _attempt(self) -> None:
-        """Ask, after opening where the last one was lost."""
+        """Send the request, after opening a new other side if the last one was lost."""
         seconds = self._limits.timeout_seconds
         if not self._there:
             self._open()
@@ -181,8 +181,8 @@ class Replaceable(abc.ABC):
         self._ask(self._request)
 
     def _lose(self, lost: LostError) -> None:
-        """Note that the other side is gone: end the episode, or ask the replacement for another."""
-        if not self._is_open:  # closed from another thread, which is no reason to make another
+        """Handle the loss of the other side: end the episode, or, for a reset, ask the replacement."""
+        if not self._is_open:  # closed from another thread: no replacement is needed
             self._error = EnvironmentError(f"{self.where} was closed.")
             return
         self._there = False
@@ -215,7 +215,7 @@ class Replaceable(abc.ABC):
                 self._drop()
 
     def _cut(self, lost: str) -> Answer:
-        """Return the answer to a step that nobody answers any more."""
+        """Return the answer to a step whose other side was lost."""
         if self.num_actors == 1:
             return Answer(self._last, 2, 0.0, lost=lost)
         n = len(self._actors)
@@ -225,7 +225,7 @@ class Replaceable(abc.ABC):
     def ready(self, seconds: float = 0.0) -> bool:
         """Tell whether the answer is there, after waiting for at most `seconds`.
 
-        Also true when the environment is lost for good, which `receive` says.
+        Also true if the environment is lost for good, for which `receive` raises.
         """
         until = time.monotonic() + seconds
         while self._asked and self._answer is None and self._error is None:
@@ -248,11 +248,11 @@ class Replaceable(abc.ABC):
         return f"did not answer within {max(seconds, self._limits.start_seconds) if self._fresh else seconds:g} s"
 
     def receive(self) -> Answer:
-        """Return the answer to the open request, waiting for it if need be.
+        """Return the answer to the open request, after waiting for it if necessary.
 
         Raises:
-            UsageError: nothing was asked.
-            EnvironmentError: the environment was lost once too often; it is closed.
+            UsageError: no request is open.
+            EnvironmentError: the environment was lost too often; it is closed.
         """
         if not self._asked:
             raise UsageError(f"Nothing was asked of {self.name!r}. Call send_reset or send_execute first.")
@@ -274,10 +274,10 @@ class Replaceable(abc.ABC):
         return answer
 
     def forget(self) -> None:
-        """Take the answer that an interrupted call left open, if one did; the next request begins an episode.
+        """Discard the answer that an interrupted call left open, if there is one; the next request begins an episode.
 
         Raises:
-            EnvironmentError: the environment was lost once too often; it is closed.
+            EnvironmentError: the environment was lost too often; it is closed.
         """
         if self._asked and self._there:
             self.receive()
@@ -287,7 +287,7 @@ class Replaceable(abc.ABC):
         self._actors = None
 
     def episode_return(self) -> float | None:
-        """Return what the environment itself reports as the last episode's return, if it does."""
+        """Return what the environment itself reports as the last episode's return, or None."""
         return self._return
 
     def close(self) -> None:
@@ -302,6 +302,6 @@ class Replaceable(abc.ABC):
 
 
 def _with(text: str, more: str) -> str:
-    """Put a sentence's end behind the first line of a text, before its traceback."""
+    """Append the end of a sentence to the first line of a text, before its traceback."""
     first, line, rest = text.partition("\n")
     return f"{first.rstrip('.')}{more}{line}{rest}"

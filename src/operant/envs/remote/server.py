@@ -26,7 +26,7 @@ from operant.envs.spawn import LostError
 from operant.errors import EnvironmentError, SpecError
 
 PORT = 65432
-"""Where a server listens unless told otherwise."""
+"""Where a server listens by default."""
 _MOST_GREETINGS = 64
 """How many clients may be greeted at once; more are turned away, so that they cannot use up threads and memory."""
 _SEND_SECONDS = 30.0
@@ -38,7 +38,7 @@ class Patience(NamedTuple):
     """How long a server waits."""
 
     greeting_seconds: float = 10.0
-    """For a client to prove who it is."""
+    """For a client to prove that it knows the token."""
     idle_seconds: float = 3600.0
     """For a client's next request; then its environment is free for others."""
 
@@ -50,17 +50,17 @@ class Server:
         source: the environment.
         host: address to listen at.
         ports: to listen on; 0: any that is free (`ports` tells which).
-        num_envs: environments behind each port, so many clients can be served at once.
+        num_envs: environments for each port; that many clients can be served at once.
         token: what clients must know; empty: whoever reaches the port is served.
         context: for TLS; None: without.
         limits: of the environments, which run in processes of their own.
         patience: with clients.
-        sessions: the server ends when so many clients took their leave; None: it does not.
+        sessions: the server ends when this many clients have left; None: it does not.
         processes: whether environments run in processes of their own.
 
     Raises:
-        UsageError: it would be reached from outside without a token.
-        SpecError: the environment cannot be made, sent to a process, or its states are too large.
+        UsageError: it could be reached from other machines without a token.
+        SpecError: the environment cannot be made or sent to a process, or its states are too large.
         EnvironmentError: a port is taken.
     """
 
@@ -87,10 +87,10 @@ class Server:
         self._threads: set[threading.Thread] = set()
         self._greeting = 0
         self.rejected = 0
-        """How many connections were turned away: of strangers, and of clients for whom there was no environment."""
+        """How many connections were refused: of strangers, and of clients for whom no environment was free."""
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._environments: dict[int, Connection] = {}
-        self._broken: set[int] = set()  # failed for good, and are to be made anew
+        self._broken: set[int] = set()  # those that failed for good, and are to be made anew
         self._listeners: list[socket.socket] = []
         try:
             self._listen(host, ports)
@@ -158,12 +158,12 @@ class Server:
         return f"{len(self._environments)} x {self._environments[0].name} on port {', '.join(map(str, self.ports))}"
 
     def wait(self) -> None:
-        """Serve until `close`, or until `sessions` clients took their leave."""
-        while not self._ended.wait(1.0):  # in pieces, so that signals are heard
+        """Serve until `close`, or until `sessions` clients have left."""
+        while not self._ended.wait(1.0):  # in pieces, so that signals are handled
             pass
 
     def close(self) -> None:
-        """Take leave of all clients and close the environments; a second call does nothing."""
+        """Close all connections and the environments; a second call does nothing."""
         self._ended.set()
         for listener in self._listeners:
             listener.close()
@@ -210,7 +210,7 @@ class Server:
                     self._threads.add(thread)
                 try:
                     thread.start()
-                except RuntimeError as error:  # no more can be had now; the next client may find one
+                except RuntimeError as error:  # no more threads now; there may be one for the next client
                     with self._lock:
                         self._threads.discard(thread)
                         self._greeting -= 1
@@ -267,7 +267,7 @@ class Server:
                     self._ended.set()
 
     def _session(self, channel: Channel) -> bool:
-        """Serve a client that is known; return whether it took its leave."""
+        """Serve a client that was greeted; return whether it said goodbye (CLOSE)."""
         try:
             index = self._free.get_nowait()
         except queue.Empty:
@@ -296,12 +296,12 @@ class Server:
             self._free.put(index)
 
     def _turn_away(self, channel: Channel, reason: str) -> None:
-        """Tell a client that there is no environment for it now; it tries again."""
+        """Tell a client that there is no environment for it now; it will try again."""
         channel.send(wire.FAULT, wire.pack_fault("Busy", reason, ""), seconds=_SEND_SECONDS)
         self._reject("that is known", reason)
 
     def _renew(self, index: int) -> str:
-        """Make an environment anew that failed for good; return why it cannot be, which may pass."""
+        """Replace an environment that failed for good; return why that is not possible now, or an empty string."""
         try:
             self._environments[index].close()
             new = self._environments[index] = self._start(index)
@@ -321,11 +321,11 @@ class _Session:
         self._described, self._patience = described, patience
 
     def run(self) -> bool:
-        """Obey until the client takes its leave.
+        """Answer requests until the client says goodbye (CLOSE).
 
         Raises:
-            WireError: the client asks for what there is not.
-            LostError: the client went, or is silent.
+            WireError: a request is invalid.
+            LostError: the client closed the connection, or is silent for too long.
         """
         channel = self._channel
         while True:
@@ -340,13 +340,13 @@ class _Session:
 
 
 def _tell(channel: Channel, error: Exception) -> None:
-    """Send an error to the client, as far as it still listens."""
+    """Send an error to the client, if it still listens."""
     with contextlib.suppress(LostError):
         channel.send(wire.FAULT, fault(error), seconds=_SEND_SECONDS)
 
 
 def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
-    """Return the server's side of TLS for files of a certificate chain and its key; None for None.
+    """Return the server's side of TLS for files of a certificate chain and its key; None if neither is given.
 
     Raises:
         SpecError: one is missing, or they cannot be used.

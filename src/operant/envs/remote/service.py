@@ -1,4 +1,4 @@
-"""An environment that obeys requests in the form of the wire, whoever carries them."""
+"""An environment that answers requests in the format of `wire`, however they are transported."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Service:
     """The served side of one environment: contents of requests in, contents of answers out.
 
     Args:
-        environment: which obeys.
-        schema: of its frames, where others share it.
+        environment: the one that is served.
+        schema: of its frames, if others share it.
     """
 
     def __init__(self, environment: Connection, schema: Schema | None = None) -> None:
@@ -29,7 +29,7 @@ class Service:
         """Begin an episode (RESET) or take a step (STEP), and return the content of ANSWER.
 
         Raises:
-            WireError: the request is none, or may not come now.
+            WireError: the request is invalid, or may not come now.
             EnvironmentError: the environment failed.
         """
         acted = 0

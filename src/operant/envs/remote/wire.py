@@ -1,8 +1,8 @@
 """Frames and their content, without sockets. `docs/remote.md` describes the same for other languages.
 
-All numbers are little-endian. A frame is its length (4 bytes, of what follows), its kind (1 byte), its content, and, once both
-sides know one another, a tag of 16 bytes: HMAC-SHA256 over the frame's number and the frame. Arrays are the plain bytes of
-the components in the order of the description, of a fixed table of dtypes; there is no other type.
+All numbers are little-endian. A frame is its length (4 bytes, of what follows), its kind (1 byte), its content, and,
+after the greeting, a tag of 16 bytes: HMAC-SHA256 over the frame's number and the frame. Arrays are the plain bytes of
+the components in the order of the description; their dtypes are those of a fixed table, and there are no other types.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from operant.spaces import Leaf, Spaces
 VERSION = 1
 HELLO, PROOF, WELCOME, REFUSED = 1, 2, 3, 4
 DESCRIBE, RESET, STEP, CLOSE = 16, 17, 18, 19
-"""What a client may ask: nothing else can be called."""
+"""What a client may request: nothing else can be called."""
 DESCRIPTION, ANSWER, FAULT, CLOSED = 32, 33, 34, 35
 
 MOST_BYTES = 1 << 26
 """The longest frame that any environment may need, 64 MiB."""
 GREETING_BYTES = 256
-"""The longest frame before both sides know one another."""
+"""The longest frame during the greeting."""
 DESCRIPTION_BYTES = 1 << 20
 TEXT_BYTES = 1 << 15
-"""The longest message of an error."""
+"""The longest error message."""
 DTYPES = {
     "bool": "|u1",  # 0 or 1
     "int8": "|i1",
@@ -57,11 +57,11 @@ _CHUNK = 1 << 16
 
 
 class WireError(Exception):
-    """What arrived is no frame that may arrive here."""
+    """What arrived is not a frame that may arrive here."""
 
 
 class Seal:
-    """The tags of the frames in one direction: each is that of its number, so that none can be sent again."""
+    """The tags of the frames in one direction: each includes the frame's number, so that no frame can be replayed."""
 
     def __init__(self, key: bytes) -> None:
         self._keyed = hmac.new(key, digestmod=hashlib.sha256)
@@ -87,10 +87,10 @@ def frame(kind: int, content: bytes = b"", seal: Seal | None = None) -> bytes:
 
 
 class Frames:
-    """Takes bytes as they arrive, in any pieces, and gives whole frames.
+    """Takes bytes as they arrive, in pieces of any size, and returns whole frames.
 
     Args:
-        limit: the longest frame that is taken, in bytes behind its length. Nothing longer is ever stored.
+        limit: the longest frame that is accepted, in bytes after its length. Nothing longer is ever stored.
     """
 
     def __init__(self, limit: int) -> None:
@@ -101,7 +101,7 @@ class Frames:
         self._begin = self._end = 0
 
     def room(self) -> memoryview:
-        """Return where the next bytes belong; frames that `next` returned are not valid any more."""
+        """Return the memory for the next bytes; frames that `next` returned are no longer valid."""
         need = _HEAD.size
         if self._end - self._begin >= 4:
             need = 4 + self._length()
@@ -115,7 +115,7 @@ class Frames:
         return memoryview(self._buffer)[self._end :]
 
     def fill(self, count: int) -> None:
-        """Note that so many bytes were put into `room()`."""
+        """Note that this many bytes were put into `room()`."""
         self._end += count
 
     def _length(self) -> int:
@@ -126,7 +126,7 @@ class Frames:
         return length
 
     def next(self) -> tuple[int, memoryview] | None:
-        """Return kind and content of the next frame, valid until `room` is called, or None if it is not whole.
+        """Return kind and content of the next frame, valid until `room` is called, or None if it is not complete.
 
         Raises:
             WireError: it is too long or too short, or its tag is wrong.
@@ -147,11 +147,11 @@ class Frames:
 
 
 class Schema:
-    """What frames of one environment hold: derived from its spaces, equal on both sides.
+    """What the frames of one environment hold, derived from its spaces and so equal on both sides.
 
     Args:
         spaces: of the environment.
-        num_actors: rows of actions and of answers, at most.
+        num_actors: the most rows of actions and of answers.
 
     Raises:
         SpecError: its frames would be too long.
@@ -177,7 +177,7 @@ class Schema:
         return STEP, self.pack_actions(request), acted
 
     def pack_actions(self, flat: Mapping[str, np.ndarray]) -> bytes:
-        """Return the content of STEP; actions as stored, with a leading axis where there are several actors."""
+        """Return the content of STEP; actions are as stored, with a leading axis if there are several actors."""
         return _pack(self.action, flat)
 
     def unpack_actions(self, content: memoryview, rows: int) -> Any:
@@ -185,7 +185,7 @@ class Schema:
 
         Raises:
             WireError: the size is wrong.
-            SpaceError: an action is none of the space.
+            SpaceError: an action is not in the space.
         """
         if len(content) != rows * _row_bytes(self.action):
             raise WireError(f"{len(content)} bytes of actions instead of {rows * _row_bytes(self.action)}")
@@ -220,7 +220,7 @@ class Schema:
         """Return the answer, and the environment's own return; `acted` is how many actors acted.
 
         Raises:
-            WireError: it is no answer of this environment.
+            WireError: it is not an answer of this environment.
         """
         if len(content) < _ANSWER.size:
             raise WireError("an answer without its numbers")
@@ -300,11 +300,11 @@ def unpack_description(content: memoryview) -> Description:
     """Read DESCRIPTION.
 
     Raises:
-        WireError: it describes no environment.
+        WireError: it does not describe an environment.
     """
     try:
         data = json.loads(bytes(content))
-        if (entries := _entries(data)) > MOST_BYTES:  # before arrays are made of bounds
+        if (entries := _entries(data)) > MOST_BYTES:  # before arrays are made from the bounds
             raise SpecError(
                 f"{entries} entries of states and actions, and at most {MOST_BYTES} bytes can be sent"
             )
@@ -344,11 +344,11 @@ def unpack_fault(content: memoryview) -> tuple[str, str, str]:
 
 
 def printable(text: str, also: str = "") -> str:
-    """Return a text of the other side without characters that could steer a terminal.
+    """Return a text from the other side without characters that could control a terminal.
 
     Args:
         text: any.
-        also: characters that stay nevertheless.
+        also: characters to keep all the same.
     """
     return "".join(c for c in text if c.isprintable() or c in also)
 
@@ -358,7 +358,7 @@ def _count(value: Any) -> bool:
 
 
 def _entries(spec: Any) -> int:
-    """Count the entries of the components in a specification that nobody has checked."""
+    """Count the entries of the components in a specification that is not yet checked."""
     if not isinstance(spec, dict):
         return 0
     shape = spec.get("shape", 0)
