@@ -179,7 +179,7 @@ def hold(path: Path, wait: bool = False) -> int:
 
 
 def _waited_for(folder: Path) -> int:
-    """Lock a folder once nobody else does. A long wait brings a warning, since a run locks its folder as long as it trains."""
+    """Lock a folder once nobody else holds it. A long wait gives a warning, since a run holds its folder while it trains."""
     until = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < until:
         with contextlib.suppress(BlockingIOError):

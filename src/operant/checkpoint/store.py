@@ -123,7 +123,7 @@ def _is_own(path: Path) -> bool:
 
 
 def _refuse_others(final: Path) -> None:
-    """Refuse to put a checkpoint where something else is, or where something else has the name of the one it replaces."""
+    """Refuse to overwrite what is not a checkpoint, at the final name or at that of the checkpoint which is replaced meanwhile."""
     for path in (final, final.with_name(_REPLACED + final.name)):
         if not replaceable(path):
             raise CheckpointError(
@@ -294,7 +294,7 @@ class Checkpoint:
 
 
 def newest(directory: str | Path, name: str | None = None) -> Checkpoint | None:
-    """Return the newest checkpoint that is whole, read and verified, or None. Newer ones are reported by a warning.
+    """Return the newest checkpoint that is whole, read and verified, or None. Newer ones are skipped with a warning.
 
     With `name`, only checkpoints of that name count, or of that name and a number: ``<name>-<number>``.
     """
