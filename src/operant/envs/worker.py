@@ -1,4 +1,4 @@
-"""What a worker process runs. It shares memory with its parent.
+"""What a worker process runs, on memory shared with its parent.
 
 Either its share of a vector's environments, or one environment that answers requests (`remote.host`).
 """
