@@ -1,6 +1,6 @@
 """The algorithms: one file each, and this table.
 
-A line here is all that another file needs to know of an algorithm: its name, its module (which defines `Config`,
+An entry here is all that other files need to know about an algorithm: its name, its module (which defines `Config`,
 `State` and the class named here), and options that a second name fixes.
 """
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """One name of the table."""
+    """One name in the table."""
 
     module: str
-    """Module of this package; of a class of the user's own, its import path."""
+    """Module of this package; for a class of the user's own, its import path."""
     cls: str
     """Class of the algorithm in it."""
     help: str
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
     bounded: bool = False
     """Whether it needs finite bounds of float actions."""
     form: dict[str, Any] | None = None
-    """Options of the agent `DEFAULT` that make it a form of this one: taken where options are given that only it has."""
+    """Options of the agent `DEFAULT` that make it a form of this one: used if options are given that only `DEFAULT` has."""
 
 
 _EPISODES: dict[str, Any] = {"unit": "episodes", "batch_size": 10, "horizon": None}
@@ -189,7 +189,7 @@ ALIASES = {
 }
 """Other names, and the agents of the table that they stand for."""
 DEFAULT = "modular"
-"""The agent where none is named."""
+"""The agent if none is named."""
 
 
 def resolve(name: str) -> str:
@@ -223,7 +223,7 @@ def entry(name: str) -> Entry:
 
 
 def serving(spaces: Spaces) -> str:
-    """Say which agents that learn serve all actions of these spaces, for messages."""
+    """Say which learning agents serve all actions of these spaces, for messages."""
     leaves = spaces.actions.components.values()
     types = {leaf.type for leaf in leaves}
     unbounded = any(leaf.type == "float" and not leaf.bounded for leaf in leaves)
@@ -246,9 +246,9 @@ def algorithm_class(name: str) -> type[Algorithm]:
 def config_class(name: str) -> type[Config]:
     """Return an algorithm's `Config` without importing JAX.
 
-    Help must come within half a second, importing JAX takes longer. So only the class `Config` is taken from the
+    Help must appear within half a second, and importing JAX takes longer. So only the class `Config` is taken from the
     algorithm's source; its bases and field functions come from `operant.agents.config`, `operant.agents.modules` and
-    `operant.spec`, and it may use nothing else. Of a class of the user's own the whole module is imported.
+    `operant.spec`, and it may use nothing else. For a class of the user's own the whole module is imported.
     """
     if resolve(name) not in AGENTS:
         return type(_own(name).config)
@@ -307,7 +307,7 @@ class _Agents(types.ModuleType):
         return ((name, self[name]) for name in AGENTS)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return what is known of an agent, or the default where there is none of that name."""
+        """Return what is known of an agent, or the default if there is none of that name."""
         return self[name] if name in (*AGENTS, *ALIASES) else default
 
 

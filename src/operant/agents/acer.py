@@ -210,7 +210,7 @@ def project(
 
 
 def loss(params: Tree, state: State, algorithm: ACER, block: Block) -> tuple[Array, Metrics]:
-    """Return the loss on a block, fresh or replayed, and what to watch; the variables in the state may be those of `Model.learning`."""
+    """Return the loss on a block, fresh or replayed, and metrics; the variables in the state may be those of `Model.learning`."""
     variables = algorithm.model.in_use(state.variables)
     outputs = algorithm.evaluate({**variables, "params": params}, block)
     policy = algorithm.policy(outputs, block.observation)
@@ -293,7 +293,7 @@ class ACER:
         return {"model": state.variables}
 
     def with_weights(self, state: State, weights: dict[str, Tree]) -> State:
-        """Put other variables in; the average becomes their copy."""
+        """Replace the variables; the average becomes a copy of them."""
         variables = weights["model"]
         return state._replace(variables=variables, average=jax.tree.map(jnp.copy, variables["params"]))
 
@@ -416,7 +416,7 @@ class ACER:
         ready &= self.memory.begun(memory, c.initial_size)
         ready &= self.memory.rows(memory) > self.actors * c.n_steps
         count = jnp.where(ready, random.poisson(key_count, c.replay_ratio), 0)
-        # As plain numbers: JAX's check of key reuse takes any key that a loop reads for one used by every round.
+        # As plain numbers: JAX's key-reuse check assumes that a key which a loop reads is used in every iteration.
         impl, words = jax.random.key_impl(key_sample), jax.random.key_data(key_sample)
 
         def replay(i: Array, carry: tuple[State, Array]) -> tuple[State, Array]:

@@ -1,7 +1,7 @@
-"""Float actions in units: of every element, -1 is the lower bound, 1 the upper and 0 the middle.
+"""Float actions in units: for every element, -1 is the lower bound, 1 the upper and 0 the middle.
 
-So noise, entropies and what critics read do not depend on the range that an environment happens to have. Environments, blocks and
-memories hold actions in the environment's own measure.
+So noise, entropies and what critics read do not depend on the range that an environment happens to have. Environments,
+blocks and memories hold actions in the environment's own scale.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def unit_heads(actions: Mapping[str, Leaf]) -> dict[str, Head]:
 
 
 def from_units(actions: Mapping[str, Leaf], units: Arrays) -> Arrays:
-    """Return actions `[*B, *shape]` in the environment's measure."""
+    """Return actions `[*B, *shape]` in the environment's scale."""
     return {name: _half(actions[name], x) * x + _centre(actions[name], x) for name, x in units.items()}
 
 
 def to_units(actions: Mapping[str, Leaf], action: Arrays) -> Arrays:
-    """Return actions `[*B, *shape]` in units; an element with one value only is 0."""
+    """Return actions `[*B, *shape]` in units; an element with only one value is 0."""
     found = {}
     for name, x in action.items():
         half = _half(actions[name], x)
@@ -49,10 +49,10 @@ def critic_inputs(states: Mapping[str, Leaf], actions: Mapping[str, Leaf]) -> di
 
 
 def with_actions(observation: Arrays, units: Arrays, spaces: Spaces) -> Arrays:
-    """Return what critics read of observations `[*B, ...]` and actions `[*B, *shape]` in units.
+    """Return what critics read for observations `[*B, ...]` and actions `[*B, *shape]` in units.
 
-    Of an element with one value only they read 0, whatever an actor says: that is all they ever see of it in experience, and elsewhere
-    an actor would climb, and targets take over, what never was a value.
+    They read 0 for an element with only one value, whatever the actor outputs: experience never shows them anything
+    else, and otherwise the actor would ascend, and targets would use, values that were never learnt.
     """
     states, actions = spaces.states.components, spaces.actions.components
     read = {}
@@ -65,7 +65,7 @@ def with_actions(observation: Arrays, units: Arrays, spaces: Spaces) -> Arrays:
 
 
 def in_units(leaf: Leaf) -> Leaf:
-    """Return an action as networks see it."""
+    """Return the leaf of an action as networks see it."""
     return dataclasses.replace(leaf, min_value=-1.0, max_value=1.0, dtype="float32")
 
 
@@ -75,7 +75,7 @@ def require_bounds(spaces: Spaces, name: str, instead: str) -> None:
     Args:
         spaces: whose actions are floats.
         name: of the agent, for the message.
-        instead: what to do where they have none.
+        instead: what to do without bounds, for the message.
 
     Raises:
         SpaceError: an action has no finite bounds.

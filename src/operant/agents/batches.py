@@ -1,4 +1,4 @@
-"""How many rows the blocks and the memory of an agent put together from modules have, and how far apart its updates are."""
+"""How many rows the blocks and the memory of the modular agent have, and how far apart its updates are."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from operant.spec import Schedule
 REPLAY_CAPACITY = 10_000
 """Rows of a replay memory for which no capacity is given."""
 REPLAY_WARMUP = 20
-"""Rows before a replayed one, for recurrent networks whose layers have no horizon."""
+"""Warm-up rows before a replayed one, for recurrent networks whose layers have no horizon."""
 
 
 def extent(value: Any) -> float:
-    """Return the largest number that an option takes: itself, or the top of its schedule."""
+    """Return the largest value of an option: itself, or the maximum of its schedule."""
     return value.range()[1] if isinstance(value, Schedule) else float(value)
 
 
 def block_rows(config: ModularConfig, actors: int) -> int:
-    """Return the rows of a block: all between two updates where the actors come out even, else 1."""
+    """Return the rows of a block: all between two updates if they divide evenly among the actors, else 1."""
     if config.unit == "episodes" or isinstance(config.frequency, Schedule):
         return 1
     frequency = float(interval(config, config.batch_size if not config.frequency else config.frequency))
@@ -31,8 +31,8 @@ def block_rows(config: ModularConfig, actors: int) -> int:
 
 
 def interval(config: ModularConfig, frequency: Any) -> Any:
-    """Return the timesteps or episodes between updates, of a share of the batch or a number."""
-    size = config.batch_size * (1.0 + 1e-6)  # 0.29 x 100 is 29, whatever the rounding of a type
+    """Return the timesteps or episodes between updates, given as a share of the batch or as a number."""
+    size = config.batch_size * (1.0 + 1e-6)  # 0.29 x 100 is 29, however a type rounds
     if isinstance(frequency, int | float):
         return max(1, int(frequency * size)) if frequency < 1 else int(frequency)
     share = jnp.maximum(jnp.floor(frequency * size), 1.0)
@@ -40,7 +40,7 @@ def interval(config: ModularConfig, frequency: Any) -> Any:
 
 
 def replay_rows(config: ModularConfig, actors: int, sequence: int) -> int:
-    """Return how many rows a replay memory holds, from which `sequence` successive ones are drawn.
+    """Return how many rows a replay memory holds from which sequences of `sequence` rows are drawn.
 
     Raises:
         SpecError: `capacity` is too small for that.
@@ -59,10 +59,11 @@ def replay_rows(config: ModularConfig, actors: int, sequence: int) -> int:
 
 
 def recent_rows(config: ModularConfig, actors: int, rows: int, warmup: int = 0) -> int:
-    """Return how many rows of each actor the newest `batch_size` timesteps or episodes may take, after `warmup` others.
+    """Return how many rows per actor the newest `batch_size` timesteps or episodes may take, with `warmup` rows before them.
 
-    Of several actors one may bring twice its share of timesteps: last observations are rows, too, so that actors get out of step,
-    and a block may be of one of them twice. And an update may come late, since all of them bring rows or episodes at once.
+    One of several actors may contribute twice its share of timesteps: last observations are rows too, so actors get out
+    of step, and a block may hold one of them twice. And an update may come late, since all of them add rows or episodes
+    at once.
 
     Raises:
         SpecError: episodes may be of any length, or `capacity` is too small.
@@ -91,7 +92,7 @@ def recent_rows(config: ModularConfig, actors: int, rows: int, warmup: int = 0) 
 
 
 def _room(config: ModularConfig, count: int, warmup: int) -> int | None:
-    """Return the rows that `count` timesteps or episodes of an actor take with those of their returns; None if episodes may be of any length."""
+    """Return the rows that `count` timesteps or episodes of an actor need, with those of their returns; None if episodes may be of any length."""
     limit = config.episode_limit
     if config.unit == "episodes":
         return None if limit is None else (count + 1) * (limit + 1) + warmup

@@ -1,4 +1,4 @@
-"""What `operant.agents['<name>']` gives: an agent's class, its module and its default model files."""
+"""What `operant.agents['<name>']` returns: an agent's class, its module and its default model files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SLOTS = ("model", "actor_model", "critic_model")
 class Card(Mapping[str, Any]):
     """A read-only mapping: `module`, `agent` (the class that trains it), and for each network of the agent its files.
 
-    Files are lists of paths by kind of observation, `ann` for vectors and `cnn` for images; empty where there are none.
+    Files are lists of paths by kind of observation, `ann` for vectors and `cnn` for images; empty if there are none.
 
     >>> Card("ppo")["model"]["cnn"][0].endswith(".cfg")
     True
 
     Raises:
-        SpecError: an unknown agent, or a key that it has not, with the close match.
+        SpecError: an unknown agent, or a key that it does not have, with the close match.
     """
 
     def __init__(self, name: str) -> None:
@@ -54,7 +54,7 @@ class Card(Mapping[str, Any]):
         return key in tuple(self)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return what stands under a key, or the default."""
+        """Return the value of a key, or the default."""
         return self[key] if key in tuple(self) else default
 
     def __repr__(self) -> str:
@@ -70,7 +70,7 @@ def _trainer(agent: str) -> type:
 
 
 def _files(owner: str, slot: str) -> dict[str, list[str]]:
-    """Return the files of an agent with options of its own, or of a module."""
+    """Return the files of an agent that has some of its own, or of a module."""
     named = _table().get(owner, {}).get(slot, {})
     return {kind: [str(MODEL_FILES / file) for file in named.get(kind, ())] for kind in ("ann", "cnn")}
 

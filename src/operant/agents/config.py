@@ -80,16 +80,16 @@ class AgentConfig(Config):
     )
 
     def batch(self, actors: int) -> int:
-        """Return the rows of one gradient step, about, when `actors` act; how many threads pay depends on it."""
+        """Return roughly how many rows one gradient step has with `actors` actors; how many threads pay off depends on it."""
         return 0
 
     @property
     def optimizers(self) -> tuple[Any, ...]:
-        """What takes the gradient steps."""
+        """The optimizers that take gradient steps."""
         return (self.optimizer,)
 
     def remarks(self, steps: int | None) -> Iterator[str]:
-        """Say which options have no effect as the others are, or none within a run's environment steps (None: without end)."""
+        """Say which options have no effect given the others, or none within a run's environment steps (None: endless)."""
         for name, meta in options(type(self)).items():
             value = getattr(self, name)
             if meta.needs is None or value == default(type(self), name) or effective(meta.needs, vars(self)):
@@ -105,7 +105,7 @@ class AgentConfig(Config):
                     yield f"{name}={value!r} has no effect: the optimizer is an optax transformation, which has numbers of its own"
 
     def check(self) -> Iterator[str]:
-        """Refuse moments that never move: Adam would divide 0 by 0, and every step would be left out."""
+        """Refuse moments that never move: Adam would divide 0 by 0, and every step would be skipped."""
         yield from super().check()
         for name in ("beta1", "beta2"):
             value = getattr(self, name)
@@ -238,11 +238,11 @@ class EpsilonConfig(AgentConfig):
 
     @property
     def decay_begins(self) -> int | None:
-        """Environment step at which ε begins to fall; None: something else explores."""
+        """Environment step at which ε begins to fall; None if something else explores."""
         return 0
 
     def remarks(self, steps: int | None) -> Iterator[str]:
-        """Name an exploration that is not over."""
+        """Report exploration that goes on to the end of the run."""
         yield from super().remarks(steps)
         first, start, end = self.decay_begins, self.epsilon_start, self.epsilon_end
         decay = self.epsilon_decay_steps
@@ -276,7 +276,7 @@ class ReplayConfig(AgentConfig):
     """Options of algorithms that learn from a replay memory."""
 
     waiting: ClassVar[str] = "Nothing is learnt: learning begins after {:,} random steps"
-    """What is so until the memory is filled."""
+    """What to say of the time until the memory is filled."""
 
     buffer_max_size: int = option(
         10000,
@@ -312,13 +312,13 @@ class ReplayConfig(AgentConfig):
         return self.buffer_max_size if self.buffer_initial_size is None else self.buffer_initial_size
 
     def remarks(self, steps: int | None) -> Iterator[str]:
-        """Name a memory that is never full enough."""
+        """Report a memory that is never full enough for learning to begin."""
         yield from super().remarks(steps)
         if steps is not None and steps <= self.initial_size:
             yield f"{self.waiting.format(self.initial_size)} (buffer_initial_size), and the run has {steps:,}"
 
     def check(self) -> Iterator[str]:
-        """Refuse sizes that leave learning for ever."""
+        """Refuse sizes with which learning would never begin."""
         yield from super().check()
         if self.buffer_initial_size is not None and self.buffer_initial_size > self.buffer_max_size:
             yield (
@@ -393,7 +393,7 @@ class ContinuousConfig(SequenceConfig, ActorCriticConfig):
 
 
 class DeterministicConfig(ContinuousConfig):
-    """Options of those whose policy is deterministic and explores by noise."""
+    """Options of off-policy algorithms whose policy is deterministic and explores by noise."""
 
     step_noise_coef: Scalar = option(
         0.1,

@@ -1,7 +1,7 @@
-"""The same action again and again: what others are compared with, or a fixed controller in an agent's place.
+"""The same action at every step: a reference for comparisons, or a fixed controller in an agent's place.
 
-An action without a given value takes the middle of its bounds, its one bound, 0, or False; a choice its first value. Where
-a mask forbids the value of a choice, the first one that it allows takes its place.
+An action without a given value takes the middle of its bounds, its only bound, 0, or False; a choice takes its first
+value. If a mask forbids the value of a choice, the first allowed one replaces it.
 
 Deviations: none. Nothing is learned.
 """
@@ -94,11 +94,11 @@ class Constant(Untrained):
         )
 
     def init(self, key: Key) -> State:
-        """Nothing to begin with."""
+        """There is nothing to initialise."""
         return State()
 
     def noise(self, key: Key, n: int) -> Tree:
-        """No randomness: zeros, so that there is a row of it for every row."""
+        """No randomness: zeros, one for every row."""
         return jnp.zeros(n, jnp.float32)
 
     def act(self, acting: Tree, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:

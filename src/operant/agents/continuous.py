@@ -1,8 +1,9 @@
 """What off-policy actor-critics for float actions share: models, acting with noise, the loop of gradient steps, targets.
 
-Networks speak of actions in units (see `operant.agents.action_units`). Recurrent ones learn from replayed sequences (Heess et al. 2015,
-"Memory-based control with recurrent neural networks", https://arxiv.org/abs/1512.04455), from the states that they had when the agent
-acted (`operant.agents.sequences`): critics go along then, and remember what they saw and what was done.
+For networks, actions are in units (see `operant.agents.action_units`). Recurrent ones learn from replayed sequences
+(Heess et al. 2015, "Memory-based control with recurrent neural networks", https://arxiv.org/abs/1512.04455), from the
+states that they had when the agent acted (`operant.agents.sequences`): while acting, critics are carried along, and
+remember what they saw and which actions were taken.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from operant.spaces import Spaces, require
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
 
 NETWORK = {"type": "auto", "size": ContinuousConfig.auto_width, "activation": "relu"}
-"""What 'auto' stands for here, from which a list of widths takes the rest: Fujimoto et al. 2018 (the authors' code), Haarnoja et al. 2018, table 1."""
+"""The 'auto' network here, and what a list of widths leaves open: Fujimoto et al. 2018 (the authors' code), Haarnoja et al. 2018, table 1."""
 
 NO_STEP = {
     "loss/actor": np.float32(np.nan),
@@ -46,16 +47,16 @@ class Acting(NamedTuple):
     filling: Array
     """Whether the memory is still filling."""
     critics: dict[str, Tree]
-    """Variables of the recurrent ones, which go along."""
+    """Variables of the recurrent ones, which are carried along."""
 
 
 class Seen(NamedTuple):
-    """The `B` rows that networks evaluate, for recurrent networks with the sequences in which they stand."""
+    """The `B` rows that networks evaluate; for recurrent networks, with the sequences that contain them."""
 
     observation: Arrays
     """`[B, ...]`."""
     block: Block | tuple[()] = ()
-    """Sequences `[T, C]`, the rows of the burn-in among them."""
+    """Sequences `[T, C]`, including the rows of the burn-in."""
     row: Array | tuple[()] = ()
     """Which of the rows after the burn-in they are, `[R, C]` where `B` is R C."""
 
@@ -75,7 +76,7 @@ class Batch(NamedTuple):
 
 
 class Improved(NamedTuple):
-    """What a gradient step of the critics gives."""
+    """What a gradient step of the critics returns."""
 
     params: Tree
     """A tuple, one entry for each critic."""
@@ -92,7 +93,8 @@ class Continuous(abc.ABC):
     """Base of the algorithms. A subclass adds `init`, the policy (`heads`, `greedy`, `exploring`), and one gradient step.
 
     Its state has the fields `actor`, `actor_optimizer`, `critic_optimizer`, `reward_scale`, and for each model of
-    `critics` the variables under its name; that name, and `actor`, with `target_` before it are parameters of targets.
+    `critics` the variables under its name; these names and `actor`, prefixed with `target_`, hold the targets'
+    parameters.
     """
 
     config: Any
@@ -102,7 +104,7 @@ class Continuous(abc.ABC):
     critics: dict[str, Model]
 
     reported: ClassVar[tuple[str, ...]] = ("loss/critic", "value/mean", "loss/actor", "update/grad_norm")
-    """Metrics of a gradient step, beside `update/skipped`."""
+    """Metrics of a gradient step, besides `update/skipped`."""
 
     @classmethod
     def build(
@@ -204,7 +206,7 @@ class Continuous(abc.ABC):
         return {name: getattr(state, name) for name in self.models}
 
     def with_weights(self, state: Any, weights: dict[str, Tree]) -> Any:
-        """Put other variables in; targets become their copies."""
+        """Replace the variables; targets become copies of them."""
         return state._replace(**weights, **targets(weights, state._fields))
 
     # Acting
@@ -281,7 +283,7 @@ class Continuous(abc.ABC):
         if not self.recurrent:
             return Action(action, (), carry)
         after = {"actor": actor} if self.actor.recurrent else {}
-        inputs = self._inputs(observation, self.units(action))  # as replay gives them back
+        inputs = self._inputs(observation, self.units(action))  # as replay returns them
         for name, variables in acting.critics.items():
             after[name] = self.critics[name].apply(variables, inputs, carry[name])[1]
         return Action(action, {"carry": carry}, after)
@@ -294,11 +296,11 @@ class Continuous(abc.ABC):
         return imitation.distance(self.greedy(outputs), self.units(block.action), block.valid)
 
     def measured(self, action: Arrays) -> Arrays:
-        """Return actions `[*B, *shape]` in the environment's measure."""
+        """Return actions `[*B, *shape]` in the environment's scale."""
         return from_units(self.spaces.actions.components, action)
 
     def units(self, action: Arrays) -> Arrays:
-        """Return actions `[*B, *shape]` in units; an element with one value only is 0."""
+        """Return actions `[*B, *shape]` in units; an element with only one value is 0."""
         return to_units(self.spaces.actions.components, action)
 
     # Learning
@@ -324,7 +326,7 @@ class Continuous(abc.ABC):
 
     @staticmethod
     def _remembered(name: str, seen: Seen) -> tuple[Block, Array]:
-        """Return the sequences in which rows stand, with the stored states of one network, and which rows these are."""
+        """Return the sequences that contain the rows, with the stored states of one network, and which rows these are."""
         assert isinstance(seen.block, Block) and not isinstance(seen.row, tuple)
         return seen.block._replace(carry=seen.block.carry[name]), seen.row
 
@@ -337,13 +339,13 @@ class Continuous(abc.ABC):
         return {**getattr(state, name), "params": getattr(state, f"target_{name}")}
 
     def learning(self, state: Any, key: Key, address: int) -> Any:
-        """Return a state whose networks a loss applies as in training, each under noise of its own (see `Model.learning`)."""
+        """Return a state whose networks a loss applies as in training, each with noise of its own (see `Model.learning`)."""
         models = enumerate(self.models.items())
         found = {name: model.learning(getattr(state, name), key, address, i) for i, (name, model) in models}
         return state._replace(**found)
 
     def improve_critics(self, state: Any, batch: Batch, target: Array) -> Improved:
-        """Take one step on the squared error to the target `[B]`, summed over the critics; the state is of `learning`."""
+        """Take one step on the squared error to the target `[B]`, summed over the critics; the state is from `learning`."""
         names = tuple(self.critics)
         params = tuple(getattr(state, name)["params"] for name in names)
         gradient = jax.value_and_grad(critic_loss, has_aux=True)
@@ -363,7 +365,7 @@ class Continuous(abc.ABC):
     def improve_actor(
         self, params: Tree, optimizer: Tree, loss: Callable[[Tree], tuple[Array, Tree]]
     ) -> tuple[Tree, Tree, Metrics, Tree]:
-        """Take one step of the actor on its loss; return parameters, optimizer, metrics, and what the loss gave beside its value."""
+        """Take one step of the actor on its loss; return parameters, optimizer, metrics, and what the loss returned besides its value."""
         (value, aux), grads = jax.value_and_grad(loss, has_aux=True)(params)
         params, optimizer, info = optimise.apply(self.actor_optimizer, params, optimizer, grads)
         metrics = {"loss/actor": value, **{f"update/{k}": x for k, x in info.items()}}
@@ -409,8 +411,8 @@ class Continuous(abc.ABC):
             ready &= Replay.has_sequence(memory, self.sequence_rows)
         steps = jnp.where(ready, count, 0)
         names = (*self.reported, "update/skipped")
-        # Two keys a step, as plain numbers: JAX's check of key reuse takes any key that a loop reads for one used by every
-        # round. Hashed: a cipher's loop for them would take as long as a small network's step.
+        # Two keys per step, as plain numbers: JAX's key-reuse check assumes that a key which a loop reads is used in
+        # every iteration. Hashed: a cipher's loop for them would take as long as a small network's step.
         impl, words = jax.random.key_impl(key), random.bits(key, (most, 2, *jax.random.key_data(key).shape))
 
         def one(i: Array, carry: tuple[Any, Array]) -> tuple[Any, Array]:
@@ -421,7 +423,8 @@ class Continuous(abc.ABC):
             state, metrics = step(state, batch, own)
             return state, meter + stability.tally(jnp.stack([metrics[name] for name in names]))
 
-        # A loop of no or some rounds, not a condition: XLA copies what a condition returns, a loop works in place.
+        # A loop of zero or more iterations, not a conditional: XLA copies what a conditional returns, a loop works in
+        # place.
         state, meter = jax.lax.fori_loop(0, steps, one, (state, jnp.zeros((2, len(names)), jnp.float32)))
         total = dict(zip(names, meter[0], strict=True))
         mean = dict(zip(self.reported, meter[0] / meter[1], strict=False))  # 0 / 0, NaN, where none applies
@@ -467,7 +470,7 @@ def critic_loss(
 
 
 def targets(variables: Mapping[str, Tree], fields: tuple[str, ...]) -> dict[str, Tree]:
-    """Return copies of networks as targets, of those for which a state has a field."""
+    """Return copies of networks as targets, for those networks whose target is a field of the state."""
     return {
         f"target_{name}": jax.tree.map(jnp.copy, own["params"])
         for name, own in variables.items()
@@ -476,7 +479,7 @@ def targets(variables: Mapping[str, Tree], fields: tuple[str, ...]) -> dict[str,
 
 
 def once_if(condition: Array, f: Callable[[Tree], Tree], carry: Tree) -> Tree:
-    """Return `f(carry)` or `carry`: a loop of one round or none, which works in place (see `Continuous.learn`)."""
+    """Return `f(carry)` or `carry`: a loop of one iteration or none, which works in place (see `Continuous.learn`)."""
     return jax.lax.fori_loop(0, condition.astype(jnp.int32), lambda _, carry: f(carry), carry)
 
 

@@ -8,10 +8,10 @@ Paper: Lillicrap et al. 2016, "Continuous control with deep reinforcement learni
     θ' <- τ θ + (1 - τ) θ'                             for both targets, after every step   (algorithm 1)
 
 Deviations: acting noise is Gaussian and independent from step to step (Fujimoto et al. 2018, section 6.1), not an
-Ornstein-Uhlenbeck process; the paper's weight decay is left out, its batch normalisation left to the networks that are given, and
-the critic reads the action in its first layer. Steps before `buffer_initial_size` act uniformly at random and count as
-environment steps. Terminal targets keep the value of the last observation when the episode was cut by a time limit. A step in
-which the critic's gradient is not finite changes nothing but running averages.
+Ornstein-Uhlenbeck process; the paper's weight decay is left out, its batch normalisation is left to the given networks,
+and the critic reads the action in its first layer. Steps before `buffer_initial_size` act uniformly at random and count
+as environment steps. Terminal targets keep the value of the last observation when the episode was cut by a time limit.
+A step in which the critic's gradient is not finite changes nothing but running averages.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DDPG(Deterministic):
 
     @classmethod
     def create(cls, config: Config, spaces: Spaces, actors: int) -> DDPG:
-        """Build actor and critic; refuse other actions than bounded floats."""
+        """Build actor and critic; refuse actions other than bounded floats."""
         return cls.build(config, spaces, actors, name="ddpg", critics=("critic",))
 
     def init(self, key: Key) -> State:

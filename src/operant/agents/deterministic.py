@@ -30,19 +30,19 @@ class Deterministic(Continuous):
         return {name: jnp.clip(outputs[name], -1.0, 1.0) for name in self.spaces.actions.components}
 
     def exploring(self, outputs: Arrays, noise: Arrays) -> Arrays:
-        """Add noise of deviation `step_noise_coef`, and clip to the bounds."""
+        """Add noise of standard deviation `step_noise_coef`, and clip to the bounds."""
         coef, units = self.config.step_noise_coef, self.greedy(outputs)
         return {name: jnp.clip(x + coef * noise[name], -1.0, 1.0) for name, x in units.items()}
 
     def actor_loss(self, params: Tree, state: Any, critic: Tree, batch: Batch) -> tuple[Array, Tree]:
-        """Return -mean Q₁(s, μ(s)) (Silver et al. 2014, eq. 9, written as a loss), and nothing beside; the state is of `learning`."""
+        """Return -mean Q₁(s, μ(s)) (Silver et al. 2014, eq. 9, written as a loss), and nothing else; the state is from `learning`."""
         name = next(iter(self.critics))
         units = self.greedy(self.outputs({**state.actor, "params": params}, batch.now))
         value = self.value(name, {**getattr(state, name), "params": critic}, batch.now, units)
         return -losses.weighted_mean(value, batch.weight), ()
 
     def move(self, state: Any, improved: Improved, batch: Batch, due: Array, key: Key) -> tuple[Any, Metrics]:
-        """Put the improved critics in; if `due`, step the actor, too, and let all targets follow."""
+        """Store the improved critics; if `due`, step the actor as well, and let all targets follow."""
         names, learning = ("actor", *self.critics), self.learning(state, key, 1)
 
         def once(carry: tuple[Tree, Tree, Tree, Metrics]) -> tuple[Tree, Tree, Tree, Metrics]:
@@ -66,7 +66,7 @@ class Deterministic(Continuous):
         return state, merged(improved, metrics)
 
     def spread(self) -> Array:
-        """Return the deviation of the acting noise in the environment's measure, the mean over action elements."""
+        """Return the standard deviation of the acting noise in the environment's scale, the mean over action elements."""
         leaves = self.spaces.actions.components.values()
         half = np.concatenate([(leaf.high / 2 - leaf.low / 2).reshape(-1) for leaf in leaves])
         return jnp.asarray(self.config.step_noise_coef, jnp.float32) * np.float32(half.mean())

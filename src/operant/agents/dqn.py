@@ -25,7 +25,7 @@ network are unrolled from the state h that was stored when the first row was act
     (Q(o_t, ·), h_{t+1}) = network(o_t, h_t)                 (Hausknecht and Stone, sections 3 and 4)
     L = mean over t of (y_t - Q(o_t, a_t))², burn_in <= t < burn_in + sequence_length      (Kapturowski et al., section 3)
 
-The first `burn_in` rows only bring h about, without gradient. y_t is the target above, of up to `n_steps` rows.
+The first `burn_in` rows only bring h up to date, without gradient. y_t is the target above, of up to `n_steps` rows.
 
 One gradient step follows every `train_every` steps of all environments. Actions of several components, or of components
 with a shape, have one Q-value each; they share the target as independent learners do, and the loss is their mean.
@@ -168,7 +168,7 @@ class Config(EpsilonConfig, SequenceConfig, ModelConfig):
         return None if self.noisy else self.initial_size
 
     def check(self) -> Iterator[str]:
-        """Refuse atoms without room between them, and a loss that is not used, beside what all ask."""
+        """Refuse atoms without distance between them, and a loss that is not used, besides the checks that all share."""
         yield from super().check()
         low, high = self.value_min, self.value_max
         highest = low.range()[1] if isinstance(low, Schedule) else low
@@ -208,7 +208,7 @@ class Outputs(NamedTuple):
 def loss(
     learned: Tree, state: State, algorithm: DQN, batch: Transition, key: Key
 ) -> tuple[Array, tuple[Array, Metrics]]:
-    """Return the mean loss of a batch; beside it the priorities `[B]` and what to watch. The key is for noise in the network."""
+    """Return the mean loss of a batch, with the priorities `[B]` and metrics. The key is for noise in the network."""
 
     def outputs(learned: Tree, observation: Arrays, draw: int, variables: Tree = state.variables) -> Arrays:
         params = algorithm.perturbed(learned, key, draw)
@@ -223,7 +223,7 @@ def loss(
 def sequence_loss(
     learned: Tree, state: State, algorithm: DQN, block: Block, key: Key
 ) -> tuple[Array, tuple[Array, Metrics]]:
-    """Return what `loss` does, of sequences `[sequence_rows, B]`, with priorities `[sequence_length B]`."""
+    """Return what `loss` returns, for sequences `[sequence_rows, B]`, with priorities `[sequence_length B]`."""
     c = algorithm.config
     rest = sequences.cut(block, c.burn_in)
 
@@ -244,7 +244,7 @@ def sequence_loss(
 
 
 def td_loss(values: Values, outputs: Outputs, batch: Transition) -> tuple[Array, tuple[Array, Metrics]]:
-    """Return the mean loss of outputs; beside it the priorities `[B]` and what to watch."""
+    """Return the mean loss of outputs, with the priorities `[B]` and metrics."""
     masks = masks_of(batch.next_observation)
     taken, discount, following = [], [], []
     for name, output in outputs.online.items():
@@ -342,7 +342,7 @@ class DQN(QLearner):
         return state._replace(target=target, optimizer=stability.optimizer(c).init(learned))
 
     def with_weights(self, state: State, weights: dict[str, Tree]) -> State:
-        """Put other variables in; the target becomes their copy."""
+        """Replace the variables; the target becomes a copy of them."""
         state = state._replace(variables=weights["model"])
         return state._replace(target=jax.tree.map(jnp.copy, self.learned(state)))
 
@@ -398,12 +398,13 @@ class DQN(QLearner):
     def _learn(self, state: State, memory: Tree, ready: Array, key: Key) -> tuple[State, Tree, Metrics]:
         """Take the gradient steps, none before the memory is ready.
 
-        A loop of no or some rounds, not a condition: XLA copies what a condition returns, a loop works in place.
+        A loop of zero or more iterations, not a conditional: XLA copies what a conditional returns, a loop works in
+        place.
         """
         c = self.config
         replay, optimizer = self.memory, stability.optimizer(self.config)
         keys = key[None] if c.gradient_steps == 1 else jax.random.split(key, c.gradient_steps)
-        # As plain numbers: JAX's check of key reuse takes any key that a loop reads for one used by every round.
+        # As plain numbers: JAX's key-reuse check assumes that a key which a loop reads is used in every iteration.
         impl, words = jax.random.key_impl(key), jax.random.key_data(keys)
 
         def step(i: Array, carry: tuple[State, Tree, Metrics]) -> tuple[State, Tree, Metrics]:

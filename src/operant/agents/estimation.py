@@ -1,4 +1,4 @@
-"""What the actions of remembered rows were worth, and which rows make a batch.
+"""Returns of the rows in a memory, and which rows make a batch.
 
 All arrays are time-major, `[L, N]`, as in a block.
 """
@@ -14,7 +14,7 @@ from operant.ops import returns
 from operant.types import Array, Block, Scalar
 
 NEVER = np.uint32(2**32 - 1)
-"""Rows that have come since, for what is still to come."""
+"""Stands for the age of rows that are still to come."""
 
 
 def estimate(
@@ -33,14 +33,14 @@ def estimate(
 
     Args:
         block: rows and the observation after them.
-        values: of all rows and of what follows the last; None: nothing is predicted, which counts as 0.
+        values: predicted for all rows and for what follows the last; None: nothing is predicted, which counts as 0.
         gamma: discount factor; may be traced, as may the next two.
         lambda_: how far later rewards are trusted over the prediction.
-        horizon: most rewards of a return; None: all to the end of the episode or of the block.
-        predict_terminal_values: whether the value of an episode's last state is added where the environment ended, too.
+        horizon: maximal number of rewards in a return; None: all up to the end of the episode or of the block.
+        predict_terminal_values: whether the value of an episode's last state is added after a termination too.
 
     Returns:
-        `[L, N, E]` as the values; `[L, N, 1]` without.
+        `[L, N, E]` like the values; `[L, N, 1]` without them.
     """
     if values is None:
         values = jnp.zeros((len(block.reward) + 1, block.reward.shape[1], 1), jnp.float32)
@@ -56,10 +56,10 @@ def estimate(
 
 
 def known(block: Block, horizon: Scalar | None) -> Int[Array, "L N"]:
-    """Return the row with which the return of each row is known, L where that is still to come.
+    """Return the index of the row with which each row's return becomes known, L where that is still to come.
 
-    It brings the last of the return's `horizon` rewards, or ends the episode; of an episode that was interrupted without a flag
-    the row behind it tells.
+    That row holds the last of the return's `horizon` rewards, or ends the episode; if an episode was interrupted
+    without a flag, it is the row after the episode's last.
     """
     rows, ended = len(block.reward), _ended(block)
     row = jnp.arange(rows, dtype=jnp.int32)[:, None]
@@ -71,13 +71,13 @@ def known(block: Block, horizon: Scalar | None) -> Int[Array, "L N"]:
 def newest(
     block: Block, told: Int[Array, "L N"], age: UInt32[Array, "L N"], count: Int[Array, ""] | int
 ) -> Bool[Array, "L N"]:
-    """Return the rows that became known with the newest `count` rows that came, whichever actor brought them.
+    """Return the rows whose returns became known with the newest `count` rows, whichever actor these came from.
 
-    Where `count` is what came since the last update, every row is chosen once: with the row that made it known.
+    If `count` is the number of rows since the last update, every row is chosen once: with the row that made it known.
 
     Args:
         block: the rows.
-        told: the row with which each becomes known, of `known`.
+        told: the row with which each becomes known, from `known`.
         age: how many rows came after each.
         count: how many of the newest rows.
     """
@@ -100,11 +100,11 @@ def newest_episodes(
 
 
 def _ended(block: Block) -> Bool[Array, "L N"]:
-    """Return the rows with which episodes end: flagged, or behind them there is an invalid row (an interrupted run flags nothing)."""
+    """Return the rows with which episodes end: flagged, or followed by an invalid row (an interrupted run flags nothing)."""
     last = jnp.concatenate([~block.valid[1:], jnp.zeros_like(block.valid[:1])])
     return block.valid & (block.terminated | block.truncated | last)
 
 
 def _next(ended: Bool[Array, "L N"], row: Int[Array, "L _"]) -> Int[Array, "L N"]:
-    """Return `row` of the end of the episode of each row, L where there is none yet."""
+    """Return `row` at the end of each row's episode, L where that has not come yet."""
     return jax.lax.cummin(jnp.where(ended, row, len(ended)), axis=0, reverse=True)

@@ -1,4 +1,4 @@
-"""Losses of imitation: how far networks are from doing what was done, and values from the returns that it brought."""
+"""Imitation losses: how far networks are from the actions taken, and values from the returns that followed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from operant.ops import losses
 from operant.types import Array, Arrays
 
 VALUE_WEIGHT = 0.5
-"""Of the values' error beside the policy's: both are about 1 at the beginning, and a shared network serves actions first."""
+"""Weight of the values' error against the policy's: both start at about 1, and a shared network should serve actions first."""
 MARGIN = 0.8
-"""By how much demonstrated actions are to be worth more than others (Hester et al. 2018, appendix)."""
+"""By how much demonstrated actions should be worth more than others (Hester et al. 2018, appendix)."""
 
 
 def policy(log_prob: Float[Array, "*B"], valid: Bool[Array, "*B"]) -> Float[Array, ""]:
@@ -25,7 +25,7 @@ def distance(chosen: Arrays, wanted: Arrays, valid: Bool[Array, "*B"]) -> Float[
 
     Args:
         chosen: `[*B, *shape]` by action name.
-        wanted: `[*B, *shape]`, what was done, in the same units.
+        wanted: `[*B, *shape]`, the actions taken, in the same units.
         valid: which rows count.
     """
     return _mean([losses.squared(chosen[k] - wanted[k]) for k in chosen], valid)
@@ -36,7 +36,7 @@ def value(
 ) -> Float[Array, ""]:
     """Return `VALUE_WEIGHT` times the mean squared error of values over the mean square of the returns.
 
-    Divided, since returns of any measure must not drown the log-probabilities that share a network with them.
+    Divided, since returns of whatever scale must not drown the log-probabilities that share a network with them.
     """
     weight, target = valid.astype(jnp.float32), jax.lax.stop_gradient(target)
     error = losses.weighted_mean(losses.squared(predicted - target), weight)
@@ -50,7 +50,7 @@ def margin(q_values: Arrays, action: Arrays, masks: Arrays, valid: Bool[Array, "
 
     Args:
         q_values: `[*B, *shape, K]` by action name.
-        action: `[*B, *shape]`, what was done.
+        action: `[*B, *shape]`, the actions taken.
         masks: `[*B, *shape, K]` where actions are masked.
         valid: which rows count.
     """

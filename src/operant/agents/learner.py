@@ -29,9 +29,9 @@ from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
 INIT, ACT, UPDATE, ENV, INDEPENDENT = range(5)
 
 METER_SLOTS = 32
-"""Most metrics that an update may report."""
+"""Maximal number of metrics that an update may report."""
 SUMMED = ("update/skipped",)
-"""Metrics that are summed over updates, where others are averaged: one step left out in a thousand shows."""
+"""Metrics that are summed over updates, while others are averaged: so one skipped step in a thousand shows."""
 
 
 class Train(NamedTuple):
@@ -40,7 +40,7 @@ class Train(NamedTuple):
     state: Tree
     memory: Tree
     hyper: Float[Array, " H"]
-    """The traced options, in the order of `traced(Config)`. An option with a schedule stands here as a factor (1)."""
+    """The traced options, in the order of `traced(Config)`. For an option with a schedule this is a factor (1)."""
     key: Key
     counters: Counters
 
@@ -67,7 +67,7 @@ class Learner:
 
     @property
     def rows(self) -> int:
-        """Rows of every actor that one update consumes."""
+        """Rows per actor that one update consumes."""
         return self.algorithm.rows
 
     def hyper(self, config: Config | None = None) -> Float[Array, " H"]:
@@ -243,7 +243,7 @@ class Learner:
         carry = reset_carry(algorithm, carry, first)
         if hasattr(algorithm, "recall"):
             return algorithm.recall(acting.policy, observation, carry, action)
-        # What others store beside an action does not depend on it.
+        # What other algorithms store besides an action does not depend on it.
         noise = algorithm.noise(jax.random.key(0), first.shape[0])
         return algorithm.act(acting.policy, observation, carry, noise, True)._replace(action=action)
 

@@ -31,7 +31,7 @@ class Definition(NamedTuple):
     config: Config
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON data that `define` takes back. Networks given as objects or files are written out in full."""
+        """Return JSON data that `define` reads. Networks given as objects or files are written out in full."""
         written = {name: _network(value) for name, value in self.networks().items()}
         return {"type": self.name, **self.config.with_values(written).to_dict()}
 
@@ -40,7 +40,7 @@ class Definition(NamedTuple):
         return {name: value for name, value in vars(self.config).items() if name.endswith("model")}
 
     def usual(self) -> Definition:
-        """Return the same agent with nothing chosen."""
+        """Return the same agent with default options."""
         return define(self.name if self.name in AGENTS else self.cls)
 
     @property
@@ -49,13 +49,13 @@ class Definition(NamedTuple):
         return bool(getattr(self.config, "learns", True))
 
     def limited(self, steps: int | None) -> Definition:
-        """Return it with the length of the longest episode, where its options ask for that and none was given."""
+        """Return it with the length of the longest episode, if its options ask for that and none was given."""
         if steps is None or getattr(self.config, "episode_limit", steps) is not None:
             return self
         return self._replace(config=self.config.replace(episode_limit=steps))
 
     def remarks(self, steps: int | None) -> list[str]:
-        """Say whose networks it took, and which options have no effect, or none within a run's environment steps (None: no limit)."""
+        """Say which files its networks come from, and which options have no effect, or none within a run's environment steps (None: no limit)."""
         from operant.nn.network import Saved
 
         networks = self.networks().items()
@@ -67,7 +67,7 @@ class Definition(NamedTuple):
         return [*taken, *(self.config.remarks(steps) if isinstance(self.config, AgentConfig) else ())]
 
     def product(self, actors: int) -> int:
-        """Return about how many multiplications the largest matrix product of a gradient step takes."""
+        """Return roughly how many multiplications the largest matrix product of a gradient step takes."""
         if not isinstance(self.config, AgentConfig):
             return 0
         from operant.nn.network import written
@@ -124,7 +124,7 @@ def _read(network: Any) -> Any:
 
 
 def _is_data(value: Any) -> bool:
-    """Tell whether a value is JSON data as it stands; a list of layers may hold objects and classes, too."""
+    """Tell whether a value is JSON data as it stands; a list of layers may hold objects and classes as well."""
     if isinstance(value, Mapping):
         return all(map(_is_data, value.values()))
     if isinstance(value, list | tuple):
@@ -138,12 +138,12 @@ def define(agent: Any, **options: Any) -> Definition:
     Args:
         agent: name, dict with `type` (or `agent`), path of a JSON file, algorithm class (its own or the one with `fit`), import path of one, or
             a `Definition`.
-        options: hyperparameters beside those in the specification; they win over the specification's.
+        options: hyperparameters besides those in the specification; they override the specification's.
 
     Raises:
         SpecError: an unknown name or option, with the close match, or a value out of bounds.
     """
-    layers: list[Mapping[str, Any]] = [options]  # the strongest first
+    layers: list[Mapping[str, Any]] = [options]  # in order of precedence
     while not isinstance(agent, type):
         if isinstance(agent, Definition):
             return _defined(agent.name, agent.cls, [*layers, vars(agent.config)])
@@ -184,7 +184,7 @@ def define(agent: Any, **options: Any) -> Definition:
 
 
 def define_saved(saved: Mapping[str, Any], source: str, own: Definition | None = None) -> Definition:
-    """Read what a file says of an agent. The file may be somebody else's, so the agent must be made within `from_file`, too.
+    """Read what a file says of an agent. The file may be somebody else's, so the agent must be made within `from_file` as well.
 
     Args:
         saved: what `Definition.to_dict` wrote.
@@ -224,7 +224,7 @@ def define_saved(saved: Mapping[str, Any], source: str, own: Definition | None =
 
 
 def _refuse_changes(own: Definition, default: Definition, found: Definition, source: str) -> None:
-    """Refuse options of the caller's that are neither the default nor the file's: they would do nothing. Networks are exempt: they count."""
+    """Refuse options of the caller's that are neither the default nor the file's: they would do nothing. Networks are exempt: they are used."""
     networks = own.networks()
     for name, value in vars(own.config).items():
         usual, saved = getattr(default.config, name), getattr(found.config, name)
@@ -236,7 +236,7 @@ def _refuse_changes(own: Definition, default: Definition, found: Definition, sou
 
 
 def from_file(source: str) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which agents are made of what a file says, which may be somebody else's: it names data only."""
+    """Return a context in which agents are made from a file, which may be somebody else's: it is read as data only."""
     return data_only(
         source,
         "Import and register what is Keras's, or give the networks yourself: Agent.load(..., agent={'type': ..., 'model': ...}).",
@@ -264,7 +264,7 @@ def words(config: type[Config]) -> set[str]:
 def _defined(
     name: str, cls: type[Algorithm], layers: list[Mapping[str, Any]], label: str | None = None
 ) -> Definition:
-    """Lay options over one another, the first on top; an alias covers the option's own name."""
+    """Merge layers of options, of which the first has precedence; an alias counts as the option's own name."""
     config = config_type(cls)
     given: dict[str, Any] = {}
     lost = None
@@ -293,7 +293,7 @@ def _located(network: Any) -> Any:
 
 
 def _optimizer(value: Any) -> dict[str, Any]:
-    """Return the options that an optimizer stands for: its name, and the numbers that it brings."""
+    """Return the options that an optimizer stands for: its name and its numbers."""
     if isinstance(value, str):
         return {"optimizer": optimise.Recipe.read(value).type}
     if isinstance(value, Mapping):

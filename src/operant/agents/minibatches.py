@@ -19,7 +19,7 @@ Part: TypeAlias = tuple[Any, Tree, Any]
 """A minibatch, its part of `carry`, and a key of its own, None unless the pass is `noisy`."""
 
 _NOISE = 0xD20
-"""Address of the minibatches' keys under that of an epoch."""
+"""Folded into the key of an epoch to derive those of its minibatches."""
 
 
 def divisible(
@@ -51,12 +51,13 @@ def passes(
     sequences: bool = False,
     noisy: bool = False,
 ) -> tuple[L, Metrics]:
-    """Pass over a block several times, each time in minibatches of another order.
+    """Pass over a block several times, each time in newly shuffled minibatches.
 
-    If the rows do not divide into the minibatches, each pass leaves out another random remainder.
+    If the rows do not divide into the minibatches, each pass leaves out a different random remainder.
 
     Args:
-        step: takes what is learned and a minibatch; returns what is learned then, and metrics; NaN where one does not apply.
+        step: takes what is learned and a minibatch; returns the former after the step, and metrics (NaN: does not
+            apply).
         learned: what the steps change.
         batch: leaves `[T, N, ...]`.
         key: consumed.
@@ -92,7 +93,7 @@ def passes(
         own = jax.random.wrap_key_data(words, impl=jax.random.key_impl(key)) if noisy else None
         return step(learned, (share, start, own))
 
-    # As plain numbers: under `vmap`, JAX's check of key reuse takes the keys of a scan for used.
+    # As plain numbers: under `vmap`, JAX's key-reuse check considers the keys of a scan used.
     words = jax.random.key_data(jax.random.split(key, epochs))
     learned, metrics = jax.lax.scan(epoch, learned, words)
     return learned, {k: jnp.sum(x) if k in STEP_COUNTS else jnp.nanmean(x) for k, x in metrics.items()}

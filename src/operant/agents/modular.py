@@ -1,7 +1,8 @@
 """The modular agent: policy, memory, update, optimizer, objective, return estimation, baseline and exploration by choice.
 
-Well-known algorithms are points of this space (Williams 1992; Sutton et al. 2000; Mnih et al. 2015; van Hasselt et al. 2016; Wang
-et al. 2016; Schulman et al. 2016 and 2017); the agents of this module in the table are such points with names. An update is
+Well-known algorithms are points in this space (Williams 1992; Sutton et al. 2000; Mnih et al. 2015; van Hasselt et al.
+2016; Wang et al. 2016; Schulman et al. 2016 and 2017); the agents of this module in the table are such points with
+names. An update is
 
     rows     = the newest `batch_size` timesteps or episodes, or as many uniform draws from a replay memory
     G        = returns of at most `horizon` rewards, then V or max_a Q (`operant.agents.estimation`)
@@ -12,14 +13,15 @@ et al. 2016; Schulman et al. 2016 and 2017); the agents of this module in the ta
 
 and is due every `frequency` timesteps or episodes.
 
-Recurrent networks go through rows in order, from the state that was stored when the oldest was acted on; rows older than the batch, as
-many as the layer's `horizon`, only warm them up: they give no loss of their own, though gradients go back through them (Kapturowski et
-al. 2019, stored state and burn-in). Of a replay memory every draw is a step with the rows before it.
+Recurrent networks process rows in order, from the state that was stored when the oldest was acted on. As many rows
+before the batch as the layer's `horizon` only warm them up: they have no loss of their own, though gradients flow back
+through them (Kapturowski et al. 2019, stored state and burn-in). Each draw from a replay memory is one step with the
+rows before it.
 
-Deviations: predictions, and the policy of which the ratio of importance sampling tells the change, are those at the beginning of the
-update. Timesteps are counted as rows of all actors, of which one for
-each episode holds its last observation and takes part in no loss. The ratio of importance sampling is clipped to 1 ± ε. A time
-limit bootstraps from the prediction for the last observation; where nothing is predicted it counts as an end.
+Deviations: predictions, and the old policy of the importance ratio, are those at the beginning of the update.
+Timesteps are counted as rows of all actors, one of which per episode holds its last observation and takes part in no
+loss. The importance ratio is clipped to 1 ± ε. At a time limit the return bootstraps from the prediction for the last
+observation; if nothing is predicted, the limit counts as a termination.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ class State(NamedTuple):
     noise: Tree
     """Key of the noise on parameters; `()` without."""
     hastened: Array
-    """Whether the next update is made, due or not."""
+    """Whether the next call of `update` makes one, due or not."""
 
 
 class Acting(NamedTuple):
@@ -81,13 +83,13 @@ class Acting(NamedTuple):
 
     variables: Tree
     exploring: Tree
-    """Parameters to explore with; `()`: the same."""
+    """Parameters to explore with; `()` if they are the same."""
     baseline: Tree
-    """Variables of a recurrent baseline, which goes along; `()` without."""
+    """Variables of a recurrent baseline, whose state is carried along; `()` without."""
 
 
 def _network(config: Config, network: Any, spaces: Spaces) -> Any:
-    """Return a network with the preprocessing of states before it, if there is any; layers without a name are those of all numbers."""
+    """Return a network preceded by the preprocessing of states, if any; layers without a state's name are for every float state."""
     given = config.state_preprocessing
     if given is None:
         return network
@@ -124,9 +126,9 @@ class Modular:
     rows: int
     memory: Replay | Recent
     n_step: int
-    """Rewards of a return from a replay memory."""
+    """Number of rewards in a return from a replay memory."""
     warmup: int
-    """Rows before those of a batch that recurrent networks go through first."""
+    """Rows before those of a batch that recurrent networks process first, to warm up."""
 
     @classmethod
     def create(cls, config: Config, spaces: Spaces, actors: int) -> Modular:
@@ -207,7 +209,7 @@ class Modular:
         )
 
     def _learned(self, state: State) -> tuple[Tree, Tree]:
-        """Return the parameters that one optimizer steps, and those of the baseline's own, by model."""
+        """Return, by model, the parameters of the policy's optimizer and those of the baseline's own."""
         params = self.params(state)
         if not self.separate:
             return params, {}
@@ -222,7 +224,7 @@ class Modular:
         return {name: variables["params"] for name, variables in self.weights(state).items()}
 
     def frozen(self, state: State) -> dict[str, Tree]:
-        """Return the variables beside the parameters of each model."""
+        """Return the variables of each model other than its parameters."""
         return {name: variables["state"] for name, variables in self.weights(state).items()}
 
     def weights(self, state: State) -> dict[str, Tree]:
@@ -231,12 +233,12 @@ class Modular:
         return {name: found[name] for name in self.models}
 
     def with_weights(self, state: State, weights: dict[str, Tree]) -> State:
-        """Put other variables in; the target becomes their copy."""
+        """Replace the variables; the target becomes a copy of them."""
         baseline = weights.get("baseline", state.baseline)
         return self._synced(state._replace(variables=weights["model"], baseline=baseline))
 
     def updates(self, state: State) -> Array:
-        """Return how many updates were made: most calls of `update` may only look whether one is due."""
+        """Return how many updates were made: most calls of `update` may only check whether one is due."""
         return state.made
 
     def hasten(self, state: State) -> State:
@@ -244,11 +246,11 @@ class Modular:
         return state._replace(hastened=jnp.ones((), jnp.bool_))
 
     def resumed(self, state: State, counters: Counters) -> State:
-        """Return a state that counts on from these counters."""
+        """Return a state that continues counting from these counters."""
         return state._replace(made=jnp.copy(counters.updates), last=jnp.copy(self._now(counters)))
 
     def acting(self, state: State, counters: Counters) -> Acting:
-        """Acting needs the network, and noise on its parameters if that is wanted: another with every block."""
+        """Acting needs the network and, with `variable_noise`, a noisy copy of its parameters, drawn anew for every block."""
         baseline = state.baseline if "baseline" in self.recurrent else ()
         if self.config.variable_noise is None:
             return Acting(state.variables, (), baseline)
@@ -270,7 +272,7 @@ class Modular:
         return {name: self.models[name].initial_carry(n) for name in self.recurrent} or ()
 
     def act(self, acting: Acting, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
-        """Draw actions and explore, or take the best; a recurrent baseline goes along. Extras are the states before."""
+        """Draw actions and explore, or take the best; a recurrent baseline's state is carried along. Extras are the states before."""
         amount = self.config.exploration
         outputs, own = self._forward(acting, observation, carry, explore)
         action = self.objective.act(outputs, observation, noise[0], explore)
@@ -306,7 +308,7 @@ class Modular:
         return Action(action, {"carry": carry}, after)
 
     def _now(self, counters: Counters) -> Array:
-        """Return the timesteps or episodes so far, whichever count."""
+        """Return the timesteps or episodes so far, whichever `unit` says."""
         return (
             counters.episodes if self.config.unit == "episodes" else counters.rows * jnp.uint32(self.actors)
         )
@@ -314,8 +316,8 @@ class Modular:
     def due(self, state: State, memory: Tree, counters: Counters) -> tuple[Array, Array, Array]:
         """Return whether an update is due, the timesteps or episodes so far, and by how many of them it comes late.
 
-        Rows of all actors come at once, so that is up to one less than actors. An update is due `frequency` after the last one, and
-        not before `start`: late is what comes after both.
+        All actors add their rows at once, so an update is at most `actors` - 1 late. It is due `frequency` after the
+        last one, but not before `start`, and is late by what has passed since both.
         """
         c, now = self.config, self._now(counters)
         frequency = c.batch_size if c.frequency is None else c.frequency
@@ -334,7 +336,8 @@ class Modular:
     ) -> tuple[State, Tree, Metrics]:
         """Observe the block, and learn from the memory if an update is due.
 
-        A loop of one round or none, not a condition: XLA copies what a condition returns, a loop works in place.
+        The update is a loop of one iteration or none, not a conditional: XLA copies what a conditional returns, a loop
+        works in place.
         """
         scale, _ = stability.scale_block(self.config, state.reward_scale, block)
         seen = {
@@ -343,7 +346,7 @@ class Modular:
         }
         state = state._replace(variables=seen["model"], baseline=seen.get("baseline", ()), reward_scale=scale)
         due, now, late = self.due(state, memory, counters)
-        # As plain numbers: JAX's check of key reuse takes any key that a loop reads for one used by every round.
+        # As plain numbers: JAX's key-reuse check assumes that a key which a loop reads is used in every iteration.
         words, impl = jax.random.key_data(jax.random.split(key, 3)), jax.random.key_impl(key)
         shapes = jax.eval_shape(lambda: self._improve(state, memory, late, words, impl)[1])
         nothing = {name: jnp.full((), jnp.nan, jnp.float32) for name in shapes}
@@ -372,7 +375,7 @@ class Modular:
         return objective.imitation(params, frozen, rows, block.valid.reshape(-1))
 
     def prepared(self, state: State, late: Array | int = 0) -> Preparation:
-        """Return what prepares the rows of an update from this state, which comes so many timesteps or episodes late."""
+        """Return what prepares the rows of an update of this state that comes `late` timesteps or episodes late."""
         return Preparation(
             self.config, self.objective, self.memory, self.n_step, self.warmup, bool(self.recurrent),
             self.params(state), self.frozen(state), state.target, state.reward_scale, late,
@@ -427,9 +430,10 @@ class Modular:
         impl: Any,
         used: bool = False,
     ) -> steps.Learning | None:
-        """Return how networks are applied in gradient steps, None if as in use.
+        """Return how networks are applied in gradient steps; None if as when acting.
 
-        The natural gradient has its loss as `used`: its Fisher matrix and its gradient must speak of one function.
+        With the natural gradient the loss applies them as when acting (`used`): Fisher matrix and gradient must belong
+        to one function.
         """
         if not any(model.learns_otherwise for model in self.models.values()):
             return None
@@ -485,7 +489,7 @@ class Modular:
         return plan
 
     def _follow(self, state: State, there: Array) -> State:
-        """Move the targets when their turn has come; not behind an update without rows, which is none."""
+        """Move the targets when they are due; an update without rows does not count."""
         c, followed = self.config, self.objective.followed(self.params(state))
         if followed == ():
             return state

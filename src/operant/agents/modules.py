@@ -1,4 +1,4 @@
-"""Options of agents put together from modules, by module.
+"""Options of the modular agent, grouped by module.
 
 Imports neither JAX nor Keras: the command line reads every algorithm's options for its help tables.
 """
@@ -57,7 +57,7 @@ class UpdateConfig(Config):
 
 
 class EstimationConfig(Config):
-    """What an action's outcome is taken to be worth."""
+    """How returns and advantages are estimated."""
 
     horizon: Scalar | None = option(
         20,
@@ -89,7 +89,7 @@ class EstimationConfig(Config):
 
 
 class ObjectiveConfig(Config):
-    """What is optimised, and what keeps it in bounds."""
+    """What is optimised, and how it is regularised."""
 
     objective: Literal["policy_gradient", "deterministic_policy_gradient", "action_value"] = option(
         "policy_gradient",
@@ -177,7 +177,7 @@ class BaselineConfig(Config):
 
 
 class StepConfig(Config):
-    """How many gradient steps an update takes, on what."""
+    """How many gradient steps an update takes, on which rows, and how."""
 
     multi_step: Scalar = option(1, "Gradient steps of an update", low=1, search="int", traced=True)
     subsampling_fraction: Scalar | None = option(
@@ -306,11 +306,11 @@ class ModularConfig(
 
     @classmethod
     def translated(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Read nested specifications of modules, too."""
+        """Read nested specifications of modules as well."""
         return vocabulary.options(given)
 
     def batch(self, actors: int) -> int:
-        """Return the rows of a gradient step, about."""
+        """Return roughly how many rows a gradient step has."""
         return self.batch_size if self.unit == "timesteps" else 100 * self.batch_size
 
     @property
@@ -330,12 +330,12 @@ class ModularConfig(
 
     @property
     def weighs(self) -> bool:
-        """Whether rows are weighed by how much more probable their actions have become."""
+        """Whether rows are weighted by how much more probable their actions have become."""
         return self.importance_sampling or self.clipping_value is not None
 
     @property
     def optimizers(self) -> tuple[Any, ...]:
-        """What takes the gradient steps: also that of the baseline, if it has its own."""
+        """The optimizers: the agent's, and the baseline's if it has its own."""
         own = self.baseline_optimizer
         return (*super().optimizers, *(() if own is None else (own,)))
 
@@ -365,7 +365,7 @@ class ModularConfig(
         if self.predict_terminal_values and not self.bootstraps:
             yield "predict_terminal_values needs predict_horizon_values. Received: predict_horizon_values=False."
         if self.baseline_optimizer is not None:
-            from operant.ops import optimise  # loads JAX, so only where there is one to be checked
+            from operant.ops import optimise  # imports JAX, so only if there is one to check
 
             try:
                 optimise.Recipe.read(self.baseline_optimizer)
@@ -428,7 +428,7 @@ class ModularConfig(
                     )
 
     def _effects(self) -> Iterator[tuple[str, bool, str, tuple[str, ...]]]:
-        """Yield the option that decides whether others have an effect, whether they have, to what they belong, and these."""
+        """Yield an option that decides whether others have an effect, whether they do, what they belong to, and their names."""
         policy, values = (self.objective == kind for kind in ("policy_gradient", "action_value"))
         baseline, own = self.baseline_model is not None, self.baseline_optimizer is not None
         natural, evolutionary = (self.gradient == kind for kind in ("natural", "evolutionary"))
@@ -437,14 +437,14 @@ class ModularConfig(
         )  # fmt: skip
         yield "objective", policy, "objective='policy_gradient'", to_policy
         yield "objective", policy or values, "objective='policy_gradient'", ("estimate_advantage",)
-        # `dpg` is given `use_beta_distribution` elsewhere, as an agent of any actions.
+        # Specifications from elsewhere may give `dpg` a `use_beta_distribution`: there it serves any actions.
         yield "objective", not values, "objective='policy_gradient'", ("baseline_model", "distribution")
         yield "objective", values, "objective='action_value'", ("double", "dueling")
         targets = ("target_update_weight", "target_sync_frequency")
         yield "objective", not policy, f"objective='action_value' or {DETERMINISTIC!r}", targets
         yield "baseline_model", baseline or not policy, "values: give baseline_model", ("huber_loss",)
         yield "baseline_model", baseline, "a baseline (baseline_model)", ("baseline_weight",)
-        # The form of `trpo` has an optimizer ready for whoever gives it a baseline.
+        # The form of `trpo` sets an optimizer in case a baseline is given.
         yield "baseline_model", baseline or natural, "a baseline (baseline_model)", ("baseline_optimizer",)
         together = "a baseline without an optimizer of its own"
         yield "baseline_optimizer", not own, together, ("baseline_weight",)

@@ -1,4 +1,4 @@
-"""Noise on the weights of dense layers, whose size is learned: exploration without ε.
+"""Noise of a learnt size on the weights of dense layers: exploration without ε.
 
 Paper: Fortunato et al. 2018, "Noisy Networks for Exploration" (https://arxiv.org/abs/1706.10295).
 
@@ -25,13 +25,13 @@ class Noise(NamedTuple):
     """What training keeps for noisy layers."""
 
     sigma: Arrays
-    """Deviations by name of the parameter, of its shape."""
+    """Standard deviations by name of the parameter, of its shape."""
     key: Key
-    """Root of the noise of acting."""
+    """Key from which the noise of acting is derived."""
 
 
 def deviations(params: Arrays, std: float | Array) -> Arrays:
-    """Return the first σ: std / √(inputs of the layer), for the kernels of dense layers and their biases (section 3.2).
+    """Return the initial σ: std / √(inputs of the layer), for the kernels of dense layers and their biases (section 3.2).
 
     Raises:
         SpecError: the network has no dense layer.
@@ -51,8 +51,8 @@ def deviations(params: Arrays, std: float | Array) -> Arrays:
 
 
 def perturbed(params: Arrays, sigma: Arrays, key: Key) -> Arrays:
-    """Return parameters μ + σ ε with noise drawn by the key (consumed), the same for a whole batch."""
-    # By name, as compiled functions sort a dict: else the same key would draw other noise outside of them.
+    """Return parameters μ + σ ε with noise drawn from the key (consumed), the same for a whole batch."""
+    # By name, as compiled functions sort a dict: otherwise the same key would draw different noise outside of them.
     kernels = sorted(name for name, x in sigma.items() if x.ndim == 2)
     sizes = [size for name in kernels for size in sigma[name].shape]
     drawn = jax.random.normal(key, (sum(sizes),), jnp.float32)

@@ -1,7 +1,7 @@
-"""What an agent put together from modules learns: a stochastic policy, a deterministic one, or the values of actions.
+"""What the modular agent learns: a stochastic policy, a deterministic one, or the values of actions.
 
-An objective says which heads the network has, how outputs become actions, what states are worth, and the loss of every row. It
-knows neither memory nor optimizer.
+An objective defines which heads the network has, how outputs become actions, what states are worth, and the loss of
+every row. It knows neither memory nor optimizer.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from operant.types import Array, Arrays, Key, Metrics, Tree
 VALUE = "value"
 """Head of a state's value."""
 SHARED = "shared"
-"""What stands for a baseline on the policy's own network."""
+"""Stands for a baseline on the policy's own network."""
 
 
 class View(NamedTuple):
-    """What networks are shown: rows, and for recurrent ones how these follow one another."""
+    """What networks read: rows, and for recurrent networks how these follow one another."""
 
     observation: Arrays
-    """`[R, ...]`; for recurrent networks the rows of `N` actors in the order of time."""
+    """`[R, ...]`; for recurrent networks the rows of `N` actors in time order."""
     carry: Tree = ()
-    """Recurrent state before the first row of each actor, `[N, size]` by name, by model."""
+    """Recurrent state before the first row of each actor, by model and name: `[N, size]`."""
     valid: Bool[Array, "T N"] | tuple[()] = ()
-    """Which rows are transitions, as in a block: behind others a new episode begins. `()` where no network is recurrent."""
+    """Which rows are transitions, as in a block: after a row that is none, a new episode begins. `()` if no network is recurrent."""
     taken: Arrays | tuple[()] = ()
-    """Actions of these rows, `[T N, ...]`, which a recurrent baseline may have read; `()` where no network is recurrent."""
+    """Actions of these rows, `[T N, ...]`, which a recurrent baseline may have read; `()` if no network is recurrent."""
 
 
 class Rows(NamedTuple):
@@ -50,11 +50,11 @@ class Rows(NamedTuple):
     view: View
     action: Arrays
     log_prob: Float[Array, " R"]
-    """Of the action at the beginning of the update; 0 where the objective does not ask for it."""
+    """Of the action under the policy at the beginning of the update; 0 if the objective does not need it."""
     target: Float[Array, "R E"]
-    """Return; one for every element of the actions if these have values of their own."""
+    """Return; one per action element if elements have values of their own."""
     advantage: Float[Array, " R"]
-    """What weighs the policy's gradient."""
+    """Weight of the policy's gradient."""
 
 
 class Objective(Protocol):
@@ -78,11 +78,11 @@ class Objective(Protocol):
         ...
 
     def experienced(self, observation: Arrays, action: Arrays) -> Arrays:
-        """Return what a baseline reads of observations and what was done then, `[n, ...]`."""
+        """Return what a baseline reads for observations and the actions taken, `[n, ...]`."""
         ...
 
     def followed(self, params: Tree) -> Tree:
-        """Return the parameters of which target networks are copies; `()`: there are none."""
+        """Return the parameters that target networks follow; `()` if there are none."""
         ...
 
     def noise(self, key: Key, n: int) -> Tree:
@@ -98,11 +98,11 @@ class Objective(Protocol):
         ...
 
     def values(self, params: Tree, target: Tree, frozen: Tree, view: View) -> Array:
-        """Return what rows are worth, `[R, E]`."""
+        """Return the predicted values of rows, `[R, E]`."""
         ...
 
     def loss(self, params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
-        """Return the loss of every row, `[R]`, and what to watch, likewise."""
+        """Return the loss of every row, `[R]`, and metrics of the same shape."""
         ...
 
     def imitation(self, params: Tree, frozen: Tree, rows: Rows, counts: Array) -> Array:
@@ -112,7 +112,7 @@ class Objective(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Networks:
-    """What all objectives are made of. A model is a network by its name: `model`, `baseline`."""
+    """What all objectives share. Networks go by name: `model`, `baseline`."""
 
     config: ModularConfig
     spaces: Spaces
@@ -127,11 +127,11 @@ class Networks:
         return rows.view.observation
 
     def experienced(self, observation: Arrays, action: Arrays) -> Arrays:
-        """Return what a baseline reads of observations and what was done then, `[n, ...]`."""
+        """Return what a baseline reads for observations and the actions taken, `[n, ...]`."""
         return observation
 
     def followed(self, params: Tree) -> Tree:
-        """Return the parameters of which target networks are copies; `()`: there are none."""
+        """Return the parameters that target networks follow; `()` if there are none."""
         return ()
 
     def error(self, difference: Array) -> Array:
@@ -140,7 +140,7 @@ class Networks:
         return losses.squared(difference) if huber is None else losses.huber(difference, delta=huber)
 
     def outputs_of(self, name: str, params: Tree, frozen: Tree, view: View) -> Arrays:
-        """Return the outputs `[R, ...]` of one model with parameters of its own; a recurrent one goes through the rows in order."""
+        """Return the outputs `[R, ...]` of one model with the given parameters; a recurrent one processes the rows in order."""
         model, variables = self.models[name], {"params": params, "state": frozen[name]}
         if not model.recurrent:
             return model.apply(variables, view.observation)[0]
@@ -153,10 +153,10 @@ class Networks:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PolicyGradient(Networks):
-    """A stochastic policy climbs the returns of its actions, less a baseline if there is one.
+    """A stochastic policy ascends the returns of its actions, less a baseline if there is one.
 
-    L = -A log π(a|s), or with importance sampling -ρ A where ρ = π(a|s) / π_old(a|s), π_old the policy at the beginning of the update (Williams 1992; clipped: Schulman et
-    al. 2017, equation 7).
+    L = -A log π(a|s), or with importance sampling -ρ A where ρ = π(a|s) / π_old(a|s) and π_old is the policy at the
+    beginning of the update (Williams 1992; clipped: Schulman et al. 2017, equation 7).
     """
 
     @property
@@ -167,7 +167,7 @@ class PolicyGradient(Networks):
 
     @property
     def shared(self) -> bool:
-        """Whether the policy's network predicts values, too."""
+        """Whether the policy's network also predicts values."""
         return isinstance(self.config.baseline_model, str) and self.config.baseline_model == SHARED
 
     def heads(self) -> dict[str, Head]:
@@ -190,7 +190,7 @@ class PolicyGradient(Networks):
 
         mode, drawn = policy.mode(), policy.sample(jax.tree.map(scaled, noise))
         return {
-            # Noise that is bits of keys has no scale; what is drawn with it goes towards the mode instead.
+            # Noise made of key bits cannot be scaled; the sample drawn with it is moved towards the mode instead.
             name: x
             if jnp.issubdtype(noise[name].dtype, jnp.floating)
             else mode[name] + temperature * (x - mode[name])
@@ -202,11 +202,11 @@ class PolicyGradient(Networks):
         return self.policy.distribution(outputs, masks_of(observation)).log_prob(action)
 
     def outputs(self, params: Tree, frozen: Tree, view: View) -> Arrays:
-        """Return what the policy is made of."""
+        """Return the outputs that define the policy."""
         return self.outputs_of("model", params["model"], frozen, view)
 
     def divergence(self, observation: Arrays, old: Arrays, new: Arrays) -> Array:
-        """Return the divergence `[R]` of the policies that two outputs make."""
+        """Return the KL divergence `[R]` between the policies that two sets of outputs define."""
         masks = masks_of(observation)
         kl: Array = self.policy.distribution(old, masks).kl(self.policy.distribution(new, masks))
         return kl
@@ -221,13 +221,13 @@ class PolicyGradient(Networks):
         return self.state_value(params, frozen, view)[:, None]
 
     def value_loss(self, params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
-        """Return the baseline's error."""
+        """Return the baseline's loss."""
         value = self.state_value(params, frozen, rows.view)
         loss = self.error(value - rows.target[:, 0])
         return loss, {"loss/value": loss}
 
     def loss(self, params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
-        """Return the policy's loss less its entropy, and the baseline's if both have one optimizer."""
+        """Return the policy's loss less its weighted entropy, plus the baseline's if one optimizer serves both."""
         c = self.config
         outputs = self.outputs(params, frozen, rows.view)
         policy = self.policy.distribution(outputs, masks_of(rows.view.observation))
@@ -252,7 +252,7 @@ class PolicyGradient(Networks):
         return total + c.baseline_weight * value_loss, {**metrics, **watched}
 
     def imitation(self, params: Tree, frozen: Tree, rows: Rows, counts: Array) -> Array:
-        """Return how badly the policy does what was done, and how far the baseline's values are from the returns."""
+        """Return the loss of cloning the actions taken, plus the error of the baseline's values against the returns."""
         outputs = self.outputs(params, frozen, rows.view)
         cloned = imitation.policy(self.log_prob(outputs, rows.view.observation, rows.action), counts)
         if self.config.baseline_model is None:
@@ -263,10 +263,11 @@ class PolicyGradient(Networks):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DeterministicGradient(Networks):
-    """A deterministic policy climbs the values of its actions, which the baseline learns of states and actions.
+    """A deterministic policy ascends the values of its actions, which the baseline learns for states and actions.
 
-    L = -Q(s, μ(s)), Q held fast (Silver et al. 2014, equation 9), and the error of Q(s, a) to its target, in which the value of what
-    follows is Q_target(s', μ_target(s')) (Lillicrap et al. 2016). Networks speak of actions in units (`operant.agents.action_units`).
+    L = -Q(s, μ(s)) with Q held fixed (Silver et al. 2014, equation 9), and the error of Q(s, a) against its target,
+    which bootstraps from Q_target(s', μ_target(s')) (Lillicrap et al. 2016). For networks, actions are in units
+    (`operant.agents.action_units`).
     """
 
     def heads(self) -> dict[str, Head]:
@@ -282,7 +283,7 @@ class DeterministicGradient(Networks):
         return dict(params)
 
     def noise(self, key: Key, n: int) -> Tree:
-        """No randomness but exploration: zeros, so that there is a row of it for every row."""
+        """No randomness besides exploration: zeros, one for every row."""
         return jnp.zeros(n, jnp.float32)
 
     def act(self, outputs: Arrays, observation: Arrays, noise: Tree, explore: bool) -> Arrays:
@@ -306,20 +307,20 @@ class DeterministicGradient(Networks):
         return with_actions(observation, units, self.spaces)
 
     def shown(self, name: str, rows: Rows) -> Arrays:
-        """Return states, and for the baseline what was done, too."""
+        """Return states, and for the baseline the actions taken as well."""
         observation = rows.view.observation
         return observation if name == "model" else self.experienced(observation, rows.action)
 
     def experienced(self, observation: Arrays, action: Arrays) -> Arrays:
-        """Return observations and what was done then."""
+        """Return observations together with the actions taken."""
         return self._with(self._units(action), observation)
 
     def _units(self, action: Arrays) -> Arrays:
-        """Return actions in units; what the environment clips counts as clipped."""
+        """Return actions in units, clipped as the environment clips them."""
         return self._clipped(to_units(self.spaces.actions.components, action))
 
     def action_value(self, params: Tree, frozen: Tree, view: View, units: Arrays) -> Array:
-        """Return the baseline's values `[R]` of actions in units, after what was done in the rows before."""
+        """Return the baseline's values `[R]` of actions in units; a recurrent one has read the actions taken before."""
         model, variables = self.models["baseline"], {"params": params, "state": frozen["baseline"]}
         shown = self._with(units, view.observation)
         carry = self._states(model, variables, view) if model.recurrent else ()
@@ -342,13 +343,13 @@ class DeterministicGradient(Networks):
         return self.action_value(target["baseline"], frozen, view, units)[:, None]
 
     def value_loss(self, params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
-        """Return the baseline's error for what was done."""
+        """Return the baseline's loss for the actions taken."""
         value = self.action_value(params["baseline"], frozen, rows.view, self._units(rows.action))
         loss = self.error(value - rows.target[:, 0])
         return loss, {"loss/value": loss, "value/mean": value}
 
     def loss(self, params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
-        """Return the policy's loss, and the baseline's if both have one optimizer."""
+        """Return the policy's loss, plus the baseline's if one optimizer serves both."""
         c, units = self.config, self.policy(params["model"], frozen, rows.view)
         critic = jax.lax.stop_gradient(params["baseline"])
         policy_loss = -self.action_value(critic, frozen, rows.view, units)
@@ -359,7 +360,7 @@ class DeterministicGradient(Networks):
         return policy_loss + c.baseline_weight * value_loss, {**metrics, **watched}
 
     def imitation(self, params: Tree, frozen: Tree, rows: Rows, counts: Array) -> Array:
-        """Return the mean squared distance of the policy's actions from what was done, in units."""
+        """Return the mean squared distance of the policy's actions from those taken, in units."""
         chosen = self.policy(params["model"], frozen, rows.view)
         return imitation.distance(chosen, to_units(self.spaces.actions.components, rows.action), counts)
 
@@ -369,7 +370,7 @@ class ActionValue(Networks):
     """The values of actions approach their targets; acting takes the best (Mnih et al. 2015; see `operant.agents.qvalues`)."""
 
     def heads(self) -> dict[str, Head]:
-        """Return a head for each action, with `dueling` one more."""
+        """Return a head for each action, and one more with `dueling`."""
         return q_heads(self.spaces, dueling=self.config.dueling)
 
     def followed(self, params: Tree) -> Tree:
@@ -377,11 +378,11 @@ class ActionValue(Networks):
         return params["model"]
 
     def noise(self, key: Key, n: int) -> Tree:
-        """No randomness but exploration: zeros, so that there is a row of it for every row."""
+        """No randomness besides exploration: zeros, one for every row."""
         return jnp.zeros(n, jnp.float32)
 
     def act(self, outputs: Arrays, observation: Arrays, noise: Tree, explore: bool) -> Arrays:
-        """Take the best allowed values."""
+        """Take the allowed actions of the highest values."""
         masks, action = masks_of(observation), {}
         for name, q in joined(outputs, self.spaces).items():
             allowed = jnp.where(masks[name], q, -jnp.inf) if name in masks else q
@@ -398,7 +399,7 @@ class ActionValue(Networks):
         return joined(self.outputs_of("model", params, frozen, view), self.spaces)
 
     def values(self, params: Tree, target: Tree, frozen: Tree, view: View) -> Array:
-        """Return the target network's values of the best actions, those of its own choice or (`double`) of the network's."""
+        """Return the target network's values of the best actions, chosen by itself or (`double`) by the online network."""
         slow = self.q_values(target, frozen, view)
         choosing = self.q_values(params["model"], frozen, view) if self.config.double else slow
         masks, found = masks_of(view.observation), []
@@ -416,7 +417,7 @@ class ActionValue(Networks):
         return mean, {"loss/td": mean, "value/mean": jnp.mean(value, axis=1)}
 
     def imitation(self, params: Tree, frozen: Tree, rows: Rows, counts: Array) -> Array:
-        """Return by how much other actions' values come too near to those of what was done."""
+        """Return by how much other actions' values come too near to those of the actions taken."""
         q_values = self.q_values(params["model"], frozen, rows.view)
         return imitation.margin(q_values, rows.action, masks_of(rows.view.observation), counts)
 

@@ -14,7 +14,7 @@ its minibatch, and the first one beyond 1.5 `target_kl` is also the first withou
 
 Deviations: the value is clipped with the policy's ε and advantages are standardised per minibatch, as in the authors' code,
 not in the paper (`clip_value`, `normalize_advantage` turn them off). A time limit bootstraps from the value of the last
-observation. If the block does not divide into minibatches, each epoch leaves out another random remainder. With
+observation. If the block does not divide into minibatches, each epoch leaves out a different random remainder. With
 `normalize_observations` a block enters the running moments before it is learnt from, so the first r is not exactly 1.
 """
 
@@ -38,7 +38,7 @@ from operant.spec import Scalar, option
 from operant.types import Array, Arrays, Block, Key, Metrics, Tree
 
 SLACK = 1.5
-"""Times `target_kl` that the divergence may be before steps end: a single minibatch's estimate is noisy."""
+"""How many times `target_kl` the divergence may be before steps end: a single minibatch's estimate is noisy."""
 
 
 class Config(RolloutConfig, SharedModelConfig):
@@ -103,7 +103,7 @@ class Batch(NamedTuple):
 
 
 def loss(params: Tree, frozen: Tree, algorithm: PPO, batch: Batch, carry: Tree) -> tuple[Array, Metrics]:
-    """Return eq. 9 of the paper on one minibatch, and what to watch."""
+    """Return eq. 9 of the paper on one minibatch, and metrics."""
     c = algorithm.config
     outputs = algorithm.evaluate({"params": params, "state": frozen}, batch.observation, carry, batch.valid)
     policy = algorithm.policy.distribution(outputs, masks_of(batch.observation))

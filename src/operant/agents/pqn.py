@@ -7,17 +7,17 @@ Paper: Gallici et al. 2024, "Simplifying Deep Temporal Difference Learning" (htt
 
 with G computed once per block, from the network as it was when it acted, and `epochs` passes over the block in `mini_batches`
 shuffled parts. G is Peng's Q(λ) (Peng and Williams 1994): later random actions are not corrected for (Daley and Amato 2019
-compare). What stands in for the target network is layer normalisation, which an 'auto' network has here.
+compare). Layer normalisation takes the place of the target network; an 'auto' network has it here.
 
 Actions of several components, or of components with a shape, have values and returns G of their own, and the loss is their
 mean.
 
-A recurrent network goes through the rows of a block in order, from the state that it had before the first; minibatches are
+A recurrent network processes the rows of a block in order, from the state that it had before the first; minibatches are
 then whole columns, the rows of some environments.
 
 Deviations: the square is not halved. A time limit bootstraps from the value of the last observation, 0 where its mask
 allows nothing. The return of a terminal step is its reward alone. If a block does not divide into minibatches, each
-pass leaves out another random remainder.
+pass leaves out a different random remainder.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Batch(NamedTuple):
 
 
 def loss(params: Tree, frozen: Tree, algorithm: PQN, batch: Batch, carry: Tree = ()) -> tuple[Array, Metrics]:
-    """Return the mean squared error of a minibatch, and what to watch."""
+    """Return the mean squared error of a minibatch, and metrics."""
     q = algorithm.evaluate({"params": params, "state": frozen}, batch.observation, carry, batch.valid)
     if algorithm.model.recurrent:
         q, batch = flat((q, batch))
@@ -132,7 +132,7 @@ def loss(params: Tree, frozen: Tree, algorithm: PQN, batch: Batch, carry: Tree =
 
 
 def normalised(model: Any) -> Any:
-    """Return a network's specification, with layer normalisation where it is an 'auto' one that does not say otherwise."""
+    """Return a network's specification, with layer normalisation if it is an 'auto' one that does not say otherwise."""
     spec = written(model)
     return {"norm": "layer", **spec} if isinstance(spec, Mapping) and spec.get("type") == "auto" else spec
 
@@ -171,7 +171,7 @@ class PQN(QLearner):
         return State(variables, opt_state, stability.reward_scale(self.config, self.actors))
 
     def with_weights(self, state: State, weights: dict[str, Tree]) -> State:
-        """Put other variables in."""
+        """Replace the variables."""
         return state._replace(variables=weights["model"])
 
     def targets(self, variables: Tree, block: Block) -> Array:

@@ -43,9 +43,9 @@ def as_rows(
 
 
 def _harmless(rows: Rows, counts: Array, masks: Collection[str]) -> Rows:
-    """Return rows of which those that do not count have a finite loss: 0 times NaN is NaN, and has no gradient of 0.
+    """Return rows in which those that do not count have a finite loss: weighting by 0 does not remove NaN, nor its gradient.
 
-    They get the action of a row that counts, and `masks`, components of the observation, that allow all.
+    They get the action of a row that counts; their `masks`, components of the observation, allow all actions.
     """
     index = jnp.where(counts, jnp.arange(len(counts)), jnp.argmax(counts))
     kept = jax.tree.map(lambda x: x[index], rows._replace(view=View({})))
@@ -65,32 +65,32 @@ class Preparation:
     objective: Objective
     memory: Replay | Recent
     n_step: int
-    """Rewards of a return from a replay memory."""
+    """Number of rewards in a return from a replay memory."""
     warmup: int
-    """Rows before those of a batch that recurrent networks go through first."""
+    """Rows before those of a batch that recurrent networks process first, to warm up."""
     recurrent: bool
-    """Whether any network is."""
+    """Whether any network is recurrent."""
     params: dict[str, Tree]
-    """Of each model, as the next two."""
+    """By model, like the next two."""
     frozen: dict[str, Tree]
-    """Variables beside the parameters."""
+    """Variables other than the parameters."""
     target: Tree
     reward_scale: Tree
     late: Array | int = 0
-    """Timesteps or episodes by which this update comes late, since all actors bring theirs at once: it takes so many more."""
+    """Timesteps or episodes by which this update comes late, since all actors add theirs at once: it takes as many more."""
 
     def values(self, view: View) -> Float[Array, "R E"]:
-        """Return what rows are worth."""
+        """Return the predicted values of rows."""
         return self._of_rows(
             lambda view: self.objective.values(self.params, self.target, self.frozen, view), view
         )
 
     def _of_rows(self, f: Callable[[Any], Array], rows: Any) -> Array:
-        """Return `f(rows)`, computed in chunks if the rows are many and do not follow one another."""
+        """Return `f(rows)`, computed in chunks if there are many rows and they do not follow one another."""
         return f(rows) if self.recurrent else steps.apply_in_chunks(f, rows)
 
     def batch(self, memory: Tree, key: Key) -> tuple[Rows, Bool[Array, " R"], Metrics]:
-        """Return the rows to learn from, which of them count, and what there is to watch."""
+        """Return the rows to learn from, which of them count, and metrics."""
         found = self._replayed if self.config.memory == "replay" else self._recent
         rows, counts = found(memory, key)
         weight = counts.astype(jnp.float32)
@@ -125,7 +125,7 @@ class Preparation:
         return self._of_rows(log_prob, (rows.view, rows.action))
 
     def _recent(self, memory: Tree, key: Key) -> tuple[Rows, Array]:
-        """Return the newest rows of a memory, flat, and which make the batch."""
+        """Return the newest rows of a memory, flat, and which of them make the batch."""
         c = self.config
         assert isinstance(self.memory, Recent)
         block, age, count = self.memory.block(memory), self.memory.age(memory), c.batch_size + self.late
@@ -136,9 +136,9 @@ class Preparation:
         return self._judged(block, counts)
 
     def _judged(self, block: Block, counts: Array) -> tuple[Rows, Array]:
-        """Return the rows of a block that `counts` `[L, N]` speaks of, flat, with their returns and advantages, and which make the batch.
+        """Return the first L rows of a block, flat, with returns and advantages, and which make the batch: `counts` `[L, N]`.
 
-        Rows behind those are in their returns, and no longer needed.
+        Later rows only enter their returns.
         """
         c = self.config
         block = block._replace(reward=stability.scale_replayed(c, self.reward_scale, block.reward))
@@ -167,7 +167,7 @@ class Preparation:
         return (_harmless(rows, counts, masks) if self.recurrent else rows), counts
 
     def _replayed(self, memory: Tree, key: Key) -> tuple[Rows, Array]:
-        """Return rows drawn from a replay memory, and which of them there are."""
+        """Return rows drawn from a replay memory, and which of them count."""
         c = self.config
         assert isinstance(self.memory, Replay)
         if self.recurrent:
@@ -184,14 +184,14 @@ class Preparation:
             advantage = advantage - self.values(View(batch.observation))[:, 0]
         rows = Rows(View(batch.observation), batch.action, jnp.zeros_like(reward), target, advantage)
         counts = batch.weight > 0
-        if not c.bootstraps:  # rewards that are still to come are in no prediction
+        if not c.bootstraps:  # no prediction replaces rewards that are still to come
             counts &= self.memory.whole(memory, batch.index, self.n_step)
         return rows, counts
 
     def _replayed_in_order(self, replay: Replay, memory: Tree, key: Key) -> tuple[Rows, Array]:
         """Return rows drawn from a replay memory with those before them, in order, and which of them count.
 
-        Every draw is one row. It does not count where it holds an episode's last observation.
+        Every draw is one row. It does not count if it holds an episode's last observation.
         """
         block = replay.sample_sequences(memory, key, self.config.batch_size, self.warmup + self.n_step)
         drawn = block.valid[: self.warmup + 1].at[: self.warmup].set(False)

@@ -29,7 +29,7 @@ class Counters(NamedTuple):
     updates: UInt32[Array, ""]
     """Updates made: calls of `update`, unless the algorithm counts for itself (`Counting`)."""
     rows: UInt32[Array, ""]
-    """Rows per actor: the address of acting's randomness."""
+    """Rows per actor: the randomness of acting is derived from them."""
 
     @classmethod
     def zero(cls) -> Counters:
@@ -56,7 +56,7 @@ class Algorithm(Protocol):
 
     @property
     def rows(self) -> int:
-        """Rows of every actor that one update consumes."""
+        """Rows per actor that one update consumes."""
         ...
 
     @property
@@ -111,7 +111,7 @@ class Algorithm(Protocol):
 
 @runtime_checkable
 class Counting(Protocol):
-    """An algorithm of which not every call of `update` makes an update."""
+    """An algorithm in which not every call of `update` makes an update."""
 
     def updates(self, state: Tree) -> Array:
         """Return how many updates a state has seen."""
@@ -122,18 +122,18 @@ class Counting(Protocol):
         ...
 
     def resumed(self, state: Tree, counters: Counters) -> Tree:
-        """Return a state that counts on from these counters, as if the last update had just been made."""
+        """Return a state that continues counting from these counters, as if the last update had just been made."""
         ...
 
 
 def config_type(algorithm: type[Algorithm]) -> type[Config]:
-    """Return the `Config` that stands in the algorithm's own file."""
+    """Return the `Config` defined in the algorithm's own module."""
     cls: type[Config] = sys.modules[algorithm.__module__].Config
     return cls
 
 
 def counted(count: Array, more: Array) -> Array:
-    """Add to a counter, uint32 `[]`. One that overflows goes on from 2^31: schedules stay at their ends, multiples still come."""
+    """Add to a counter, uint32 `[]`. On overflow it continues from 2^31: schedules stay at their ends, multiples still come."""
     total = count + more
     return jnp.where(total < count, total | jnp.uint32(1 << 31), total)
 
@@ -145,7 +145,7 @@ def count_valid(block: Block) -> tuple[Array, Array]:
 
 
 def fold(key: Key, *path: Any) -> Key:
-    """Address a key: `fold(key, a, b)` is a pure function of the key and the numbers."""
+    """Derive a key: `fold(key, a, b)` is a pure function of the key and the numbers."""
     for step in path:
         key = jax.random.fold_in(key, step)
     return key

@@ -29,11 +29,11 @@ class Acting(NamedTuple):
     epsilon: Array
     """Probability of a random action."""
     exploring: Tree = ()
-    """Parameters with which to explore instead; `()`: the same."""
+    """Parameters to explore with instead; `()` if they are the same."""
 
 
 def q_heads(spaces: Spaces, *, atoms: tuple[int, ...] = (), dueling: bool = False) -> dict[str, Head]:
-    """Return a head for each action, with `dueling` one more for the state, under `<action>/value`."""
+    """Return a head for each action, and with `dueling` one more for the state, under `<action>/value`."""
     heads: dict[str, Head] = {}
     for component, leaf in spaces.actions.components.items():
         heads[component] = Head((*leaf.shape, leaf.num_values or 2, *atoms), scale=1.0)
@@ -43,12 +43,12 @@ def q_heads(spaces: Spaces, *, atoms: tuple[int, ...] = (), dueling: bool = Fals
 
 
 def joined(outputs: Arrays, spaces: Spaces, atoms: int = 0) -> Arrays:
-    """Return values per action, of advantages and the state's value where there is one (Wang et al. 2016, eq. 9).
+    """Return values per action, from advantages and the state's value if there is one (Wang et al. 2016, eq. 9).
 
     Args:
         outputs: by head.
         spaces: name the actions.
-        atoms: axes behind that of the values.
+        atoms: axes after that of the values.
     """
     found: Arrays = {}
     for name in spaces.actions.components:
@@ -82,7 +82,7 @@ class QLearner:
         atoms: tuple[int, ...] = (),
         dueling: bool = False,
     ) -> Self:
-        """Build a head for each action, with `dueling` one more for the state; refuse what cannot be served.
+        """Build a head for each action, and with `dueling` one more for the state; refuse what cannot be served.
 
         Raises:
             SpaceError: an action is of type float.
@@ -137,7 +137,7 @@ class QLearner:
         return self.model.initial_carry(n)
 
     def joined(self, outputs: Arrays) -> Arrays:
-        """Return the outputs per action, `[..., *action shape, values, *atoms]`, of those by head."""
+        """Return the outputs per action, `[..., *action shape, values, *atoms]`, from those by head."""
         return joined(outputs, self.spaces, len(self.values.atoms))
 
     def outputs(self, variables: Tree, observation: Arrays, carry: Tree = ()) -> Arrays:
@@ -145,7 +145,7 @@ class QLearner:
         return self.joined(self.model.apply(variables, observation, carry)[0])
 
     def expected(self, outputs: Arrays) -> Arrays:
-        """Return expected returns per action, `[..., *action shape, values]`, of outputs by head."""
+        """Return expected returns per action, `[..., *action shape, values]`, from outputs by head."""
         values = self.values
         return {name: values.mean(x) for name, x in self.joined(outputs).items()}
 
@@ -166,7 +166,8 @@ class QLearner:
     def act(self, acting: Acting, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
         """Act greedily, or with probability ε at random; each actor tosses its own coin.
 
-        A recurrent network sees every row, also where the action is random. Extras are the state before it, where replay needs it.
+        A recurrent network sees every row, even if the action is random. Extras hold the state before it, if replay
+        needs it.
         """
         coin, draws = noise
         masks = masks_of(observation)

@@ -1,4 +1,4 @@
-"""Random actions: what others are compared with, and a way to try an environment.
+"""Random actions: a reference for comparisons, and a way to try an environment.
 
 Choices are uniform over the values that masks allow, bools are True half of the time, floats uniform between their bounds. A
 float without bounds is standard normal; one with a single bound lies beyond it by an exponentially distributed distance of
@@ -32,7 +32,7 @@ class State(NamedTuple):
 
 
 def draw(key: Key, leaf: Leaf, n: int) -> Array:
-    """Return the randomness of `n` actions: a number for each value of a choice, for a float one of its kind."""
+    """Return the randomness of `n` actions: a number for each value of a choice; for a float, one drawn according to its bounds."""
     if leaf.type != "float":
         return jax.random.uniform(key, (n, *leaf.shape, leaf.num_values or 2), jnp.float32)
     shape = (n, *leaf.shape)
@@ -44,7 +44,7 @@ def draw(key: Key, leaf: Leaf, n: int) -> Array:
 
 
 def scaled(leaf: Leaf, drawn: Array) -> Array:
-    """Return floats of a component from what `draw` gave."""
+    """Return floats of a component from what `draw` returned."""
     low, high = (np.broadcast_to(bound, drawn.shape).astype(np.float64) for bound in (leaf.low, leaf.high))
     bounded = np.isfinite(low) & np.isfinite(high)
     start = np.where(np.isfinite(low), low, np.where(np.isfinite(high), high, 0.0))
@@ -63,17 +63,17 @@ class Random(Untrained):
         return cls(config, spaces, actors)
 
     def init(self, key: Key) -> State:
-        """Nothing to begin with."""
+        """There is nothing to initialise."""
         return State()
 
     def noise(self, key: Key, n: int) -> Tree:
-        """Return what actions are made of."""
+        """Return the numbers that actions are made from."""
         leaves = self.spaces.actions.components
         keys = jax.random.split(key, len(leaves))
         return {name: draw(k, leaf, n) for k, (name, leaf) in zip(keys, leaves.items(), strict=True)}
 
     def act(self, acting: Tree, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
-        """Make actions of the noise, whether exploring or not."""
+        """Turn the noise into actions, whether exploring or not."""
         masks = masks_of(observation)
         action: Arrays = {}
         for name, leaf in self.spaces.actions.components.items():

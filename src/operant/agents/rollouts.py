@@ -20,7 +20,7 @@ from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
 
 
 class Estimate(NamedTuple):
-    """What a critic says of a block; leaves `[T, N]`."""
+    """The critic's estimates for a block; leaves `[T, N]`."""
 
     value: Array
     advantage: Array
@@ -36,7 +36,7 @@ def evaluate(model: Model, variables: Tree, observation: Arrays, carry: Tree, va
         variables: its variables.
         observation: leaves `[R, N, ...]`.
         carry: recurrent state before row 0, leaves `[N, ...]`.
-        valid: `[R, N]`, or `[R - 1, N]` as in a block, whose observation has a row more.
+        valid: `[R, N]`, or `[R - 1, N]` as in a block, whose observation has one more row.
 
     Returns:
         Outputs by head, `[R, N, *head.shape]`.
@@ -48,7 +48,7 @@ def evaluate(model: Model, variables: Tree, observation: Arrays, carry: Tree, va
 
 
 def watch(policy: Product, weight: Array) -> Metrics:
-    """Return what there is to watch of a policy: entropy, and the deviation of continuous actions, if there are any."""
+    """Return metrics of a policy: entropy, and the standard deviation of continuous actions, if there are any."""
     metrics = {"policy/entropy": losses.weighted_mean(policy.entropy(), weight)}
     std = policy.std()
     return metrics if std is None else metrics | {"policy/std": losses.weighted_mean(std, weight)}
@@ -105,7 +105,7 @@ class ActorCritic:
         return {"model": state.variables}
 
     def with_weights(self, state: Any, weights: dict[str, Tree]) -> Any:
-        """Put other variables in."""
+        """Replace the variables."""
         return state._replace(variables=weights["model"])
 
     def acting(self, state: Any, counters: Counters) -> Tree:

@@ -103,7 +103,7 @@ class SAC(Continuous):
 
     @classmethod
     def create(cls, config: Config, spaces: Spaces, actors: int) -> SAC:
-        """Build an actor and two critics; refuse other actions than bounded floats."""
+        """Build an actor and two critics; refuse actions other than bounded floats."""
         return cls.build(config, spaces, actors, name="sac", critics=("critic1", "critic2"))
 
     @staticmethod
@@ -181,7 +181,7 @@ class SAC(Continuous):
     def actor_loss(
         self, params: Tree, state: State, critics: Tree, batch: Batch, noise: Arrays
     ) -> tuple[Array, Array]:
-        """Return eq. 7, and beside it the entropy: -mean log π; the state is one of `learning`."""
+        """Return eq. 7, and with it the entropy, -mean log π; the state is from `learning`."""
         variables = {**state.actor, "params": params}
         action, log_prob = self.draw(self.outputs(variables, batch.now), noise)
         values = [
@@ -203,7 +203,7 @@ class SAC(Continuous):
     def _follow_up(
         self, state: State, improved: Improved, batch: Batch, noise: Arrays, key: Key
     ) -> tuple[State, Metrics]:
-        """Put the improved critics in; if they took a step, step actor and temperature and move the targets."""
+        """Store the improved critics; if they took a step, step actor and temperature and move the targets."""
 
         def once(carry: tuple[Any, ...]) -> tuple[Any, ...]:
             params, optimizer, log_temperature, of_temperature, slow, _ = carry

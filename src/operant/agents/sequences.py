@@ -4,7 +4,7 @@ Paper: Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Rein
 (https://openreview.net/forum?id=r1lyTjAqYX), section 3.
 
 The state that an older network stored when it acted is not what the present one would have. So the first rows of a sequence
-(burn-in) only bring the state of the present network about, and no gradient passes through them.
+(burn-in) only bring the state up to date with the present network, and no gradient passes through them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def require_room(config: Any, actors: int, rows: int) -> None:
     """Refuse a memory too small for a sequence of every actor.
 
     Args:
-        config: with the options of replay and of sequences.
-        actors: that share the memory.
-        rows: of a sequence.
+        config: has the options of replay and of sequences.
+        actors: number of actors that share the memory.
+        rows: length of a sequence.
 
     Raises:
         SpecError: naming the options.
@@ -48,7 +48,7 @@ def require_room(config: Any, actors: int, rows: int) -> None:
 
 
 def refuse_averages(models: Mapping[str, Model]) -> None:
-    """Refuse running averages beside a recurrent network: batches of successive rows hold some that nothing was done on.
+    """Refuse running averages beside a recurrent network: batches of successive rows hold some in which no action was taken.
 
     Raises:
         SpecError: naming the networks.
@@ -63,14 +63,14 @@ def refuse_averages(models: Mapping[str, Model]) -> None:
 
 
 def begins(valid: Array, rows: int | None = None) -> Array:
-    """Return where episodes begin among successive rows: after each that is not valid. `[rows, B]`, of `valid` `[T, B]` with `rows` up to T + 1."""
+    """Return where episodes begin among successive rows: after each invalid one. `[rows, B]`, from `valid` `[T, B]`, with `rows` up to T + 1."""
     return jnp.concatenate([jnp.zeros_like(valid[:1]), ~valid])[: len(valid) if rows is None else rows]
 
 
 def states(model: Model, variables: Tree, block: Block, rows: int) -> Tree:
-    """Return the recurrent states before each row behind the first `rows`, and behind the last: leaves `[T - rows + 1, B, size]`.
+    """Return the recurrent states before each row after the first `rows`, and after the last: leaves `[T - rows + 1, B, size]`.
 
-    No gradient passes through the first `rows` rows. See `warmed`. What is observed behind the last row is not read.
+    No gradient passes through the first `rows` rows. See `warmed`. The observation after the last row is not read.
     """
     carry, rest = warmed(model, variables, block, rows), cut(block, rows)
     observation = {name: x[: len(rest.valid)] for name, x in rest.observation.items()}
@@ -78,7 +78,7 @@ def states(model: Model, variables: Tree, block: Block, rows: int) -> Tree:
 
 
 def warmed(model: Model, variables: Tree, block: Block, rows: int) -> Tree:
-    """Return the recurrent state behind the first `rows` rows of a block, a constant as far as gradients go.
+    """Return the recurrent state after the first `rows` rows of a block, a constant for gradients.
 
     Args:
         model: a recurrent network.
@@ -96,21 +96,22 @@ def warmed(model: Model, variables: Tree, block: Block, rows: int) -> Tree:
 
 
 def cut(block: Block, rows: int) -> Block:
-    """Return a block without its first rows; the state behind these is not known: see `warmed`."""
+    """Return a block without its first rows; the state after these is not known here: see `warmed`."""
     return jax.tree.map(lambda x: x[rows:], block._replace(carry=()))
 
 
 def transitions(
     block: Block, rows: int, n: int, gamma: float | Array
 ) -> tuple[Transition, Int[Array, "rows B"]]:
-    """Return the n-step transitions that begin at the first `rows` rows of a block, one after the other, and where they end.
+    """Return the n-step transitions that begin at the first `rows` rows of a block, flattened, and the rows where they end.
 
-    They are those of `Replay.sample`; weights are 0 where no action was taken. `index` is row and column of the block.
+    They are like those of `Replay.sample`; weights are 0 where no action was taken. `index` is row and column in the
+    block.
 
     Args:
         block: `[rows + n - 1, B]`.
         rows: how many rows.
-        n: most rows of one step.
+        n: maximal number of rows in one transition.
         gamma: discount factor; may be traced.
     """
     start = jnp.arange(rows, dtype=jnp.int32)[:, None]
@@ -139,11 +140,11 @@ def transitions(
 
 
 def flat(tree: Tree) -> Tree:
-    """Put rows and columns into one axis: leaves `[rows, B, ...]` become `[rows B, ...]`."""
+    """Merge rows and columns into one axis: leaves `[rows, B, ...]` become `[rows B, ...]`."""
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
 
 
 def at(tree: Tree, row: Int[Array, "rows B"]) -> Tree:
-    """Take from every column the rows given, one after the other: leaves `[T, B, ...]` become `[rows B, ...]`."""
+    """Take the given rows from every column, flattened: leaves `[T, B, ...]` become `[rows B, ...]`."""
     column = jnp.arange(row.shape[1], dtype=jnp.int32)[None]
     return flat(jax.tree.map(lambda x: x[row, column], tree))

@@ -1,4 +1,4 @@
-"""Aids that every algorithm has: an optimizer with clipping by global norm, rewards scaled by their running deviation."""
+"""What every algorithm has: an optimizer with clipping by global norm, rewards scaled by their running deviation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from operant.spaces import Spaces
 from operant.types import Array, Block, Metrics, Tree
 
 STEP_COUNTS = ("update/skipped", "update/steps")
-"""Metrics that count gradient steps: summed over those of an update, where others are averaged."""
+"""Metrics that count gradient steps: summed over those of an update, while others are averaged."""
 
 
 def optimizer(config: AgentConfig) -> optimise.Optimizer:
@@ -22,18 +22,18 @@ def optimizer(config: AgentConfig) -> optimise.Optimizer:
 
 
 def lr(config: AgentConfig) -> Array:
-    """Return the learning rate in force; NaN (does not apply) where the optimizer is an object, which keeps its own to itself."""
+    """Return the learning rate in force; NaN (does not apply) if the optimizer is an object, whose own is not known."""
     own = isinstance(config.optimizer, optimise.Given)
     return jnp.asarray(jnp.nan if own else config.lr, jnp.float32)
 
 
 def reward_scale(config: AgentConfig, actors: int) -> Tree:
-    """Return the first state of reward normalisation: `RewardScale`, or `()` where it is off."""
+    """Return the first state of reward normalisation: `RewardScale`, or `()` if it is off."""
     return statistics.init_reward_scale(actors) if config.normalize_rewards else ()
 
 
 def with_columns(state: Any, columns: Array) -> Any:
-    """Tell an algorithm's state whose columns the next block has (`RewardScale.columns`), if it scales rewards."""
+    """Note in an algorithm's state which actors the columns of the next block belong to (`RewardScale.columns`), if it scales rewards."""
     scale: Any = getattr(state, "reward_scale", ())
     return state if scale == () else state._replace(reward_scale=scale._replace(columns=columns))
 
@@ -51,9 +51,9 @@ def scale_block(config: AgentConfig, scale: Tree, block: Block) -> tuple[Tree, B
 
 
 def filled(block: Block, spaces: Spaces) -> Block:
-    """Return a block whose padding shows states of rows that count, in turn: batch normalisation reads all rows.
+    """Return a block whose padding holds the states of rows that count, in turn: batch normalisation reads all rows.
 
-    A row is read where an action is taken, and where one was taken in the row before: what followed it has a value.
+    A row is no padding if an action is taken in it, or was taken in the row before: what followed that has a value.
     """
     none = jnp.zeros((1, block.valid.shape[1]), bool)
     counts = jnp.concatenate([block.valid, none]).reshape(-1)
@@ -70,7 +70,7 @@ def filled(block: Block, spaces: Spaces) -> Block:
 
 
 def applying(metrics: Metrics, there: Array) -> Metrics:
-    """Return the metrics of a gradient step, NaN (does not apply) where there was none to take; what counts steps stays."""
+    """Return the metrics of a gradient step, NaN (does not apply) if there was none to take; counts of steps stay."""
     return {k: x if k in STEP_COUNTS else jnp.where(there, x, jnp.nan) for k, x in metrics.items()}
 
 

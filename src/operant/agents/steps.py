@@ -20,19 +20,19 @@ from operant.ops import optimise, random, trust_region
 from operant.types import Array, Key, Metrics, Scalar, Tree
 
 CHUNK = 1024
-"""Rows that a loss is called with at once, if there are more."""
+"""Maximal number of rows that a loss is called with at once."""
 
 Loss: TypeAlias = Callable[[Tree, Any], tuple[Array, Metrics]]
-"""(parameters, rows `[C, ...]`) to the loss of every row and numbers to watch, `[C]`."""
+"""(parameters, rows `[C, ...]`) to the loss of every row and metrics, `[C]`."""
 Value: TypeAlias = Callable[[Tree], tuple[Array, Metrics]]
-"""Parameters to their loss and numbers to watch."""
+"""Parameters to their loss and metrics."""
 
 
 class Natural(NamedTuple):
     """Steps along the natural gradient, as long as the divergence allows, in place of the optimizer's (`operant.ops.trust_region`)."""
 
     network: Callable[[Tree, Any], Tree]
-    """(parameters, rows) to what the distributions are made of."""
+    """(parameters, rows) to the outputs that define the distributions."""
     divergence: Callable[[Any, Tree, Tree], Array]
     """(rows, outputs, other outputs) to the divergence of every row, `[C]`."""
     max_kl: Scalar
@@ -42,12 +42,12 @@ class Natural(NamedTuple):
 
 
 class Evolution(NamedTuple):
-    """Gradients estimated from losses at random places around the parameters, antithetic pairs (Salimans et al. 2017, section 2)."""
+    """Gradients estimated from losses at random points around the parameters, antithetic pairs (Salimans et al. 2017, section 2)."""
 
     samples: int
-    """Pairs."""
+    """Number of pairs."""
     deviation: Scalar
-    """Standard deviation of the places."""
+    """Standard deviation of the points."""
 
 
 class Search(NamedTuple):
@@ -59,7 +59,7 @@ class Search(NamedTuple):
 
 
 class Learning(NamedTuple):
-    """How learning applies networks that are other functions in training than in use (`operant.nn.Model.learning`)."""
+    """How learning applies networks that compute different functions in training and in use (`operant.nn.Model.learning`)."""
 
     loss: Callable[[Array], Loss] | None
     """Key data to the loss of a step, under noise that is the same for all chunks of its rows, its search and its estimates;
@@ -67,7 +67,7 @@ class Learning(NamedTuple):
     averaged: Callable[[Array, Tree, Tree, Any], Tree]
     """(key data, parameters before a step, those after it, its rows) to the latter with running averages moved."""
     trained: Callable[[Tree], Tree] = lambda params: params
-    """Parameters to the same with 0 in place of running averages, which are no part of penalties and estimates."""
+    """Parameters to the same with 0 in place of running averages, which are not part of penalties and estimates."""
 
 
 class Plan(NamedTuple):
@@ -119,13 +119,13 @@ def fit(
         counts: which rows make the batch. If there are none, nothing changes.
         plan: how many steps on how many rows.
         key: consumed, for the samples and the noise of networks.
-        learning: for networks that are other functions in training than in use.
-        whole: whether the loss must see all rows in their own order, also those that do not count.
+        learning: for networks that compute different functions in training and in use.
+        whole: whether the loss must see all rows in their own order, including those that do not count.
 
     Returns:
         Parameters, the optimizer's state, means of what is watched over the steps, and the sum of those skipped.
     """
-    # As plain numbers: JAX's check of key reuse takes any key that a loop reads for one used by every round.
+    # As plain numbers: JAX's key-reuse check assumes that a key which a loop reads is used in every iteration.
     words, impl = jax.random.key_data(key), jax.random.key_impl(key)
     number = jnp.sum(counts, dtype=jnp.int32)
     size = number if plan.fraction is None else _size(plan.fraction, number)
@@ -186,14 +186,14 @@ def _ordered(counts: Bool[Array, " R"], key: Any) -> Int[Array, " R"]:
 
 
 def _gradient(loss: Loss, params: Tree, sample: Sample) -> tuple[Tree, Metrics]:
-    """Return the gradient of the mean loss of a sample, and means of what is watched."""
+    """Return the gradient of the mean loss of a sample, and mean metrics."""
     gradient = jax.grad(_weighted, has_aux=True)
     found: tuple[Tree, Metrics] = _summed(lambda own, weight: gradient(params, loss, own, weight), sample)
     return found
 
 
 def _value(loss: Loss, params: Tree, sample: Sample) -> tuple[Array, Metrics]:
-    """Return the mean loss of a sample, and means of what is watched."""
+    """Return the mean loss of a sample, and mean metrics."""
     found: tuple[Array, Metrics] = _summed(lambda own, weight: _weighted(params, loss, own, weight), sample)
     return found
 
@@ -201,7 +201,7 @@ def _value(loss: Loss, params: Tree, sample: Sample) -> tuple[Array, Metrics]:
 def _penalised(
     loss: Loss, l2: Scalar, sample: Sample, trained: Callable[[Tree], Tree], params: Tree
 ) -> tuple[Array, Metrics]:
-    """Return the mean loss and the weighted sum of squared parameters, and means of what is watched."""
+    """Return the sum of the mean loss and the weighted sum of squared parameters, and mean metrics."""
     mean, watched = _value(loss, params, sample)
     squares = sum(jnp.sum(jnp.square(p)) for p in jax.tree.leaves(trained(params)))
     return mean + jnp.asarray(l2, mean.dtype) * squares, watched
@@ -213,8 +213,8 @@ def _summed(f: Callable[[Any, Array], Tree], sample: Sample) -> Tree:
     length = len(order)
     if whole:
         return f(rows, _in_place(sample))
-    # Rows that do not count are replaced by some that do, with a weight of 0: 0 times a NaN is no gradient of 0, and batch
-    # normalisation reads all rows.
+    # Rows that do not count are replaced by some that do, with a weight of 0: the gradient of 0 times a NaN is not 0,
+    # and batch normalisation reads all rows.
     order = _again(order, size, length if length <= CHUNK else length + -length % CHUNK)
     if length <= CHUNK:
         return f(jax.tree.map(lambda x: x[order], rows), _weights(0, length, size))
@@ -289,7 +289,7 @@ def _estimated(
 
 
 def _searched(value: Value, params: Tree, moved: Tree, search: Search) -> tuple[Tree, Array]:
-    """Go as far towards the moved parameters as the loss is lower there; return also whether there was such a place."""
+    """Go towards the moved parameters as far as the loss is lower there; also return whether there is such a point."""
     start, tree = ravel_pytree(params)
     reached = value(params)[0]
     found = trust_region.line_search(
@@ -315,7 +315,7 @@ def _in_place(sample: Sample) -> Array:
 
 
 def _weighted(params: Tree, loss: Loss, rows: Any, weight: Array) -> tuple[Array, Metrics]:
-    """Return the weighted sum of losses, and the weighted sums of what is watched."""
+    """Return the weighted sum of losses, and the weighted sums of metrics."""
     each, watched = loss(params, rows)
     return jnp.sum(each * weight), {
         name: jax.lax.stop_gradient(jnp.sum(x * weight)) for name, x in watched.items()

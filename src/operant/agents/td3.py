@@ -88,7 +88,7 @@ class TD3(Deterministic):
 
     @classmethod
     def create(cls, config: Config, spaces: Spaces, actors: int) -> TD3:
-        """Build an actor and two critics; refuse other actions than bounded floats."""
+        """Build an actor and two critics; refuse actions other than bounded floats."""
         return cls.build(config, spaces, actors, name="td3", critics=("critic1", "critic2"))
 
     def init(self, key: Key) -> State:
@@ -115,7 +115,7 @@ class TD3(Deterministic):
         return batch.reward + batch.discount * jnp.minimum(one, two)
 
     def step(self, state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
-        """Step both critics; when it is due step the actor on the first one, too, and move the targets."""
+        """Step both critics; when it is due, also step the actor on the first one and move the targets."""
         target = self.target(state, batch, self.update_noise(key, batch.reward.shape[0]))
         improved = self.improve_critics(self.learning(state, key, 0), batch, target)
         state = state._replace(steps=(state.steps + 1) % self.config.policy_delay)

@@ -186,7 +186,7 @@ def surrogate(policy: Product, block: Block, advantage: Array, entropy_coef: Sca
 
 
 def value_loss(params: Tree, frozen: Tree, algorithm: TRPO, fit: Fit, carry: Tree) -> tuple[Array, Metrics]:
-    """Return the critic's loss on one minibatch, and what to watch."""
+    """Return the critic's loss on one minibatch, and metrics."""
     c = algorithm.config
     variables = {"params": params, "state": frozen}
     value = evaluate(algorithm.critic, variables, fit.observation, carry, fit.valid)["value"]
@@ -242,7 +242,7 @@ class TRPO(ActorCritic):
         return {"actor": state.actor, "critic": state.critic}
 
     def with_weights(self, state: State, weights: dict[str, Tree]) -> State:
-        """Put other variables in."""
+        """Replace the variables."""
         return state._replace(actor=weights["actor"], critic=weights["critic"])
 
     def acting(self, state: State, counters: Counters) -> Tree:
@@ -361,7 +361,7 @@ class TRPO(ActorCritic):
         """Return the product of a vector with the damped Fisher matrix, estimated on every `fvp_n_steps`-th row."""
         every = self.config.fvp_n_steps
         observation, weight = block.observation, block.valid.astype(jnp.float32)
-        if self.model.recurrent:  # it needs the rows between, too
+        if self.model.recurrent:  # it needs the rows in between as well
             rows = jnp.arange(weight.shape[0])[:, None]
             weight = jnp.where(rows % every == 0, weight, 0.0)
         else:

@@ -23,7 +23,7 @@ class Untrained:
 
     @property
     def rows(self) -> int:
-        """Rows per call of `update`: as many as make the call cheap."""
+        """Rows per call of `update`: enough to make the call cheap."""
         return 64
 
     @property

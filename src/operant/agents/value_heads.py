@@ -1,7 +1,7 @@
-"""What the outputs of a Q-network say of an action: its expected return, or the distribution of its return.
+"""What the outputs of a Q-network say about an action: its expected return, or the distribution of its return.
 
-A head gives `[*B, *action shape, values]` numbers, for distributions with one more axis of atoms. Elements of all actions
-side by side are the axis `E`.
+A head outputs `[*B, *action shape, values]`, with one more axis of atoms for distributions. The elements of all actions
+side by side form the axis `E`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Fit(NamedTuple):
     loss: Array
     """To be minimised."""
     error: Array
-    """Not negative: what replay takes for priority."""
+    """Not negative: the priority in replay."""
 
 
 class Values(Protocol):
@@ -31,7 +31,7 @@ class Values(Protocol):
 
     @property
     def atoms(self) -> tuple[int, ...]:
-        """Axes of an output behind that of the values."""
+        """Axes of an output after that of the values."""
         ...
 
     def mean(self, output: Array) -> Array:
@@ -90,7 +90,7 @@ class Distribution:
     """Base of the distributions: one more axis of atoms."""
 
     size: int
-    """Atoms."""
+    """Number of atoms."""
 
     @property
     def atoms(self) -> tuple[int, ...]:
@@ -104,7 +104,7 @@ class Distribution:
         return _elements(losses.pick(values, index), 1)
 
     def best(self, output: Array, online: Array, mask: Array | None) -> Array:
-        """Return the atoms of the best actions; of any where none is allowed."""
+        """Return the atoms of the best actions; of some action where none is allowed."""
         allowed = online if mask is None else jnp.where(mask, online, -jnp.inf)
         return self.taken(output, jnp.argmax(allowed, axis=-1))
 
@@ -157,5 +157,5 @@ class Quantiles(Distribution):
 
 
 def _elements(x: Array, atoms: int) -> Array:
-    """Put the axes between the first and the last `atoms` into one."""
+    """Merge the axes between the first and the last `atoms` ones."""
     return x.reshape(x.shape[0], math.prod(x.shape[1 : x.ndim - atoms]), *x.shape[x.ndim - atoms :])

@@ -37,12 +37,12 @@ WRAPPERS: dict[str, dict[str, str]] = {
     "global_optimizer": {},
     "tf_optimizer": {},
 }
-"""Optimizers around an optimizer, and which options their arguments are."""
+"""Optimizers that wrap another one, and the options that their arguments stand for."""
 GRADIENTS: dict[str, dict[str, str]] = {
     "natural_gradient": {"cg_max_iterations": "cg_iterations", "cg_damping": "cg_damping"},
     "evolutionary": {"num_samples": "evolutionary_samples"},
 }
-"""Optimizers that are other ways to a gradient, and which options their arguments are."""
+"""Optimizers that obtain the gradient in another way, and the options that their arguments stand for."""
 WRAPPED = {
     "learning_rate": "lr",
     "clipping_threshold": "grad_norm",
@@ -55,7 +55,7 @@ WRAPPED = {
 
 
 def options(given: Given) -> dict[str, Any]:
-    """Return the options that a specification stands for; what is an option already stays as it is.
+    """Return the options that a specification stands for; what is already an option stays as it is.
 
     Raises:
         SpecError: a module takes no such argument (with the close match), or has no counterpart (with what to use).
@@ -71,7 +71,7 @@ def options(given: Given) -> dict[str, Any]:
             found[name] = own
     if found.get("objective", "action_value") != "action_value":
         for name in {"double", "dueling"} - given.keys():
-            found.pop(name, None)  # said by modules, of what is the baseline's here
+            found.pop(name, None)  # said by modules, about what is the baseline here
     shares = given.get("baseline_objective") is not None
     if shares and not {"baseline", "baseline_model", "critic"} & given.keys():
         found["baseline_model"] = "shared"
@@ -97,7 +97,7 @@ def _type(what: str, spec: Any, known: Iterable[str]) -> str:
 
 
 def _flag(name: str, value: Any) -> bool:
-    """Return whether something is wanted: True, 'early' and 'late' say so alike."""
+    """Return whether something is wanted: True, 'early' and 'late' all say so."""
     if value in ("early", "late") or isinstance(value, bool):
         return bool(value)
     raise value_error(name, "False, True, 'early' or 'late'", value)
@@ -118,7 +118,7 @@ def update(spec: Any) -> dict[str, Any]:
 
 
 def update_frequency(spec: Any) -> dict[str, Any]:
-    """Read how often updates are made: 1.0, a float of any kind, is once a batch, as 0.5 is twice; 1 is one timestep or episode."""
+    """Read how often updates are made: 1.0, a float of any type, is once per batch, as 0.5 is twice; 1 is every timestep or episode."""
     once = isinstance(spec, numbers.Real) and not isinstance(spec, numbers.Integral) and spec == 1.0
     return {"frequency": 0 if spec == "never" else None if once else spec}
 
@@ -190,7 +190,7 @@ def reward_estimation(spec: Any) -> dict[str, Any]:
 
 
 def policy(spec: Any) -> dict[str, Any]:
-    """Read `policy`: a network, or a dict with one as `network` beside how actions are drawn."""
+    """Read `policy`: a network, or a dict of one as `network` and of how actions are drawn."""
     own = isinstance(spec, Mapping) and ("network" in spec or spec.get("type") in POLICIES)
     if not own:
         return {"model": spec}
@@ -210,7 +210,7 @@ def policy(spec: Any) -> dict[str, Any]:
 
 
 def network_of_policy(given: Given, option: str) -> dict[str, Any]:
-    """Return options with a `policy` that is a network and nothing else under the name that the network has."""
+    """Return options in which a `policy` that is a network and nothing else is given as `option`."""
     found = dict(given)
     if "policy" in found and (own := policy(found["policy"])).keys() == {"model"}:
         del found["policy"]
@@ -221,7 +221,7 @@ def network_of_policy(given: Given, option: str) -> dict[str, Any]:
 
 
 def distributions(spec: Any) -> dict[str, Any]:
-    """Read `distributions`: that of float actions, by type or by itself; those of others can only be named."""
+    """Read `distributions`: that of float actions, under the type or by itself; those of other types can only be named."""
     if isinstance(spec, Mapping) and "type" not in spec:
         for key in spec.keys() - {"float", "int", "bool"}:
             raise SpecError(
@@ -245,7 +245,7 @@ def distributions(spec: Any) -> dict[str, Any]:
 
 
 def optimizer(spec: Any) -> dict[str, Any]:
-    """Read `optimizer`: a name, an object, or a dict, perhaps of several around one another."""
+    """Read `optimizer`: a name, an object, or a dict, perhaps of several nested ones."""
     if not isinstance(spec, Mapping):
         return {"optimizer": spec}
     own = dict(spec)
@@ -297,7 +297,7 @@ def baseline(spec: Any) -> dict[str, Any]:
 
 
 def baseline_optimizer(spec: Any) -> dict[str, Any]:
-    """Read `baseline_optimizer`: the weight of its loss, or an optimizer of its own."""
+    """Read `baseline_optimizer`: the weight of the baseline's loss, an optimizer of its own, or how targets are synchronised."""
     if spec is None:
         return {}
     if isinstance(spec, int | float) and not isinstance(spec, bool):
@@ -317,7 +317,7 @@ def baseline_optimizer(spec: Any) -> dict[str, Any]:
 
 
 def baseline_objective(spec: Any) -> dict[str, Any]:
-    """Read `baseline_objective`: the value of states, or of actions; which of them says the objective."""
+    """Read `baseline_objective`: the value of states or of actions; the agent's objective says which."""
     if spec is None:
         return {}
     kind = _type("baseline_objective", spec, ("state_value", "action_value", "value"))
@@ -338,7 +338,7 @@ def advantage_processing(spec: Any) -> dict[str, Any]:
 
 
 def state_preprocessing(spec: Any) -> dict[str, Any]:
-    """Read `state_preprocessing`: layers, of which some are options of their own or belong to the environment."""
+    """Read `state_preprocessing`: layers; some are separate options here, or belong to the environment."""
     by_state = spec.values() if isinstance(spec, Mapping) and "type" not in spec else [spec]
     for own in by_state:
         for layer in own if isinstance(own, list | tuple) else [own]:
@@ -365,7 +365,7 @@ PREPROCESSORS = {
     "sequence": "Use gymnasium.wrappers.FrameStackObservation, or a recurrent network.",
     "deltafier": "Use a wrapper of Gymnasium, or a recurrent network.",
 }
-"""Preprocessing that is elsewhere here, and where."""
+"""Preprocessing that is not a layer here, and what to use instead."""
 
 READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "update": update,
@@ -395,4 +395,4 @@ READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "update_frequency": update_frequency,
     "start_updating": start_updating,
 }
-"""Words whose values may be specifications, and who reads them."""
+"""Arguments whose values may be specifications, and the functions that read them."""
