@@ -1,4 +1,4 @@
-"""The door to Keras: nothing else in operant imports it, and nothing here does before it is asked.
+"""The door to Keras: nothing else in operant imports it, and this module does so only when asked.
 
 Loading Keras takes some seconds, and its backend is fixed for the life of the process by whoever loads it first.
 """
@@ -40,6 +40,6 @@ def keras() -> Any:
 
 @contextlib.contextmanager
 def numpy_promotion() -> Iterator[None]:
-    """Let arrays promote as in NumPy, which Keras relies on, also where the program has made JAX strict."""
+    """Let arrays promote as in NumPy, which Keras relies on, even if the program has made JAX strict."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield

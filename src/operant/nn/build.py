@@ -32,7 +32,7 @@ class Head:
     constant: float | None = None
     """Instead of a dense layer, learned numbers that do not depend on the input and start at this."""
     logits: bool = False
-    """Whether these are logits of choices along the last axis: a softmax in their place gives the same policy by its logarithm."""
+    """Whether these are logits of choices along the last axis: if a model outputs a softmax instead, its logarithm is taken."""
 
 
 def build(
@@ -57,10 +57,10 @@ def build(
             file.
         inputs: the components that the model reads, in order; a critic's may include actions.
         heads: the outputs by name.
-        towers: groups of heads. Each group gets a network of its own, built alike; heads that no group names share one
-            more. Empty: all heads share one network. A Keras model decides for itself.
+        towers: groups of heads. Each group gets a network of its own, of the same form; heads that no group names share
+            one more. Empty: all heads share one network. Ignored for a whole Keras model, which has its own structure.
         normalize: whether to standardise float vectors by running moments (see `Model.observe`), or which of them.
-        reinitialize: draw the weights of a given Keras model anew that are trained; otherwise they start as they are.
+        reinitialize: draw the trained weights of a given Keras model anew; otherwise they start as they are.
         name: name of the model, for summaries and files.
 
     Raises:
@@ -110,7 +110,7 @@ def build(
 
 
 def _warn_of_channels(fed: Mapping[str, Leaf]) -> None:
-    """Warn of images that networks would read with height for channels: declared so, they cannot be moved here."""
+    """Warn of images that networks would read with their axes confused: declared like this, they cannot be transposed here."""
     for name, leaf in fed.items():
         if leaf.channels_first:
             height, width, channels = leaf.shape
@@ -123,9 +123,9 @@ def _warn_of_channels(fed: Mapping[str, Leaf]) -> None:
 
 
 def _untrained(model: Any, copy: Any, scope: Any) -> list[tuple[Any, Any]]:
-    """Pair the weights of a model that have values and are not trained with those of its copy: they are no part of a new draw.
+    """Pair the untrained weights of a model that have values with those of its copy: they are not drawn anew.
 
-    A weight has its value in itself, or in the scope if it was made there, as where a file is read.
+    A weight holds its value itself, or the scope does if it was made there, as when a file is read.
     """
     trained = {id(v) for v in model.trainable_weights}
     pairs = zip(model.weights, copy.weights, strict=True) if model.weights else ()
@@ -137,7 +137,7 @@ def _untrained(model: Any, copy: Any, scope: Any) -> list[tuple[Any, Any]]:
 
 
 def _registered(graphs: Sequence[Graph]) -> dict[str, Any]:
-    """Return registered tensors by name; of several towers, which have the same names, each with its number."""
+    """Return registered tensors by name; with several towers, which share names, each name gets its tower's number."""
     return {
         name if len(graphs) == 1 else f"{name} ({i})": x
         for i, graph in enumerate(graphs)
@@ -195,7 +195,7 @@ def _prepared(entry: Any, name: str, leaf: Leaf, normalized: Sequence[str], scal
 
 
 def _bounds(leaf: Leaf) -> Bounds:
-    """Return the bounds of a component as `_prepared` gives it to networks."""
+    """Return the bounds of a component as networks read it after `_prepared`."""
     if leaf.dtype == "uint8":
         return np.zeros(leaf.shape), np.ones(leaf.shape)
     return np.broadcast_to(leaf.low, leaf.shape), np.broadcast_to(leaf.high, leaf.shape)
@@ -256,7 +256,7 @@ def _complete(
 
 
 def _rescales(layer: Any) -> bool:
-    """Tell whether a layer, or one within it, scales its input."""
+    """Return whether a layer, or one within it, rescales its input."""
     within = (_rescales(inner) for inner in getattr(layer, "layers", ()))
     return isinstance(layer, keras().layers.Rescaling) or any(within)
 
@@ -268,7 +268,7 @@ def _from_cfg(
     heads: Mapping[str, Head],
     normalized: Sequence[str],
 ) -> dict[str, Any]:
-    """Make the model of a .cfg file for these inputs and heads: it reads an image, vectors as one, or both."""
+    """Make the model of a .cfg file for these inputs and heads: it reads an image, vectors joined into one, or both."""
     tensors = {n: _prepared(entries[n], n, leaf, normalized) for n, leaf in fed.items()}
     graph = _graph(tensors, fed)
     images = [n for n, leaf in fed.items() if len(leaf.shape) > 1]
@@ -304,14 +304,14 @@ def _from_cfg(
 
 
 def _graph(tensors: Mapping[str, Any], fed: Mapping[str, Leaf]) -> Graph:
-    """Return a graph that encodes choices, for a network that is no graph of ours."""
+    """Return a graph that encodes choices, for a network that is not built as a `Graph`."""
     return Graph(
         "body", tensors, {n: leaf.num_values for n, leaf in fed.items() if leaf.num_values}, Carries()
     )
 
 
 def _is_softmax(model: Any, index: int) -> bool:
-    """Tell whether an output of a whole model is a softmax; not so where the model does not show its layers."""
+    """Return whether an output of a whole model is a softmax; False if the model does not show its layers."""
     k = keras()
     outputs = k.tree.flatten(getattr(model, "outputs", None) or [])
     if not outputs:
@@ -320,7 +320,7 @@ def _is_softmax(model: Any, index: int) -> bool:
     if isinstance(layer, k.Model):
         return _is_softmax(layer, place)
     activation = getattr(getattr(layer, "activation", None), "__name__", "")
-    # Of `keras.ops` and `keras.activations` it is an operation of that name.
+    # From `keras.ops` and `keras.activations` it is an operation of that name.
     return isinstance(layer, k.layers.Softmax) or "softmax" in (activation, type(layer).__name__.lower())
 
 
@@ -357,7 +357,7 @@ def _headed(model: Any, called: Any, heads: Mapping[str, Head], entries: Mapping
 def _called(
     model: Any, tensors: Mapping[str, Any], entries: Mapping[str, Any], fed: Mapping[str, Leaf]
 ) -> Any:
-    """Call a Keras model on the inputs, by name where it takes them so, else in order; as they came (`entries`) where it reads integers."""
+    """Call a Keras model on the inputs, by name if its names are theirs, else in order; unprepared (`entries`) if it reads integers."""
     k = keras()
     graph = _graph(tensors, fed)
     declared = list(getattr(model, "inputs", None) or [])
@@ -373,13 +373,13 @@ def _called(
         f"The Keras model {model.name!r} must take the inputs, in this order: {wanted}. It takes: {received}."
     )
     if len(declared) == 1 < len(tensors) and all(len(leaf.shape) < 2 for leaf in fed.values()):
-        # One vector in place of several, which a critic written for states and actions takes joined.
+        # One vector in place of several: a critic may be written for states and actions joined.
         tensors = {"all": graph.concatenate([graph.vector(x) for x in tensors.values()])}
     if len(declared) != len(tensors):
         raise SpecError(message)
     arguments = []
     for (name, x), place in zip(tensors.items(), declared, strict=True):
-        # Integers get frames as bytes and choices as numbers: Keras would cut fractions.
+        # Integer inputs get frames as bytes and choices as numbers: Keras would cut off fractions.
         x = graph.encode(x) if "float" in place.dtype else entries.get(name, x)
         if len(place.shape) == len(x.shape) + 1 and place.shape[-1] == 1:
             x = reshaped(x, (*x.shape[1:], 1))

@@ -1,13 +1,14 @@
 """Networks from `.cfg` files: the grammar, and the Keras model that a file describes.
 
 A file is a list of sections, one layer each, in order. `[dense-0]` is a layer of the kind `dense`; what follows the hyphen
-only tells sections apart. Each layer reads the one before it, with two marks:
+only tells sections apart. Each layer reads the one before it, with two exceptions:
 
 - after a layer with `output=1`, the next section starts again at the latest layer with `common=1`, or at the input if there is
-  none. So heads may be as deep as they like.
+  none. So heads may have any depth.
 - a dense output without `units` takes its size from whoever builds the model.
 
-An image may come with a vector, as a critic's with an action: it joins where the image has become a vector, so behind `[flatten]`.
+An image may come with a vector, such as a critic's action: it joins once the image has become a vector, so after
+`[flatten]`.
 
 `docs/models.md` lists kinds and keys.
 """
@@ -61,7 +62,8 @@ class Cfg:
         """Read a file.
 
         Args:
-            path: where it is; of a file that comes along the name is enough, if no file here is called so.
+            path: of the file; for one that comes with operant its name is enough, unless a file of that name exists
+                here.
 
         Raises:
             SpecError: it cannot be read, or a section is not understood; the message names file, section and key.
@@ -125,7 +127,7 @@ class Cfg:
         """Return the sizes of the outputs without `units`, for a model that must have these outputs, in this order.
 
         Raises:
-            SpecError: the number of outputs is another, or a file's own `units` differ.
+            SpecError: the number of outputs differs, or the file's own `units` do.
         """
         wanted = ", ".join(f"{name} ({size})" for name, size in sizes.items())
         listed = ", ".join(f"[{section.name}]" for section in self.outputs)
@@ -155,10 +157,11 @@ class Cfg:
             input_shape: shape of the input without the batch axis.
             output_units: sizes of the outputs without `units`, in order.
             seed: root of the seeds of all initialisers; None: Keras draws them.
-            vector_size: length of a vector that joins the input once that is a vector too; a second input of the model.
+            vector_size: length of a vector, a second input of the model, that joins once the first has become a vector
+                too.
 
         Raises:
-            SpecError: the number of sizes is another, or a layer does not fit its input.
+            SpecError: the number of sizes differs, or a layer does not fit its input.
         """
         from operant.nn.keras_model import WeightsModel
 
@@ -198,7 +201,7 @@ class Cfg:
     def _added(
         self, section: Section, x: Any, units: int | None, seed: int | None, names: dict[str, int]
     ) -> Any:
-        """Add a section's layer behind a tensor; layers are numbered within the model, not the process."""
+        """Add a section's layer to a tensor; layers are numbered within the model, not the process."""
         place = f"{self.source}, section [{section.name}]"
         kind, shape = KINDS[section.kind], tuple(x.shape[1:])
         if kind.ranks and len(shape) not in kind.ranks:
@@ -226,7 +229,7 @@ class Cfg:
 
 
 def _section(name: str, given: Mapping[str, str], shared: set[str], source: str) -> Section:
-    """Read one section; keys of `[DEFAULT]` count where a kind knows them."""
+    """Read one section; keys of `[DEFAULT]` apply to the kinds that know them."""
     place = f"{source}, section [{name}]"
     kind = name.partition("-")[0].strip().lower().rstrip("0123456789_")
     if kind in RECURRENT:
@@ -273,14 +276,14 @@ def _check_outputs(sections: Sequence[Section], source: str) -> None:
 
 
 def _derived(seed: int | None, index: int) -> int | None:
-    """Return a seed for the layer of an index, far from those of other layers and other seeds."""
+    """Return a seed for the layer at an index, unrelated to those of other layers and other seeds."""
     import numpy as np
 
     return None if seed is None else int(np.random.SeedSequence((seed, index)).generate_state(1)[0])
 
 
 class ModelReader:
-    """Makes a Keras model of a `.cfg` file.
+    """Makes a Keras model from a `.cfg` file.
 
     Args:
         cfg_file: path of the file; `operant.agents['a2c']['model']['cnn'][0]` is one.
@@ -288,7 +291,7 @@ class ModelReader:
         input_shape: shape of the input without the batch axis, or the length of a vector.
         optimizer: compiles the model with it: an optimizer of Keras, its name, or a dict with `type`.
         seed: makes the initial weights a pure function of it.
-        vector_size: length of a vector that an image comes with, such as the action of a critic: it joins behind `[flatten]`.
+        vector_size: length of a vector that comes with an image, such as a critic's action: it joins after `[flatten]`.
 
     Raises:
         SpecError: file, sizes or shape are not understood; the message names section, key and remedy.
@@ -324,7 +327,7 @@ class ModelReader:
 
 
 def _sizes(name: str, value: Any, low: int = 1) -> tuple[int, ...]:
-    """Return whole numbers, NumPy's too, as a tuple."""
+    """Return whole numbers, including NumPy's, as a tuple."""
     several = isinstance(value, Sequence) and not isinstance(value, str)
     try:
         entries = list(value) if several else [value]

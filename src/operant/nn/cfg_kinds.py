@@ -22,7 +22,7 @@ VARIANCES = {
     "lecun_normal": (1.0, "fan_in", "truncated_normal"),
     "lecun_uniform": (1.0, "fan_in", "uniform"),
 }
-"""Initialisers that draw around 0: variance times fan, which fan, distribution (those of Keras's `VarianceScaling`)."""
+"""Initialisers that draw around 0: variance times fan, which fan, distribution (arguments of Keras's `VarianceScaling`)."""
 CONSTANTS = ("ones", "zeros")
 INITIALIZERS = (*VARIANCES, "orthogonal", *CONSTANTS)
 
@@ -133,12 +133,12 @@ class Kind:
     """A kind of section."""
 
     make: Callable[[Values, int | None], Any]
-    """Makes the Keras layer of a section's values and a seed."""
+    """Makes the Keras layer from a section's values and a seed."""
     keys: Mapping[str, Callable[[str, str], Any]]
-    """Its keys beside `common` and `output`, and what reads each."""
+    """Its keys other than `common` and `output`, and what reads each."""
     required: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
-    """Ranks of input that it takes, without the batch axis; empty: any."""
+    """Ranks of inputs that it takes, without the batch axis; empty: any."""
 
 
 _KERNEL = {"activation": _activation, "initializer": _one_of(*INITIALIZERS), "gain": _number}

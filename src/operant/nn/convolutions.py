@@ -1,12 +1,12 @@
 """Convolutions whose gradients are fast in loops, on CPU.
 
-XLA on CPU brings only the convolutions outside of loops into the form that its fast kernels take. The gradients of one inside a
-`scan`, where updates run, have another form and take a hundred times as long. Here they are written in that form
-(benchmarks/results/convolutions.md). A GPU has its own library for both.
+On CPU, XLA only brings convolutions outside of loops into the form that its fast kernels take. The gradients of one
+inside a `scan`, where updates run, have another form and take a hundred times as long. Here they are written in the
+fast form (benchmarks/results/convolutions.md). A GPU has its own library for both.
 
 A convolution, its gradient for the images and that for the kernel are the derivatives of one number that is linear in each of
-images x, kernel k and results y: the sum over y · convolve(x, k). So the derivatives of each are the other two, and those of any
-order, forward or backward, are made of these three.
+images x, kernel k and results y: the sum over y · convolve(x, k). So the derivatives of each are the other two, and
+derivatives of any order, forward or backward, are composed of these three.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from jaxtyping import Float
 from operant.types import Array
 
 PART = 2**20
-"""Bytes of images that the gradient for a kernel takes at a time: what stays in a processor's own cache."""
+"""Bytes of images that the gradient for a kernel takes at a time: they stay in a core's own cache."""
 AXES = ("NHWC", "HWIO", "NHWC")
-"""Order of axes that XLA's fast kernels take."""
+"""Orders of axes that XLA's fast kernels take."""
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
@@ -61,7 +61,7 @@ def _for_images(
     strides: tuple[int, int],
     size: tuple[int, int],
 ) -> Float[Array, "B H W C"]:
-    """Return the gradient for images of this size: the convolution of `y` with the kernel turned round."""
+    """Return the gradient for images of this size: the convolution of `y` with the flipped kernel."""
     tiles = _tiled(kernel, strides, _whole(kernel.shape[:2], strides), along=3)
     high, wide = tiles.shape[:2]
     turned = jax.lax.optimization_barrier(tiles[::-1, ::-1].swapaxes(2, 3))
@@ -83,7 +83,7 @@ def _for_kernel(
 
     image = math.prod(x.shape[1:]) * x.dtype.itemsize
     rows = max(1, min(len(x), 2 ** (max(1, PART // image).bit_length() - 1)))
-    # Images of zeros fill the last part up: they add nothing.
+    # Images of zeros fill up the last part: they add nothing.
     parts = jax.tree.map(
         lambda a: _resized(a, (-(-len(x) // rows) * rows,)).reshape(-1, rows, *a.shape[1:]), (x, y)
     )
@@ -92,8 +92,8 @@ def _for_kernel(
     return _untiled(total, strides, size, along=3)
 
 
-# A convolution by strides is one by 1 over tiles of a stride: an 8 x 8 kernel with stride 4 is a 2 x 2 kernel of 4 x 4 tiles,
-# whose pixels are channels.
+# A convolution with strides is one with stride 1 over tiles of the stride's size: an 8 x 8 kernel with stride 4 is
+# a 2 x 2 kernel of 4 x 4 tiles, whose pixels are channels.
 
 
 def _whole(size: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
@@ -103,7 +103,7 @@ def _whole(size: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
 
 
 def _tiled(x: Array, strides: tuple[int, int], size: Sequence[int], along: int) -> Array:
-    """Pad or crop `[H, W, C]` to a size of whole tiles, and make the pixels of a tile channels; `along` an axis of many."""
+    """Pad or crop `[H, W, C]` to a size of whole tiles, and turn the pixels of each tile into channels; mapped over the axis `along`."""
 
     def tiled(x: Array) -> Array:
         x = _resized(x, size)
@@ -115,7 +115,7 @@ def _tiled(x: Array, strides: tuple[int, int], size: Sequence[int], along: int) 
 
 
 def _untiled(x: Array, strides: tuple[int, int], size: Sequence[int], along: int) -> Array:
-    """Make tiles pixels again, of an image of this size."""
+    """Turn tiles into pixels again, of an image of this size."""
 
     def untiled(x: Array) -> Array:
         (s, t), (height, width, channels) = strides, x.shape
@@ -132,7 +132,7 @@ def _resized(x: Array, size: Sequence[int]) -> Array:
 
 
 def _primitive(name: str, compute: Callable[..., Array]) -> Primitive:
-    """Return an operation of JAX that is computed so; derivatives are to follow."""
+    """Return a JAX primitive that is computed by this function; its derivatives are defined below."""
     primitive = Primitive(name)
 
     def shaped(*arguments: Any, **settings: Any) -> ShapedArray:
@@ -150,7 +150,7 @@ def _primitive(name: str, compute: Callable[..., Array]) -> Primitive:
 def _mapped(
     primitive: Primitive, arguments: Sequence[Array], axes: Sequence[Any], **settings: Any
 ) -> tuple[Array, int]:
-    """Do one after the other: XLA's fast kernels know no further axis."""
+    """Compute one after the other: XLA's fast kernels take no further axis."""
     many = [jnp.moveaxis(a, axis, 0) for a, axis in zip(arguments, axes, strict=True) if axis is not None]
 
     def one(rows: list[Array]) -> Array:
@@ -191,7 +191,7 @@ ad.defbilinear(
 
 @contextlib.contextmanager
 def fast_gradients() -> Iterator[None]:
-    """Have Keras's convolutions of images traced within use `convolve` on CPU."""
+    """Have Keras's image convolutions that are traced within use `convolve` on CPU."""
     nn, original = _keras()
     if jax.default_backend() != "cpu":
         yield
@@ -205,7 +205,7 @@ def fast_gradients() -> Iterator[None]:
 
 @functools.cache
 def _keras() -> tuple[Any, Callable[..., Any]]:
-    """Return the module where Keras's layers look for `conv`, and what they find."""
+    """Return the module where Keras's layers look for `conv`, and the function that they find."""
     nn = importlib.import_module("keras.src.backend").nn
     return nn, nn.conv
 

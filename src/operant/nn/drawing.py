@@ -1,7 +1,7 @@
 """Networks as flowcharts in the language of Mermaid, which GitHub, GitLab and many editors draw.
 
-Inputs are round, layers are boxes, heads and recurrent states that come out are slanted. A tensor that `register` named bears its
-name on the arrows that lead away from it.
+Inputs are round, layers are boxes; outputs (heads and recurrent states) are slanted. A tensor named by `register` has
+its name on the arrows that lead away from it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class Drawable(NamedTuple):
     network: Any
     """A functional Keras model."""
     inputs: Mapping[str, str]
-    """Names to show by name in the Keras model."""
+    """Names to show, by the name in the Keras model."""
     outputs: Mapping[str, str]
     """The same for outputs."""
     registered: Mapping[str, Any]
-    """Keras tensors by the name that `register` gave them."""
+    """Keras tensors by the names that `register` gave them."""
 
 
 def mermaid(networks: Mapping[str, Drawable]) -> str:
@@ -61,7 +61,7 @@ class _Chart:
         self.lines.append(f"{source} {arrow} {node}")
 
     def _drawn(self, tensor: Any) -> str:
-        """Return the node that a tensor comes from, drawn with all that leads to it."""
+        """Return the node that a tensor comes from, after drawing it and all that leads to it."""
         operation, index, _ = tensor._keras_history
         key = id(operation), index
         if key not in self._nodes:

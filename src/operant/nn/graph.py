@@ -1,4 +1,4 @@
-"""What layers are put together in: a Keras graph in the making, with named tensors and recurrent states."""
+"""Where layers are put together: a Keras graph under construction, with named tensors and recurrent states."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def activation(name: str | None) -> str:
 
 
 def orthogonal(nonlinearity: str | None, scale: float = 1.0) -> Any:
-    """Return an orthogonal initialiser (Saxe et al. 2014), with gain √2 before an activation that halves or bends."""
+    """Return an orthogonal initialiser (Saxe et al. 2014), with gain √2, or 1 before a linear activation or a sigmoid, softmax or softplus."""
     from operant.nn.keras_layers import Orthogonal
 
     plain = activation(nonlinearity) in ("linear", "sigmoid", "softmax", "softplus")
@@ -56,7 +56,7 @@ def safe_name(name: str) -> str:
 
 
 def reshaped(tensor: Any, shape: tuple[int, ...]) -> Any:
-    """Return a tensor in another shape (but for the batch axis), in float32 whatever the user's keras.json says."""
+    """Return a tensor in another shape (except for the batch axis), in float32 whatever the user's keras.json says."""
     return keras().layers.Reshape(shape, dtype="float32")(tensor)
 
 
@@ -65,7 +65,7 @@ Bounds: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 
 class Carries:
-    """The recurrent states of a model: Keras inputs for the old ones and tensors for the new ones, by name."""
+    """The recurrent states of a model: Keras inputs for those before the step and tensors for those after it, by name."""
 
     def __init__(self) -> None:
         self.inputs: dict[str, Any] = {}
@@ -87,11 +87,11 @@ class Carries:
 
 
 class Graph:
-    """One network in the making: its inputs and registered tensors by name, and names for its layers.
+    """One network under construction: its inputs and registered tensors by name, and names for its layers.
 
     Args:
         prefix: first part of the names of all layers.
-        tensors: Keras tensors by component name. Choices are integers as yet: see `encode`.
+        tensors: Keras tensors by component name. Choices are still integers: see `encode`.
         choices: number of values of the components that are choices.
         carries: where recurrent layers register their states; shared by the networks of one model.
         bounds: least and greatest values, `[*shape]`, of the components that are numbers.
@@ -110,7 +110,7 @@ class Graph:
         self.registered: dict[str, Any] = {}
         """Tensors by the name that `register` gave them."""
         self.copied: list[tuple[Any, Any]] = []
-        """Layers that the user had built, and the layers that take over their weights."""
+        """Layers that the user built, each with the copy that takes over its weights."""
         self._prefix = prefix
         self._tensors = dict(tensors)
         self._choices = {id(tensors[name]): n for name, n in choices.items()}
@@ -142,7 +142,7 @@ class Graph:
         return self._tensors[name]
 
     def replace(self, name: str, tensor: Any) -> None:
-        """Put another tensor in place of a component of the input."""
+        """Replace a component of the input by another tensor."""
         self._tensors[name] = tensor
 
     def bounds(self, tensor: Any) -> Bounds | None:

@@ -1,4 +1,4 @@
-"""Keras layers and initialisers of operant's own, registered, so that a saved model loads in safe mode.
+"""Operant's own Keras layers and initialisers, registered so that a saved model loads in safe mode.
 
 Importing this module loads Keras.
 """
@@ -25,7 +25,7 @@ class Orthogonal(_keras.initializers.Orthogonal):  # type: ignore[name-defined]
 
     The Q of a QR decomposition with positive diagonal of R is unique, so for a matrix at least twice as tall as wide (which is
     well conditioned) it is found by two Cholesky factorisations (CholeskyQR2, Yamamoto et al. 2015) instead of Householder
-    reflections. The kernel behind the convolutions of an Atari network, 3136 x 512, takes a tenth of the time.
+    reflections. The dense kernel after the convolutions of an Atari network, 3136 x 512, takes a tenth of the time.
     """
 
     def __call__(self, shape: Sequence[int], dtype: Any = None) -> Any:
@@ -78,7 +78,7 @@ class Normalizer(_keras.layers.Layer):  # type: ignore[name-defined]
         self.clip = clip
 
     def build(self, input_shape: Any) -> None:
-        """Make the moments of no rows."""
+        """Make the moments, as of no rows."""
         empty = statistics.init(tuple(input_shape[1:]))
         self.moments = [
             self.add_weight(

@@ -14,7 +14,7 @@ from operant.nn.weights import named_variables
 
 _keras = keras()
 FILES = (".weights.h5", ".weights.json", ".keras", ".h5", ".hdf5")
-"""How the names of files of weights end that Keras reads."""
+"""Endings of the names of weight files that Keras reads."""
 
 
 class Loaded:
@@ -30,10 +30,10 @@ class WeightsModel(_keras.Model):  # type: ignore[name-defined]
     """A functional Keras model that also loads the files of a run's `checkpoints`, which are folders."""
 
     def load_weights(self, filepath: str | Path, **kwargs: Any) -> Loaded:
-        """Load weights: of a run's `checkpoints`, or a file of Keras's own (`.weights.h5`).
+        """Load weights from a run's `checkpoints`, or from a file of Keras's own (`.weights.h5`).
 
         Raises:
-            CheckpointError: there is no such file, it is of another kind or damaged, or its network is another.
+            CheckpointError: there is no such file, it is of another kind or damaged, or it is of another network.
         """
         if not checkpoint.is_checkpoint(filepath):
             _expect_file(filepath)
@@ -42,7 +42,8 @@ class WeightsModel(_keras.Model):  # type: ignore[name-defined]
         found, _ = checkpoint.load(filepath)
         own = {f"model/{name}": variable for name, variable in named_variables(self)}
         values = {path.split("'")[-2]: np.asarray(x) for path, x in found.items()}
-        # A learned deviation stands beside the network: it is the algorithm's, which alone knows what to do with it.
+        # A learned standard deviation is kept beside the network: it belongs to the algorithm, which alone knows its
+        # use.
         beside = {x for x in values.keys() - own.keys() if x.startswith("head.") and x.endswith("/constant")}
         values = {name: x for name, x in values.items() if name not in beside}
         wanted = {name: tuple(variable.shape) for name, variable in own.items()}
@@ -65,7 +66,7 @@ class WeightsModel(_keras.Model):  # type: ignore[name-defined]
 
 
 def _expect_file(path: str | Path) -> None:
-    """Refuse what is no file of Keras's weights."""
+    """Refuse what is not a file of Keras weights."""
     if not Path(path).exists():
         raise CheckpointError(f"The weights {str(path)!r} do not exist.")
     if not str(path).endswith(FILES):

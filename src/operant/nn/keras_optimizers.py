@@ -1,7 +1,7 @@
 """Keras optimizers as operant's options, and back.
 
-An optimizer of Keras is read, not run: its class and numbers say which of `operant.ops.optimise` to use. What a number means
-stays the same, down to where ε stands in the denominator.
+A Keras optimizer is read, not run: its class and numbers say which of `operant.ops.optimise` to use. Numbers keep their
+meaning, down to where ε stands in the denominator.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ CLASSES: dict[str, tuple[str, dict[str, str]]] = {
     "RMSprop": ("rmsprop", {"rho": "beta2", "epsilon": "opt_epsilon"}),
     "SGD": ("sgd", {}),
 }
-"""Keras's classes: operant's name, and which of its numbers are options of their own."""
+"""Keras's classes: operant's name, and which of their arguments are options of the agent."""
 KEPT = ("weight_decay", "clipnorm", "clipvalue", "momentum", "nesterov", "centered")
-"""Arguments that a dict with `type` takes under the same name, where they are not 0."""
+"""Arguments that a dict with `type` takes under the same name, if they are not 0."""
 REFUSED = {
     "use_ema": "Leave it out: average weights outside of the optimizer",
     "loss_scale_factor": "Leave it out: training is in float32",
     "gradient_accumulation_steps": "Leave it out and use larger batches, or give optax.MultiSteps(...)",
 }
-"""Arguments without counterpart, and what to do instead."""
+"""Arguments without a counterpart, and what to do instead."""
 VANISHED = 1e-30
-"""Share of the first learning rate at which an exponential decay, endless in Keras, may end."""
+"""Share of the first learning rate at which an exponential decay, endless in Keras, ends here."""
 
 
 def is_keras(value: Any) -> bool:
-    """Tell whether it is an optimizer of Keras, without loading Keras."""
+    """Return whether this is a Keras optimizer, without loading Keras."""
     return "keras" in sys.modules and isinstance(value, keras().optimizers.Optimizer)
 
 
 def options_of(optimizer: Any) -> dict[str, Any]:
     """Return a Keras optimizer as options of an agent.
 
-    Every number becomes an option: `lr`, `beta1`, `beta2`, `opt_epsilon`, `grad_norm` (from `global_clipnorm`); what is no
-    option stays with the name in `optimizer`.
+    Every number becomes an option: `lr`, `beta1`, `beta2`, `opt_epsilon`, `grad_norm` (from `global_clipnorm`); the
+    rest stays with the name in `optimizer`.
 
     Args:
         optimizer: an optimizer of `keras.optimizers`, or anything that `keras.optimizers.get` reads.
@@ -85,8 +85,8 @@ def options_of(optimizer: Any) -> dict[str, Any]:
             raise SpecError(
                 "Lamb(weight_decay=...) has no counterpart here. Leave it out, or give optax.lamb(...)."
             )
-        extra["weight_decay"] = 0.0  # operant's lamb decays by itself
-    if (start := config.get("initial_accumulator_value", 0.1)) != 0.1:  # 0 is a value, too
+        extra["weight_decay"] = 0.0  # operant's lamb has weight decay by default
+    if (start := config.get("initial_accumulator_value", 0.1)) != 0.1:  # 0 is a value too
         extra["initial_accumulator_value"] = start
     lr, decay = _learning_rate(config["learning_rate"])
     if decay is not None:
@@ -101,7 +101,7 @@ def options_of(optimizer: Any) -> dict[str, Any]:
 
 
 def _learning_rate(given: Any) -> tuple[float, dict[str, Any] | None]:
-    """Return the first learning rate, and the factors that follow by gradient steps, if it changes."""
+    """Return the first learning rate and, if it changes, the schedule of its factors over gradient steps."""
     if not isinstance(given, Mapping):
         # Keras keeps it as float32; the shortest decimal that means the same is what the user wrote.
         return float(str(np.float32(given))), None
@@ -147,7 +147,7 @@ def _exponential(c: Mapping[str, Any], first: float) -> dict[str, Any]:
 
 
 def _piecewise(c: Mapping[str, Any], first: float) -> dict[str, Any]:
-    # Keras changes after the step at a boundary, operant with it.
+    # Keras changes the value after the step at a boundary, operant at that step.
     boundaries = [int(step) + 1 for step in c["boundaries"]]
     values = [float(value) / first for value in c["values"][1:]]
     return {"type": "piecewise", "start": 1.0, "boundaries": boundaries, "values": values}
@@ -162,7 +162,7 @@ SCHEDULES = {
 
 
 def keras_optimizer(value: Any) -> Any:
-    """Return an optimizer of Keras: the object itself, or made of a name or a dict with `type`.
+    """Return a Keras optimizer: the object itself, or one made from a name or a dict with `type`.
 
     Raises:
         SpecError: the name or an argument is unknown.

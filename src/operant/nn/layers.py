@@ -20,11 +20,11 @@ from operant.nn.graph import Graph, activation, orthogonal, reshaped
 Pair = int | tuple[int, ...]
 RANKS = {1: "[features]", 2: "[length, channels]", 3: "[height, width, channels]"}
 FLOAT = {"dtype": "float32"}
-"""Given to every layer, as the user's keras.json may say otherwise."""
+"""Passed to every layer, since the user's keras.json may say otherwise."""
 
 
 def typed(name: str, value: Any, annotation: str) -> Any:
-    """Return an argument that is a number, a flag or a string, counts as `int`; others are left to their layers."""
+    """Check an argument that is a number, a flag or a string, and return it, counts as `int`; others are left to their layers."""
     kind = annotation.removesuffix(" | None")
     if value is None and kind != annotation:
         return None
@@ -42,14 +42,14 @@ def typed(name: str, value: Any, annotation: str) -> Any:
 
 
 def pair(name: str, value: Any) -> Any:
-    """Check a whole number, or one for each axis."""
+    """Return a whole number, or one for each axis, checked."""
     if isinstance(value, list | tuple):
         return tuple(whole(name, n) for n in value)
     return whole(name, value)
 
 
 def choice(name: str, value: Any, known: tuple[str, ...]) -> None:
-    """Check one of fixed strings."""
+    """Check that an argument is one of the known strings."""
     if value not in known:
         raise SpecError(
             f"{name} must be one of {', '.join(map(repr, known))}. Received: {name}={value!r}."
@@ -59,13 +59,13 @@ def choice(name: str, value: Any, known: tuple[str, ...]) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layer:
-    """What all layers have."""
+    """What all layers have in common."""
 
     name: str | None = None
     """Names the layer's weights; without it, its type and a running number."""
     type: ClassVar[str]
     ranks: ClassVar[tuple[int, ...]] = ()
-    """Ranks of input that it takes, without the batch axis; empty: any."""
+    """Ranks of inputs that it takes, without the batch axis; empty: any."""
     raw: ClassVar[bool] = False
     """Whether it takes choices as integers; other layers get them one-hot."""
 
@@ -77,7 +77,7 @@ class Layer:
         self.check()
 
     def check(self) -> None:
-        """Raise `SpecError` on a wrong argument; those that are numbers, flags or strings have these types already."""
+        """Raise `SpecError` for a wrong argument; the types of numbers, flags and strings have been checked already."""
 
     def __call__(self, graph: Graph, x: Any) -> Any:
         """Add the layer to the graph and return its output."""
@@ -135,7 +135,7 @@ class Weighted(Layer):
 
 
 def dropped(x: Any, rate: float, name: str) -> Any:
-    """Add dropout behind a layer."""
+    """Add dropout after a layer."""
     return keras().layers.Dropout(rate, name=f"{name}.dropout", **FLOAT)(x) if rate else x
 
 
@@ -163,7 +163,7 @@ class Linear(Dense):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Convolution(Weighted):
-    """What convolutions share."""
+    """What convolutions have in common."""
 
     activation: str | None = "relu"
     window: Pair = 3
@@ -269,7 +269,7 @@ class Reshape(Layer):
     shape: Pair
 
     def check(self) -> None:
-        """Make a list of a single number."""
+        """Turn a single number into a tuple."""
         object.__setattr__(self, "shape", self.shape if isinstance(self.shape, tuple) else (self.shape,))
 
     def __call__(self, graph: Graph, x: Any) -> Any:
@@ -300,7 +300,7 @@ class Pooling(Layer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pool(Layer):
-    """What window poolings share."""
+    """What poolings over windows have in common."""
 
     reduction: Literal["average", "max"]
     window: Pair = 2
@@ -433,7 +433,7 @@ class GroupNormalization(Layer):
 
     type = "group_normalization"
     groups: int = 32
-    """Number of groups; it must divide that of the channels."""
+    """Number of groups; it must divide the number of channels."""
 
     def __call__(self, graph: Graph, x: Any) -> Any:
         """Add the layer."""
@@ -477,7 +477,7 @@ class Attention(Layer):
             raise value_error("dropout", "at least 0 and below 1", self.dropout)
 
     def __call__(self, graph: Graph, x: Any) -> Any:
-        """Add the layer; an image's positions are a sequence for it."""
+        """Add the layer; it takes an image's positions as a sequence."""
         k, shape = keras(), x.shape[1:-1]
         x = reshaped(x, (math.prod(shape), x.shape[-1]))
         name = graph.name(self.type, self.name)
@@ -498,7 +498,7 @@ class BatchNormalization(Layer):
 
     type = "batch_normalization"
     momentum: float = 0.99
-    """Share of the running averages that a gradient step leaves."""
+    """Share of the running averages that a gradient step keeps."""
 
     def check(self) -> None:
         """Check the arguments."""

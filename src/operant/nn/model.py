@@ -28,12 +28,12 @@ from operant.types import Array, Arrays, Key, Tree
 Variables: TypeAlias = dict[str, Arrays]
 """``{"params": {name: array}, "state": {name: array}}``: what gradient steps change, and what they do not.
 
-Running averages of batch normalisation are among `params`, without a gradient: each step moves them (`Model.averaged`), and whatever
-follows a network, as target networks do, follows them with the rest.
+Running averages of batch normalisation are among `params`, without a gradient: each step moves them
+(`Model.averaged`), and whatever follows a network, as target networks do, follows them too.
 """
 
 _NOISE = 0xD20
-"""Address, under a key, of the noise of `Model.learning`."""
+"""Folded into a key to derive the noise of `Model.learning`."""
 
 
 class Port(NamedTuple):
@@ -68,7 +68,7 @@ class Model:
         self.heads = tuple(heads)
         self.recurrent = bool(carries.sizes)
         self.horizon = carries.horizon
-        """Rows through which a recurrent layer asked for gradients to flow, if any did."""
+        """Rows through which gradients should flow back, if a recurrent layer asked for a number."""
         self._network = network
         self._weights = tuple(weights)
         self._ports = dict(inputs)
@@ -101,7 +101,7 @@ class Model:
             )
         self._adapted = adapted(network)
         self.learns_otherwise = differs(network)
-        """Whether learning applies it in another way than use does (see `learning`)."""
+        """Whether learning applies it differently from use (see `learning`)."""
         self._draw = jax.jit(self._drawn)
 
     @property
@@ -143,16 +143,16 @@ class Model:
             return {w.name: w.draw(k) for w, k in zip(fresh, keys, strict=False)}
 
     def learning(self, variables: Variables, key: Key, *path: int | Array) -> Variables:
-        """Return variables with which calls apply layers as in training: for losses, and for nothing else.
+        """Return variables with which calls apply layers as in training: for losses only.
 
-        Dropout and other noise draw anew with every key; one key gives one noise to as many calls as read the result. Batch
-        normalisation standardises by the batch. A network without such layers gets its variables back as they are, so its
-        programs do not know of any of this.
+        Dropout and other noise are drawn anew for every key; all calls that read the result share one noise. Batch
+        normalisation standardises by the batch. For a network without such layers the variables are returned as they
+        are, so its compiled programs are unaffected.
 
         Args:
             variables: as from `init`.
-            key: of the noise; it may serve other purposes as well, as noise has an address of its own under it.
-            path: address of the noise under the key.
+            key: for the noise, which is derived from it apart, so that the key may serve other purposes as well.
+            path: numbers that are folded into the key.
         """
         if not self.learns_otherwise:
             return variables
@@ -178,15 +178,15 @@ class Model:
 
         Args:
             params: after the gradient step; themselves, if the model has no such averages.
-            variables: with which the loss called the model: those before the step, of `learning`.
+            variables: those with which the loss called the model: from before the step, returned by `learning`.
             observation: the step's batch, as in `apply`.
-            there: whether any of its rows counts (default: some do); else the averages stay, as parameters do in such a step.
+            there: whether any of its rows counts (default: some do); if none does, the averages stay, as parameters do.
         """
         if not self.averages:
             return params
         after = self._call(variables, observation, ())[2]
         old = variables["params"]
-        # A batch with a NaN in it is no step of the optimizer either.
+        # The optimizer skips a batch with a NaN in it as well.
         moves = {k: jnp.all(jnp.isfinite(after[k])) for k in self.averages}
         if there is not None:
             moves = {k: finite & there for k, finite in moves.items()}
@@ -196,10 +196,11 @@ class Model:
     def apply(self, variables: Variables, observation: Arrays, carry: Tree = ()) -> tuple[Arrays, Tree]:
         """Return outputs by head, `[*B, *head.shape]`, and the recurrent state after the step.
 
-        Layers are as in use: dropout off, running averages fixed; with variables of `learning` they are as in training.
+        Layers are applied as in use: dropout off, running averages fixed; with variables from `learning`, as in
+        training.
 
         Args:
-            variables: as from `init`, or of `learning`.
+            variables: as from `init` or `learning`.
             observation: components `[*B, *leaf.shape]`; masks and components that the model does not read are ignored.
             carry: recurrent state before the step, `[*B, size]` by name; `()` for a feed-forward model.
 
@@ -214,10 +215,11 @@ class Model:
     ) -> tuple[Arrays, Tree]:
         """Return the outputs of successive rows, and the carry after the last.
 
-        A feed-forward model takes all rows in one call. With variables of `learning`, noise is drawn anew for every row.
+        A feed-forward model takes all rows in one call. With variables from `learning`, noise is drawn anew for every
+        row.
 
         Args:
-            variables: as from `init`, or of `learning`.
+            variables: as from `init` or `learning`.
             observation: components `[T, *B, *leaf.shape]`.
             carry: recurrent state before row 0, `[*B, size]` by name.
             reset: `[T, *B]`, where a row starts from `initial_carry` instead: the first rows of episodes.
@@ -228,9 +230,10 @@ class Model:
         return outputs, carry
 
     def states(self, variables: Variables, observation: Arrays, carry: Tree, reset: Array) -> Tree:
-        """Return the recurrent states before successive rows and behind the last, `[T + 1, *B, size]` by name.
+        """Return the recurrent states before successive rows and after the last, `[T + 1, *B, size]` by name.
 
-        With `apply` they answer what outputs would be, had a row shown something else. Arguments are those of `unroll`.
+        With `apply` they tell what the outputs would be if a row had shown something else. Arguments are those of
+        `unroll`.
         """
         _, before, last = self._rows(variables, observation, carry, reset)
         return jax.tree.map(lambda x, end: jnp.concatenate([x, end[None]]), before, last)
@@ -238,7 +241,7 @@ class Model:
     def _rows(
         self, variables: Variables, observation: Arrays, carry: Tree, reset: Array
     ) -> tuple[Arrays, Tree, Tree]:
-        """Return outputs of and recurrent states before successive rows, and the state behind the last."""
+        """Return outputs of successive rows, the recurrent states before them, and the state after the last."""
         rows = {name: observation[name] for name in self._ports if name in observation}
 
         def step(
@@ -256,7 +259,7 @@ class Model:
         return outputs, before, carry
 
     def _call(self, variables: Variables, observation: Arrays, carry: Tree) -> tuple[Arrays, Tree, Arrays]:
-        """Return outputs, carry, and what layers leave of ``variables["state"]``, its mark and running averages."""
+        """Return outputs, carry, and what the call makes of ``variables["state"]``, with its mark and running averages."""
         lead, arguments = self._arguments(observation)
         if self.recurrent:
             if set(carry) != set(self._carries):
@@ -340,10 +343,10 @@ class Model:
         return Drawable(self._network, inputs, outputs, self._registered)
 
     def keras_model(self, variables: Variables) -> Any:
-        """Return a new Keras model that holds these variables, to save or export: inputs and heads by name.
+        """Return a new Keras model that holds these variables, for saving or export: inputs and heads by name.
 
         Raises:
-            SpecError: a class of the user's in it cannot be made anew from its configuration.
+            SpecError: a user's class in it cannot be rebuilt from its configuration.
         """
         from operant.nn.structure import config, from_config
 
@@ -360,7 +363,7 @@ class Model:
             write(self._network, {**variables["params"], **variables["state"]})
 
     def load_keras(self, model: Any) -> Variables:
-        """Return the weights of a Keras model, such as `keras_model` gave, as variables.
+        """Return the weights of a Keras model, such as one from `keras_model`, as variables.
 
         Raises:
             SpecError: its weights are not those of this model.
@@ -377,7 +380,7 @@ class Model:
 
 
 def _refuse_penalties(layer: Any) -> None:
-    """Refuse what a layer leaves to Keras's own training, which there is none of."""
+    """Refuse what only Keras's own training, which is not used here, would apply."""
     weights = layer.trainable_variables
     found = {
         "an activity regularizer": layer.activity_regularizer is not None,

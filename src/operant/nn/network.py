@@ -24,7 +24,7 @@ FORMS = (
 )
 FILES = (".json", ".keras", ".cfg")
 ONE_HOT_LIMIT = 64
-"""Choices of more values than this enter an 'auto' network as learned vectors."""
+"""Choices with more values than this enter an 'auto' network as learned vectors."""
 FOREIGN = {
     "flax": "Flax",
     "equinox": "Equinox",
@@ -34,13 +34,13 @@ FOREIGN = {
 }
 """Packages whose networks look like functions, and cannot be used."""
 ARCHITECTURE = {"pi", "vf", "qf"}
-"""What other libraries call the networks of policy and values in one dict of widths."""
+"""Keys under which other libraries give the widths of policy and value networks in one dict."""
 NATURE_SIDE = 36
-"""Smallest image that the three convolutions of Mnih et al. 2015 leave something of."""
+"""Side of the smallest image of which the three convolutions of Mnih et al. 2015 leave something."""
 
 
 class Network(Protocol):
-    """What turns the inputs of a model into features, which heads read."""
+    """Turns the inputs of a model into features, which heads read."""
 
     def __call__(self, graph: Graph) -> Any:
         """Add the network to a graph; return its features, `[B, features]`."""
@@ -56,18 +56,18 @@ class Auto:
     """A network chosen by the inputs.
 
     Vectors, numbers and choices (one-hot; more than 64 values as learned vectors) are joined and go through `depth`
-    dense layers. Each image goes through convolutions: those of Mnih et al. 2015 from 36 x 36 on (32 of 8 x 8 by 4,
-    64 of 4 x 4 by 2, 64 of 3 x 3), else 16 of 3 x 3 (Young and Tian 2019), with a dense layer behind. With images the vectors
-    join behind the convolutions. All weights are orthogonal with gain √2.
+    dense layers. Each image goes through convolutions, followed by a dense layer: those of Mnih et al. 2015 from
+    36 x 36 on (32 of 8 x 8 with stride 4, 64 of 4 x 4 with stride 2, 64 of 3 x 3), else 16 of 3 x 3 (Young and Tian 2019).
+    If there are images, vectors join after the convolutions. All weights are orthogonal with gain √2.
     """
 
     size: int | tuple[int, ...] | None = None
-    """Width of dense layers; None: 64, behind convolutions 512 (128 for small images). Several: that of each of as many dense layers,
-    where there are images behind those of the convolutions, which then have the usual width."""
+    """Width of dense layers; None: 64, or after convolutions 512 (128 for small images). Several: the widths of as many
+    dense layers; with images, they follow the dense layers of the convolutions, which then have their usual width."""
     depth: int | None = None
-    """Dense layers (None: 2), where there is no image and `size` does not list them."""
+    """Number of dense layers (None: 2), if there is no image and `size` does not list them."""
     activation: str | None = None
-    """None: tanh, with images or `norm` relu."""
+    """None: tanh; relu with images or `norm`."""
     rnn: bool | int = False
     """Whether an LSTM follows; a number is its horizon."""
     norm: str | None = None
@@ -123,7 +123,7 @@ class Auto:
         return self._activated(graph, x, layers.Dense(size=size, activation=self.activation or usual))
 
     def _activated(self, graph: Graph, x: Any, layer: layers.Weighted) -> Any:
-        """Add a layer; with `norm` its activation comes behind the normalisation."""
+        """Add a layer; with `norm` its activation comes after the normalisation."""
         if self.norm is None:
             return layer(graph, x)
         x = dataclasses.replace(layer, activation="none")(graph, x)
@@ -160,7 +160,7 @@ AUTO = Auto()
 
 
 def is_image(shape: Sequence[int], num_values: int | None) -> bool:
-    """Tell whether convolutions suit an input: height, width and channels, or a large grey image."""
+    """Return whether convolutions suit an input: one of height, width and channels, or a large grey image."""
     if num_values is not None and num_values > 2:
         return False
     if len(shape) == 2:
@@ -208,7 +208,7 @@ class Layered:
         return cls(tuple(stacks), True)
 
     def __call__(self, graph: Graph) -> Any:
-        """Add the layers; the last one's output are the features."""
+        """Add the layers; the last one's output is the features."""
         x: Any = None
         for i, stack in enumerate(self.stacks):
             x = add_all(graph, stack, f"network[{i}]" if self.nested else "network")
@@ -228,7 +228,7 @@ class Layered:
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessed:
-    """A network behind layers that single components of the input go through first."""
+    """A network preceded by layers that single components of the input go through."""
 
     network: Auto | Layered
     states: tuple[tuple[str, tuple[layers.Layer, ...]], ...]
@@ -286,7 +286,7 @@ class KerasModel:
     def parse(cls, model: Any) -> KerasModel:
         """Read a model, a configuration, a function or class that returns a model, or the path of a .keras file."""
         k = keras()
-        if isinstance(model, Mapping):  # as a checkpoint holds it, whose weights come later
+        if isinstance(model, Mapping):  # as in a checkpoint, whose weights come later
             return cls(from_config(model))
         if isinstance(model, str | Path) and str(model).endswith(".keras"):
             model = load(model)
@@ -310,7 +310,7 @@ def _name(model: Any) -> str:
 
 
 def _refuse_foreign(model: Any) -> None:
-    """Refuse a network of another library, by the packages of its classes: it looks like a function that returns a model."""
+    """Refuse a network of another library, known by the package of its class: it looks like a function that returns a model."""
     classes = model.__mro__ if isinstance(model, type) else type(model).__mro__
     for cls in classes:
         if (library := FOREIGN.get(cls.__module__.partition(".")[0])) is not None:
@@ -348,10 +348,10 @@ NETWORKS: Registry[Any] = Registry(
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """A network as a file describes it, which may be somebody else's: whenever it is read, it is data only."""
+    """A network as described by a file, which may be somebody else's: whenever it is read, it is taken as data only."""
 
     network: str | list[Any] | Mapping[str, Any]
-    """What `to_spec` wrote, or names."""
+    """What `to_spec` returned, or a name."""
     source: str
     """The file, for messages."""
 
@@ -359,7 +359,7 @@ class Saved:
         """Read it.
 
         Raises:
-            SpecError: it is none, or names something to import or to open.
+            SpecError: it is no network, or names something to import or to open.
         """
         with data_only(self.source, "Give the network yourself, if you trust it."):
             return parse(self.network)

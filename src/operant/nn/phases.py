@@ -1,4 +1,4 @@
-"""Layers that a network applies in another way in training than in use: dropout and other noise, batch normalisation."""
+"""Layers that a network applies differently in training and in use: dropout and other noise, batch normalisation."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _RATES = ("dropout", "recurrent_dropout")
 
 
 def differs(network: Any) -> bool:
-    """Return whether any layer of a Keras model is another function in training than in use."""
+    """Return whether any layer of a Keras model computes a different function in training than in use."""
     return any(_differs(layer) for layer in leaves(network))
 
 
 def averages(network: Any) -> list[Any]:
-    """Return the variables of a Keras model that calls in training change, beside the states of random numbers: running averages."""
+    """Return the variables of a Keras model that calls in training change, except the states of random numbers: running averages."""
     found = [v for layer in leaves(network) if _differs(layer) for v in layer.non_trainable_variables]
     return list({id(v): v for v in found}.values())
 
 
 def leaves(network: Any) -> list[Any]:
-    """Return the layers of a Keras model that are no models themselves, at any depth."""
+    """Return the layers of a Keras model that are not models themselves, at any depth."""
     model = keras().Model
     return [layer for layer in network._flatten_layers() if not isinstance(layer, model)]
 
@@ -32,9 +32,9 @@ def leaves(network: Any) -> list[Any]:
 def _differs(layer: Any) -> bool:
     k = keras().layers
     if isinstance(layer, k.BatchNormalization):
-        return bool(layer.trainable)  # a frozen one keeps its averages in training, too
+        return bool(layer.trainable)  # a frozen one keeps its averages in training as well
     if not type(layer).__module__.startswith(("keras.", "operant.")):
-        return bool(layer._call_has_training_arg)  # a class of the user's says so itself
+        return bool(layer._call_has_training_arg)  # a user's class says so itself
     if all(hasattr(layer, name) for name in _RATES):  # recurrent ones have a seed whether they draw or not
         return any(getattr(layer, name) for name in _RATES)
     return bool(layer._seed_generators)

@@ -1,4 +1,4 @@
-"""Stochastic policies: which heads each action needs, and the distribution that their outputs stand for."""
+"""Stochastic policies: which heads each action needs, and the distribution that their outputs define."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ KINDS: dict[str, Any] = {
 class Policy:
     """A policy over a flat dict of actions.
 
-    Choices are categorical (masked where an observation brings a mask), bools Bernoulli. Floats:
+    Choices are categorical (masked if the observation holds a mask), bools Bernoulli. Floats:
 
     - unbounded, or with `bounded="clip"`: a Gaussian. Its mean is ``centre + half * output`` with the centre and half the
-      width of the bounds (0 and 1 where a bound is open), its standard deviation ``half * exp(log_std)``: an output of 0
-      is the middle and ±1 the bounds, whatever the action's unit. Samples are not clipped; environments get them clipped.
+      width of the bounds (0 and 1 if a bound is open), its standard deviation is ``half * exp(log_std)``: an output of
+      0 is the middle and ±1 the bounds, whatever the action's unit. Samples are not clipped here; environments get them
+      clipped.
     - ``"squash"``: the tanh of a Gaussian, scaled to the bounds (Haarnoja et al. 2018, appendix C).
     - ``"beta"``: Beta with both concentrations ``1 + softplus(output)``, scaled to the bounds (Chou et al. 2017).
 
@@ -76,7 +77,7 @@ class Policy:
         return self.bounded if leaf.bounded and self.bounded != "clip" else "normal"
 
     def heads(self) -> dict[str, Head]:
-        """Return the heads by name, ``action/parameter``; kernels start at gain 0.01, so nearly at the middle."""
+        """Return the heads by name, ``action/parameter``; kernels start with gain 0.01, so that the policy starts near the middle."""
         heads = {}
         for name, leaf in self.actions.items():
             kind = self._kind(leaf)
@@ -121,7 +122,7 @@ class Policy:
             return Bernoulli(outputs[f"{name}/logits"], event)
         low, high = jnp.asarray(leaf.low, jnp.float32), jnp.asarray(leaf.high, jnp.float32)
         fixed = np.equal(leaf.low, leaf.high)
-        if fixed.any():  # of an element with one value nothing is to be learnt: its distribution stays
+        if fixed.any():  # an element with only one value has nothing to learn: its distribution stays fixed
             own = {f"{name}/{part}" for part in ("alpha", "beta", "mean", "log_std")}
             outputs = {
                 k: jnp.where(_like(fixed, x).astype(bool), 0.0, x) if k in own else x
@@ -138,7 +139,7 @@ class Policy:
         finite = np.isfinite(leaf.low) & np.isfinite(leaf.high)
         centre = np.where(finite, np.where(finite, leaf.low, 0) / 2 + np.where(finite, leaf.high, 0) / 2, 0.0)
         half = np.where(finite, np.where(finite, leaf.high, 2) / 2 - np.where(finite, leaf.low, 0) / 2, 1.0)
-        width = np.where(half > 0, half, 1.0)  # a density needs some, also of an element with one value
+        width = np.where(half > 0, half, 1.0)  # a density needs a width, even for an element with only one value
         return Normal(
             _like(centre, mean) + _like(half, mean) * mean, _like(np.log(width), mean) + log_std, event
         )

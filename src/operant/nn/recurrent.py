@@ -20,7 +20,7 @@ class Rnn(Layer):
     size: int
     cell: Literal["gru", "lstm"] = "gru"
     horizon: int | None = None
-    """Rows through which gradients should flow back; None leaves it to the agent."""
+    """Rows through which gradients should flow back; None leaves that to the agent."""
     bias: bool = True
     activation: str | None = "tanh"
     dropout: float = 0.0

@@ -19,7 +19,7 @@ from operant.spec import Registry, build, refuse_code
 
 Aggregation = Literal["concat", "max", "mean", "product", "stack", "sum"]
 Index = int
-"""Unlike what is counted, it may be 0 or below."""
+"""Unlike a count, it may be 0 or negative."""
 TAKES_INTEGERS = {"Embedding", "CategoryEncoding", "IntegerLookup", "HashedCrossing", "Hashing"}
 
 
@@ -41,7 +41,7 @@ class Register(Layer):
 class Retrieve(Layer):
     """Takes components of the input or registered tensors, and makes one of several.
 
-    Tensors of lower rank get axes of size 1 at their end; axes of size 1 are repeated as needed.
+    Tensors of lower rank get axes of size 1 at the end; axes of size 1 are repeated as needed.
     """
 
     type = "retrieve"
@@ -82,7 +82,7 @@ class Retrieve(Layer):
         return self.axis % rank
 
     def _alike(self, tensors: list[Any]) -> list[Any]:
-        """Bring tensors to one shape (but for the joined axis)."""
+        """Bring tensors to one shape (except along the joined axis)."""
         ops = keras().ops
         shapes = [tuple(x.shape[1:]) for x in tensors]
         rank = max(map(len, shapes))
@@ -155,7 +155,7 @@ class KerasLayer(Layer):
     raw = True
 
     def to_spec(self) -> dict[str, Any]:
-        """Return the layer's configuration, without the name that Keras counts up for every layer of the program."""
+        """Return the layer's configuration, without the name that Keras numbers across the whole program."""
         data = config(self.layer)
         data["config"].pop("name", None)
         return {"type": self.type, "layer": data, **({"name": self.name} if self.name else {})}
@@ -164,7 +164,7 @@ class KerasLayer(Layer):
 def keras_layer(layer: Any, name: str | None = None, **arguments: Any) -> KerasLayer:
     """Read a Keras layer: an object, a class, a class's name in `keras.layers`, or a configuration."""
     k = keras()
-    if isinstance(layer, Mapping):  # as a file holds it, whose weights come later
+    if isinstance(layer, Mapping):  # as in a file, whose weights come later
         return KerasLayer(layer=from_config(layer), name=name)
     if isinstance(layer, k.layers.Layer):
         if arguments:
@@ -207,7 +207,7 @@ def config(layer: Any) -> dict[str, Any]:
 
 
 def _uncompiled(text: str) -> dict[str, Any]:
-    """Read a configuration from JSON without what models were compiled with: an optimizer is no part of a network."""
+    """Read a configuration from JSON without what models were compiled with: an optimizer is not part of a network."""
     data: dict[str, Any] = json.loads(
         text, object_hook=lambda d: {key: value for key, value in d.items() if key != "compile_config"}
     )
@@ -215,7 +215,7 @@ def _uncompiled(text: str) -> dict[str, Any]:
 
 
 def from_config(data: Mapping[str, Any]) -> Any:
-    """Make a Keras layer or model of its configuration, in safe mode: no code comes with the data.
+    """Make a Keras layer or model from its configuration, in safe mode: the data may hold no code.
 
     Raises:
         SpecError: the configuration is not understood, or holds code.
@@ -310,7 +310,7 @@ def read(spec: Any, label: str) -> Layer:
 
 
 def _registered(path: Any) -> type | None:
-    """Return the class of that import path if this program has registered it with Keras: nothing needs to be imported for it."""
+    """Return the class at this import path if the program has registered it with Keras: nothing needs to be imported then."""
     module, _, name = path.replace(":", ".").rpartition(".") if isinstance(path, str) else ("", "", "")
     found = getattr(sys.modules.get(module), name, None) if module else None
     own = isinstance(found, type) and any(

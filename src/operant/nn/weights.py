@@ -1,7 +1,7 @@
 """The weights of a Keras model as named arrays, and how each is drawn from a key.
 
 Keras draws weights when layers are made, from seeds of its own. Here a model is made inside a `StatelessScope`, where
-Keras only notes each weight's initialiser; those are kept, and called with keys whenever a set of weights is wanted.
+Keras only notes each weight's initialiser; these are kept, and called with keys whenever a set of weights is wanted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Weight:
     dtype: str
     trainable: bool
     initializer: Callable[..., Any] | None
-    """None: it starts as `value`."""
+    """None if it starts as `value`."""
     value: npt.NDArray[Any] | None = None
 
     @property
@@ -48,7 +48,7 @@ class Weight:
             return jnp.array(self.value, self.dtype)
         initializer = self.initializer
         if hasattr(initializer, "seed"):
-            # Keras's random initialisers hand `seed` on to jax.random as it is when it is an array.
+            # Keras's random initialisers pass `seed` on to jax.random unchanged if it is an array.
             initializer = copy.copy(initializer)
             initializer.seed = key
         return jnp.asarray(initializer(self.shape, dtype=self.dtype), self.dtype)
@@ -60,12 +60,12 @@ def is_seed(name: str) -> bool:
 
 
 def collect(model: Any, scope: Any, copied: Iterable[tuple[Any, Any]] = ()) -> tuple[Weight, ...]:
-    """Note how each weight of a model starts, and spare Keras drawing them itself.
+    """Note how each weight of a model starts, and keep Keras from drawing them itself.
 
     Args:
         model: a built Keras model.
         scope: the `StatelessScope` in which it was made, still open.
-        copied: variables whose values the second of each pair takes over.
+        copied: pairs of variables, of which the second takes over the value of the first.
     """
     k = keras()
     values = {id(new): np.asarray(old) for old, new in copied}
@@ -95,13 +95,13 @@ def write(model: Any, values: Mapping[str, Any]) -> None:
 
 
 def adapted(model: Any) -> list[Any]:
-    """Return the layers of a Keras model, at any depth, that compute with a copy of their weights: Keras's `Normalization`."""
+    """Return the layers of a Keras model, at any depth, that compute with copies of their weights: Keras's `Normalization`."""
     return [x for x in model._flatten_layers() if isinstance(x, keras().layers.Normalization)]
 
 
 @contextlib.contextmanager
 def reading(layers: Sequence[Any], values: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """Have layers of `adapted` compute with these values, (variable, array), instead of with their copies."""
+    """Have the layers from `adapted` compute with these values, (variable, array), instead of with their copies."""
     kept = [(layer, layer.mean, layer.variance) for layer in layers]
     with keras().StatelessScope(state_mapping=values):
         for layer in layers:
@@ -150,7 +150,7 @@ def _walk(model: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _snake(name: str) -> str:
-    """Return a class's name as Keras writes it in names of layers: ``LSTMCell`` becomes ``lstm_cell``."""
+    """Return a class's name as Keras writes it in layer names: ``LSTMCell`` becomes ``lstm_cell``."""
     name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", name))
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
 
