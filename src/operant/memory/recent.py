@@ -1,7 +1,7 @@
-"""Memory of the newest rows of every actor, in the order of time: what algorithms learn from that use fresh experience.
+"""Memory of the newest rows of every actor, in time order: what algorithms that use fresh experience learn from.
 
-Like a replay memory it holds the stream of `operant.types` as it comes, in a ring for each actor. Unlike one it also holds
-the observation that followed the newest row, so that nothing has to wait for the next block.
+Like a replay memory it holds the stream of `operant.types` as it comes, in a ring for each actor. Unlike a replay
+memory it also holds the observation that followed the newest row, so that nothing has to wait for the next block.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from operant.types import Array, Arrays, Block, Tree
 
 
 class RecentState(NamedTuple):
-    """Contents of a memory: rings of `L + 1` slots, time first. The slot after the newest row holds an observation alone."""
+    """Contents of a memory: rings of `L + 1` slots, time first. The slot after the newest row holds only an observation."""
 
     next: Int[Array, " N"]
     """Slot of the row to be written next."""
@@ -29,12 +29,12 @@ class RecentState(NamedTuple):
     terminated: Bool[Array, "L+1 N"]
     truncated: Bool[Array, "L+1 N"]
     valid: Bool[Array, "L+1 N"]
-    """False also where nothing was written yet."""
+    """False also where nothing has been written yet."""
     extras: Tree
     arrived: UInt32[Array, "L+1 N"]
-    """Number of each row in the order in which rows of all actors came, modulo 2^32; rows that only fill a block up have none of their own."""
+    """Number of each row in the order in which rows of all actors came, modulo 2^32; rows that only fill up a block get no new number."""
     total: UInt32[Array, ""]
-    """Number of the newest."""
+    """Number of the newest row."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Recent:
         seen = (start + jnp.arange(T + 1, dtype=jnp.int32)[:, None]) % slots
         rows = seen[:-1]
 
-        # Behind an invalid row, which holds an episode's last observation, other invalid ones fill a block up.
+        # After an invalid row, which holds an episode's last observation, further invalid ones only fill up a block.
         before = state.valid[(start - 1) % slots, where[None]]
         came = block.valid | jnp.concatenate([before, block.valid[:-1]])
         arrived = state.total + jnp.cumsum(came.reshape(-1), dtype=jnp.uint32).reshape(T, n)
@@ -112,7 +112,7 @@ class Recent:
             reward=put(state.reward, block.reward),
             terminated=put(state.terminated, block.terminated),
             truncated=put(state.truncated, block.truncated),
-            # The slot that now holds an observation alone held the oldest row, which is gone.
+            # The slot that now holds only an observation held the oldest row, which is gone.
             valid=put(state.valid, block.valid).at[seen[-1], where].set(False),
             extras=jax.tree.map(put, state.extras, block.extras),
             arrived=put(state.arrived, arrived),

@@ -4,7 +4,7 @@ The memory holds the stream of `operant.types` as it comes: a row per actor and 
 followed row `t` is row `t + 1` of the same column, so there is no array of next observations, and a time limit needs
 no special case.
 
-`add` never reads from a ring what it is about to overwrite: then, compiled with the state donated, it writes in place,
+`add` never reads from a ring what it is about to overwrite: so, compiled with a donated state, it writes in place,
 whatever the capacity. A read before the write would make XLA copy the ring.
 
 References: Lin 1992, "Self-improving reactive agents" (replay); Mnih et al. 2015 (frames stored once); Schaul et al.
@@ -51,8 +51,8 @@ class Replay:
 
     A row takes the bytes of its observation, action and extras, and 12 to 20 more. Of a stacked observation one frame per
     row is stored, and all `k` of each episode's first row, for which there is a 64th more room: a million rows of
-    84x84 frames take 7.2 GB, not 56. Where that room is too little (episodes below some 64 (k - 1) rows), the oldest
-    rows leave a little earlier.
+    84x84 frames take 7.2 GB, not 56. If that room is too small (episodes shorter than about 64 (k - 1) rows), the
+    oldest rows leave a little earlier.
     """
 
     capacity: int
@@ -63,7 +63,7 @@ class Replay:
     """Whether `sample` draws in proportion to priorities."""
     frames: Mapping[str, int] | tuple[tuple[str, int], ...] = ()
     """Components of the observation that are stacks of the last `k` frames `[..., H, W, k]`, oldest first: name and
-    `k`. Stored frame by frame, given back exactly."""
+    `k`. Stored frame by frame, returned exactly."""
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -128,14 +128,14 @@ class Replay:
         return Cursor(*state.cursor).held.sum()
 
     def begun(self, state: ReplayState, count: int | Array) -> Bool[Array, ""]:
-        """Tell whether `count` rows are held, or a column is full: a memory may be younger than the run.
+        """Return whether `count` rows are held, or a column is full: a memory may be younger than the run.
 
-        A column may be the only one that is written. Where episodes are short, the frames of their first rows leave room for
-        fewer rows than `length`.
+        One full column is enough, as it may be the only one that is written. If episodes are short, the frames of their
+        first rows leave room for fewer rows than `length`.
         """
         cursor = Cursor(*state.cursor)
         full = cursor.held >= self.length - 1
-        if self.frames:  # as long as the frames of a first row still fit, no row has left for want of room
+        if self.frames:  # as long as the frames of a first row still fit, no row has left for lack of room
             column = jnp.arange(self.columns, dtype=jnp.int32)
             oldest = take(
                 state.rows["frame"], column * self.length + (cursor.next - cursor.held) % self.length
@@ -146,14 +146,14 @@ class Replay:
 
     @staticmethod
     def has_sequence(state: ReplayState, length: int) -> Bool[Array, ""]:
-        """Tell whether a run of `length` rows can be sampled: one column holds them and the row that follows."""
+        """Return whether a sequence of `length` rows can be sampled: one column holds them and the row that follows."""
         return Cursor(*state.cursor).held.max() > length
 
     def add(self, state: ReplayState, block: Block, columns: Int[Array, " n"] | None = None) -> ReplayState:
-        """Append the `T` rows of a block; row `T` of its observation is left for the next block to bring.
+        """Append the `T` rows of a block; row `T` of its observation comes with the next block.
 
         Args:
-            state: the memory. Donate it to the compiled call, else all of it is copied.
+            state: the memory. Donate it to the compiled call, otherwise all of it is copied.
             block: leaves `[T, n, ...]`.
             columns: the `n` distinct columns that the block's actors write; None for all in order.
 
@@ -219,9 +219,9 @@ class Replay:
 
         Args:
             state: the memory.
-            index: that of the `Transition`. A row that has left is skipped, unless another has come in its place.
-            priority: above 0, usually |TD error|; taken as 1e-6 where it is below or not finite. Of several for one row the
-                highest counts.
+            index: that of the `Transition`. A row that has left is skipped, unless another has taken its place.
+            priority: above 0, usually |TD error|; taken as 1e-6 if it is lower or not finite. Of several for one row
+                the highest counts.
             alpha: 0 is uniform, 1 proportional; may be traced.
 
         Raises:
@@ -234,7 +234,7 @@ class Replay:
         cursor = Cursor(*state.cursor[:, column])
         ahead = (cursor.next - 1 - row) % self.length
         counts = (ahead > 0) & (ahead < cursor.held) & flag(take(state.rows["mark"], leaf), VALID)
-        # A row whose error is no number teaches nothing, so it has the least weight.
+        # A row whose error is not finite teaches nothing, so it gets the least weight.
         finite = jnp.where(jnp.isfinite(priority), priority, 0.0)
         weight = jnp.power(jnp.maximum(finite, 1e-6), jnp.asarray(alpha, jnp.float32))
         weight = jnp.where(counts, weight, 0.0)
@@ -254,9 +254,9 @@ class Replay:
         beta: float | Float[Array, ""] = 0.4,
         scale: Callable[[Array], Array] | None = None,
     ) -> Transition:
-        """Draw steps of experience, with replacement, from all rows that are valid and followed.
+        """Draw steps of experience, with replacement, from all rows that are valid and followed by another.
 
-        A step runs over `n_step` rows, or fewer where the episode or what is known of it ends: after `m` rows,
+        A step runs over `n_step` rows, or fewer if the episode or what is known of it ends sooner: after `m` rows,
         reward = sum over i < m of gamma^i r_i, and discount = gamma^m, or 0 if the last of them terminated.
 
         Args:
@@ -264,15 +264,15 @@ class Replay:
             key: consumed.
             batch_size: B.
             gamma: discount factor; may be traced.
-            n_step: most rows of one step.
+            n_step: maximal number of rows in one step.
             beta: exponent of the importance weights (size P(i))^-beta / max (Schaul et al. 2016, section 3.4). Used
                 with priorities only; may be traced.
-            scale: what becomes of each reward before they are summed (default: nothing).
+            scale: function applied to rewards before they are summed (default: none).
         """
         for name, value in (("batch_size", batch_size), ("n_step", n_step)):
             if value < 1:
                 raise value_error(name, "at least 1", value)
-        # Behind a barrier: each of the gathers that follow would draw the rows again for itself.
+        # Behind a barrier: otherwise each of the following gathers would draw the rows again for itself.
         column, row, weight = jax.lax.optimization_barrier(self._drawn(state, key, batch_size, beta))
         steps = jnp.arange(n_step, dtype=jnp.int32)[None]
         path = column[:, None] * self.length + (row[:, None] + steps) % self.length
@@ -297,12 +297,12 @@ class Replay:
         return spread(drawn, 0)
 
     def whole(self, state: ReplayState, index: Int[Array, " B 2"], n_step: int) -> Bool[Array, " B"]:
-        """Return which steps have all their rewards: those of `n_step` rows, or of fewer to the end of the episode.
+        """Return which steps have all their rewards: those of `n_step` rows, or of fewer up to the end of the episode.
 
         Args:
             state: the memory.
             index: row and column with which each step begins, as `sample` returns them.
-            n_step: most rows of one step.
+            n_step: maximal number of rows in one step.
         """
         row, column = index[:, 0], index[:, 1]
         steps = jnp.arange(n_step, dtype=jnp.int32)[None]
@@ -313,10 +313,10 @@ class Replay:
         return (ahead[:, 0] >= n_step) | jnp.any(flagged | behind, axis=1)
 
     def sample_sequences(self, state: ReplayState, key: Key, batch_size: int, length: int) -> Block:
-        """Draw `B` runs of `length` rows of one column that are held and followed, uniformly over where they start.
+        """Draw `B` sequences of `length` rows of one column that are held and followed by another, with uniform starts.
 
-        A run may go over ends of episodes (`valid` tells). `carry` is the extra of that name at the first row, if there
-        is one. While no column holds `length + 1` rows, `valid` is False everywhere.
+        A sequence may cross ends of episodes (see `valid`). `carry` is the extra of that name at the first row, if
+        there is one. While no column holds `length + 1` rows, `valid` is False everywhere.
         """
         if not 1 <= length < self.length:
             raise value_error("length", f"from 1 to {self.length - 1} (rows per column - 1)", length)
@@ -344,7 +344,7 @@ class Replay:
         )
 
     def _check(self, state: ReplayState, block: Block, n: int) -> None:
-        """Raise unless the block is of `n` actors, not too long, and of the components that `init` was shown."""
+        """Raise unless the block is of `n` actors, not too long, and has the components that `init` was given."""
         T = block.reward.shape[0]
         if block.reward.shape[1] != n:
             raise value_error("block", f"of {n} actors, one per column", block.reward.shape[1])
@@ -374,7 +374,7 @@ class Replay:
                 )
 
     def _trimmed(self, rows: Tree, new: Cursor, written: Array, column: Int[Array, "1 n"], T: int) -> Cursor:
-        """Let the oldest rows go if `written` frames have overwritten theirs, and count the valid rows that stay."""
+        """Drop the oldest rows if `written` frames have overwritten theirs, and count the valid rows that stay."""
         held = new.held
         if self.frames:
             depth, length = self.stacks.depth, self.stacks.length
@@ -396,7 +396,7 @@ class Replay:
         index: Int[Array, "T n"],
         valid: Int[Array, "T n"],
     ) -> tuple[Array, ...]:
-        """Give the highest weight to rows that are now followed, and none to the newest and to those that left."""
+        """Give the highest weight to rows that are now followed, and none to the newest and to those that have left."""
         if not self.prioritised:
             return ()
         T, nowhere = len(index), state.priorities[0].size

@@ -15,7 +15,7 @@ FLAG_BITS = 3
 
 
 class Row(NamedTuple):
-    """One row of one actor, to show shapes and types. Leaves without leading axes; `jax.ShapeDtypeStruct` will do."""
+    """One row of one actor, an example of shapes and types. Leaves without leading axes; `jax.ShapeDtypeStruct` will do."""
 
     observation: Tree
     action: Tree
@@ -34,7 +34,7 @@ class Cursor(NamedTuple):
     valid: Int[Array, "1 n"]
     """Valid rows held."""
     open: Int[Array, "1 n"]
-    """1 where the newest row is valid, so that it still waits for what follows it."""
+    """1 where the newest row is valid, so that it still waits for the row that follows it."""
     frame: Int[Array, "1 n"]
     """Frame to be written next."""
 
@@ -45,7 +45,7 @@ class ReplayState(NamedTuple):
     cursor: Int[Array, "6 N"]
     """A `Cursor`, in one array."""
     rows: Tree
-    """Dict of observation (but for its stacks), action, reward, extras, `mark` (flags, and the rank of the first valid
+    """Dict of observation (without its stacks), action, reward, extras, `mark` (flags, and the rank of the first valid
     row from this one on) and `frame` (the row's newest frame). Leaves `[N L, ...]`."""
     frames: Arrays
     """Single frames of the stacked observations, `[N F, ...]`."""
@@ -94,7 +94,7 @@ def _high(a: Array, b: Array) -> Array:
 def pick(key: Key, count: int, sizes: Int[Array, " N"]) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
     """Draw a column in proportion to its size, and a place below that size, uniformly (0 if all are empty).
 
-    The product of 32 random bits and the total, over 2^32, is uniform but for total / 2^32 of a row's share.
+    The product of 32 random bits and the total, over 2^32, is uniform up to total / 2^32 of a row's share.
     """
     ends = jnp.cumsum(sizes, dtype=jnp.int32)
     bits = random.bits(key, (count,))

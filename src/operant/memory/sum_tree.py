@@ -74,8 +74,8 @@ def draw(tree: Tree, key: Key, count: int) -> tuple[Int[Array, " count"], Float[
         rest = jnp.maximum(rest, 0.0)
         index = index * WIDTH + child
     weight = tree[0].at[index].get(mode="promise_in_bounds")
-    # Who uses the index waits for the weight, so that a later `assign` cannot overtake this read: XLA would have to
-    # copy all weights to allow that.
+    # Whatever uses the index waits for the weight, so that a later `assign` cannot overtake this read: XLA would have
+    # to copy all weights to allow that.
     return jnp.where(weight > 0, index, 0), weight
 
 
