@@ -24,14 +24,14 @@ def support(low: Scalar, high: Scalar, atoms: int) -> Float[Array, " K"]:
 def project(
     position: Float[Array, "*B J"], weight: Float[Array, "*B J"], low: Scalar, high: Scalar, atoms: int
 ) -> Float[Array, "*B K"]:
-    """Return the weights on the atoms of `support` that stand for weights at any positions.
+    """Return the weights on the atoms of `support` that represent weights at arbitrary positions.
 
     m_i = Σ_j [1 - |clip(T z_j, low, high) - z_i| / Δz]₀¹ p_j: Bellemare et al. 2017, equation 7, which their algorithm 1 computes.
     A position's weight goes to its two neighbours in proportion to nearness; positions beyond the ends go to the ends.
-    The sum of the weights stays, and so does their mean if no position lies beyond the ends.
+    The sum of the weights is kept, and so is the mean if no position lies beyond the ends.
 
     Args:
-        position: where the weights stand, T z_j = r + γ z_j.
+        position: where the weights are, T z_j = r + γ z_j.
         weight: p_j, each row's sum 1.
         low: first atom.
         high: last atom, above `low`.
@@ -39,11 +39,11 @@ def project(
     """
     index = (jnp.clip(position, low, high) - low) * ((atoms - 1) / (high - low))
     index, share = index.reshape(-1, index.shape[-1]), weight.reshape(-1, weight.shape[-1])
-    # A NaN goes to the first atoms, for all to see; as a whole number it might fall out of range, and be lost.
+    # A NaN goes to the first atoms, where it shows; as a whole number it might fall out of range and be lost.
     lower = jnp.where(index >= 1.0, jnp.minimum(jnp.floor(index), atoms - 2.0), 0.0)
     upper_share = share * (index - lower)
     row, left = jnp.arange(len(index))[:, None], lower.astype(jnp.int32)
-    # Adding in place: K² products for each row, as equation 7 stands, take hundreds of times as long on a CPU.
+    # By adding in place: the K² products per row of equation 7 take hundreds of times as long on a CPU.
     found = jnp.zeros((len(index), atoms), weight.dtype).at[row, left].add(share - upper_share)
     return found.at[row, left + 1].add(upper_share).reshape(*position.shape[:-1], atoms)
 
@@ -60,7 +60,7 @@ def entropy(weight: Float[Array, "*B K"]) -> Float[Array, "*B"]:
 
 
 def midpoints(quantiles: int) -> Float[Array, " K"]:
-    """Return the fractions τ̂_i = (2 i - 1) / 2 K, i = 1 to K, whose quantiles K equal weights should stand at.
+    """Return the fractions τ̂_i = (2 i - 1) / 2 K, i = 1 to K, at whose quantiles K equal weights should be.
 
     Dabney et al. 2018, lemma 2.
     """
@@ -80,7 +80,7 @@ def quantile_huber(
     fraction = midpoints(quantile.shape[-1]).reshape((1,) * (quantile.ndim - 1) + (-1,))
 
     def loss(error: Array) -> Array:
-        # L_κ(u) = u c - c²/2 has the gradient c: nothing is lost by holding c, and half of the time is saved.
+        # L_κ(u) = u c - c²/2 has the gradient c: holding c constant loses nothing and saves half of the time.
         clipped = jax.lax.stop_gradient(jnp.clip(error, -delta, delta))
         side = jnp.where(error < 0, 1.0 - fraction, fraction)
         return side * (error * clipped - 0.5 * jnp.square(clipped))

@@ -141,7 +141,7 @@ class Categorical:
 
 @_pytree
 class Bernoulli:
-    """Yes or no; the logit is log p / (1 - p)."""
+    """Yes or no; the logit is log(p / (1 - p))."""
 
     logits: Float[Array, "*B"]
     event_ndim: int = _event_ndim()
@@ -230,7 +230,7 @@ def _log_tanh_slope(u: Array) -> Array:
 
 
 def _width(range_: Array) -> Array:
-    """Return the width that densities are of: 1 instead of 0, where one value is all there is."""
+    """Return the width that densities use: 1 instead of 0, if there is only one value."""
     return jnp.where(range_ > 0, range_, 1.0)
 
 
@@ -259,7 +259,7 @@ class SquashedNormal:
         return self.sample_and_log_prob(noise)[0]
 
     def sample_and_log_prob(self, noise: Float[Array, "*B"]) -> tuple[Float[Array, "*B"], Float[Array, "*E"]]:
-        """Return an action and its log-density, which is exact also where tanh rounds to ±1."""
+        """Return an action and its log-density, which is exact even where tanh rounds to ±1."""
         u = self.mean + jnp.exp(self.log_std) * noise
         centre, half = self._scale()
         log_prob = _log_density(noise, self.log_std) - _log_tanh_slope(u) - jnp.log(_width(half))
@@ -379,7 +379,7 @@ class Beta:
 
 
 class Kind(NamedTuple):
-    """What must be known of a distribution to draw its noise."""
+    """What must be known about a distribution to draw its noise."""
 
     distribution: type[Distribution]
     shape: tuple[int, ...]
@@ -405,7 +405,7 @@ class Product:
         }
 
     def sample(self, noise: Mapping[str, Any]) -> Arrays:
-        """Return the actions that the noise stands for."""
+        """Return the actions drawn with this noise."""
         return {name: part.sample(noise[name]) for name, part in self.parts.items()}
 
     def mode(self) -> Arrays:
@@ -421,7 +421,7 @@ class Product:
         return self._sum({name: part.entropy() for name, part in self.parts.items()})
 
     def std(self) -> Float[Array, "*E"] | None:
-        """Return the mean standard deviation over the elements of continuous components; None where there are none."""
+        """Return the mean standard deviation over the elements of continuous components; None if there are none."""
         parts = [part for part in self.parts.values() if isinstance(part, Normal | SquashedNormal | Beta)]
         each = [(part.std(), part.event_ndim) for part in parts]
         size = sum(math.prod(std.shape[std.ndim - axes :]) for std, axes in each)

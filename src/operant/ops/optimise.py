@@ -28,11 +28,11 @@ _DECAYING = frozenset({"adamw", "nadamw", "sgdw"})
 """Optimisers with weight decay of their own."""
 
 GIVEN = "optax"
-"""Name that stands in files for an optimizer that no file can hold."""
+"""Placeholder in files for an optimizer that no file can hold."""
 
 FLAT_SIZE = 2**18
-"""Parameters up to which a step works on one long vector. It saves a dozen small kernels per leaf, which is most of the time
-of a small network's step; copying a large network would cost more than it saves."""
+"""Number of parameters up to which a step works on one long vector. It saves a dozen small kernels per leaf, which is
+most of the time of a small network's step; copying a large network would cost more than it saves."""
 
 
 class Optimizer(NamedTuple):
@@ -68,22 +68,22 @@ class Recipe:
 
     type: str
     weight_decay: float | int | None = None
-    """Share of each parameter, times the learning rate, that a step takes off (Loshchilov and Hutter 2019); None: the name's
-    own, 1e-4 where it ends in `w` and for `lamb`."""
+    """Share of each parameter, times the learning rate, that a step subtracts (Loshchilov and Hutter 2019); None: that
+    of the name, 1e-4 if it ends in `w` and for `lamb`."""
     clipnorm: float | int | None = None
     """Bound of the norm of each array of the gradient by itself."""
     clipvalue: float | int | None = None
     """Bound of each number of the gradient."""
     momentum: float | int = 0.0
-    """Share of the last step that is taken again."""
+    """Share of the last step that is repeated."""
     nesterov: bool = False
     """Whether momentum looks ahead."""
     centered: bool = False
-    """`rmsprop`: divide by the deviation, not by the root of the mean square."""
+    """`rmsprop`: divide by the standard deviation, not by the root of the mean square."""
     eps_in_sqrt: bool = False
     """`rmsprop`: add epsilon under the root."""
     initial_accumulator_value: float | int = 0.1
-    """`adagrad`: the sum of squares to begin with."""
+    """`adagrad`: the initial sum of squares."""
     decay: Any = None
     """A schedule of factors of the learning rate, by gradient steps."""
 
@@ -95,7 +95,7 @@ class Recipe:
 
     @classmethod
     def read(cls, value: str | Mapping[str, Any]) -> Recipe:
-        """Make one of a name or a dict with `type`.
+        """Make one from a name or a dict with `type`.
 
         Raises:
             SpecError: an unknown name or argument, with the close match, or a value that is not legal.
@@ -149,7 +149,7 @@ class Recipe:
         return scale
 
     def clip(self) -> list[optax.GradientTransformation]:
-        """Return the bounds of the gradient's parts."""
+        """Return what bounds parts of the gradient."""
         clips = []
         if self.clipnorm is not None:
             clips.append(scalings.clip_each(self.clipnorm))
@@ -184,7 +184,7 @@ class Given:
         return "an optax transformation"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what stands for it in a file; reading that says to give the object again."""
+        """Return its placeholder in a file; reading that is an error that asks for the object."""
         return {"type": GIVEN}
 
 
@@ -236,11 +236,11 @@ def optimizer(
     epsilon: Scalar = 1e-7,
     max_norm: Scalar | None = None,
 ) -> Optimizer:
-    """Build an optimiser. Its numbers may be traced: its state has no place for them.
+    """Build an optimiser. Its numbers may be traced, as its state does not hold them.
 
     Args:
         name: one of `scalings.SCALINGS`, or a dict with it as `type` and arguments of `Recipe`; or a transformation of the user's
-            (`Given`), which takes the place of all but `max_norm`.
+            (`Given`), which replaces all but `max_norm`.
         lr: learning rate.
         beta1: decay of the mean of gradients; the momentum of `momentum` and `nesterov`.
         beta2: decay of the mean of squared gradients; that of `rmsprop` and `adadelta` too. `sgd`, `momentum`,
@@ -263,7 +263,7 @@ def optimizer(
 
 
 def without_decay(name: str | Mapping[str, Any] | Given) -> str | Mapping[str, Any] | Given:
-    """Return the optimizer of a name whose steps do not depend on how large a parameter is: no weight decay, no layerwise scale."""
+    """Return a variant of an optimizer whose steps do not depend on how large parameters are: no weight decay, no layerwise scale."""
     if isinstance(name, Given):
         return name
     own = {"type": name} if isinstance(name, str) else {k: v for k, v in name.items() if k != "weight_decay"}
@@ -281,12 +281,12 @@ def apply(
     """Take one step, unless the gradient or the step is not finite: then parameters and state stay as they are, bit for bit.
 
     Args:
-        optimizer: of `optimizer`.
+        optimizer: from `optimizer`.
         params: parameters.
-        opt_state: state that `optimizer.init(params)` or an earlier step gave.
+        opt_state: state that `optimizer.init(params)` or an earlier step returned.
         grads: gradient, a tree like `params`.
-        there: whether there is a step to take (default: there is), such as not without any data: momentum would move the
-            parameters on a gradient of 0. Else nothing changes either, and nothing was skipped.
+        there: whether there is a step to take (default: yes). Without any data there is none, though momentum would
+            move the parameters on a gradient of 0. If False, nothing changes, and the step does not count as skipped.
 
     Returns:
         Parameters, state, and `grad_norm` (global norm before any clipping; a norm that overflows float32 counts

@@ -1,8 +1,8 @@
 """Cheap randomness inside updates: bits without a cipher's rounds, permutations without sorting.
 
 On CPU one call of `jax.random.bits` runs some eighty small kernels, more than the gradient of a small network, and sorting
-random numbers, as `jax.random.permutation` does, takes a quarter of a PPO update. What chooses samples and their order may
-be a good hash instead. Keys are JAX's own; draws that shape actions or parameters stay with `jax.random`.
+random numbers, as `jax.random.permutation` does, takes a quarter of a PPO update. A good hash is enough to choose
+samples and their order. Keys are JAX's own; draws that shape actions or parameters stay with `jax.random`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def bits(key: Key, shape: tuple[int, ...]) -> UInt32[Array, "..."]:
 
 
 def uniform(key: Key, shape: tuple[int, ...]) -> Float[Array, "..."]:
-    """Return uniform numbers of `[0, 1)`, multiples of 2^-24, made of `bits`."""
+    """Return uniform numbers in `[0, 1)`, multiples of 2^-24, made from `bits`."""
     return (bits(key, shape) >> jnp.uint32(8)).astype(jnp.float32) * jnp.float32(2.0**-24)
 
 
@@ -49,7 +49,7 @@ def poisson(key: Key, mean: float | Float[Array, ""]) -> Int32[Array, ""]:
     """Return a Poisson-distributed number: the inverse of its distribution function at a uniform number.
 
     Args:
-        key: consumed; of any implementation, where `jax.random.poisson` takes one kind only.
+        key: consumed; of any implementation, while `jax.random.poisson` takes only one.
         mean: from 0 to 64.
     """
     k = np.arange(POISSON_TERMS, dtype=np.float32)
@@ -96,7 +96,7 @@ def permutation(key: Key, n: int) -> Int32[Array, " {n}"]:
 
 
 def _encipher(x: UInt32[Array, " n"], keys: UInt32[Array, " R"], width: int) -> UInt32[Array, " n"]:
-    """Apply a bijection of the numbers of so many bits: rounds of (left, right) -> (right, left ^ hash(right))."""
+    """Apply a bijection of the numbers of `width` bits: rounds of (left, right) -> (right, left ^ hash(right))."""
     high, low = width // 2, width - width // 2
     left, right = x >> low, x & jnp.uint32(2**low - 1)
     for i in range(ROUNDS):  # an even number, so that the halves end at their own sizes

@@ -40,7 +40,7 @@ def traces(
 ) -> Float[Array, "*B"]:
     """Return lambda, or 0 where the next row does not continue this one: at truncations, invalid rows, and the rows before these.
 
-    A row before an invalid one is an episode's last, flagged or not: where a run was interrupted, nobody flagged it.
+    A row before an invalid one is an episode's last, flagged or not: an interrupted run flags nothing.
 
     Args:
         truncated: where the episode was cut (the value of the next row counts, its reward does not).
@@ -233,7 +233,7 @@ def retrace(
         Targets Qʳᵉᵗ of q(sₜ, aₜ).
     """
     c_t = jnp.minimum(clip_c, rho_t)
-    c_tp1 = jnp.roll(c_t, -1, axis=0)  # what wraps round meets the zero behind the last row
+    c_tp1 = jnp.roll(c_t, -1, axis=0)  # what wraps around is multiplied by the zero after the last row
     error_t = r_t + discount_t * v[1:] - q_sa
     return q_sa + _accumulate(error_t, discount_t * lambda_t * c_tp1)
 

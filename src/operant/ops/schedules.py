@@ -15,9 +15,9 @@ from operant.types import Array
 
 
 def value(schedule: Schedule, step: int | Integer[Array, "*S"]) -> Float[Array, "*S"]:
-    """Return what a schedule is worth at a step, as float32.
+    """Return the value of a schedule at a step, as float32.
 
-    With f = step / steps, held within [0, 1], and ε of each step a number of its own:
+    With f = step / steps, clipped to [0, 1], and an ε of its own for each step:
 
     ==================  ===============================================================
     constant            start
@@ -60,7 +60,7 @@ def value(schedule: Schedule, step: int | Integer[Array, "*S"]) -> Float[Array, 
 
 
 def _cosine(schedule: Schedule, step: Array) -> Array:
-    """Return half a cosine from start to end, behind a line from 0 to start (Loshchilov and Hutter 2017, without restarts)."""
+    """Return half a cosine from start to end, after a linear warmup from 0 to start (Loshchilov and Hutter 2017, without restarts)."""
     at, warmup = step.astype(jnp.float32), np.float32(schedule.warmup)
     f = jnp.clip((at - warmup) / np.float32(schedule.steps - schedule.warmup), 0.0, 1.0)
     share = 0.5 * (1.0 + jnp.cos(jnp.float32(math.pi) * f))
@@ -77,7 +77,7 @@ def _uniform(schedule: Schedule, step: Array) -> Array:
 
 
 def _ornstein_uhlenbeck(schedule: Schedule, step: Array) -> Array:
-    """Return the process at a step as the sum of what the steps up to it added and is still felt: Σ (1 - θ)^k σ ε."""
+    """Return the process at a step as the sum of the noise of those steps up to it that still matter: Σ (1 - θ)^k σ ε."""
     keep = 1.0 - schedule.theta
     terms = 1 if keep == 0 else math.ceil(math.log(1e-3) / math.log(keep))
     ago = np.arange(terms)

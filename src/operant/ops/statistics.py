@@ -22,14 +22,14 @@ class Moments(NamedTuple):
     """Mean and variance of the rows seen so far, element by element."""
 
     rows: Int[Array, ""]
-    """How many; it stays at 2^31 - 1, from where on old rows fade."""
+    """How many; the count stops at 2^31 - 1, from where on old rows fade."""
     mean: Float[Array, "*S"]
     var: Float[Array, "*S"]
     """Population variance; 0 before the first row."""
     mean_rest: Float[Array, "*S"]
-    """What `mean` could not hold of its true value."""
+    """What rounding left out of `mean`."""
     var_rest: Float[Array, "*S"]
-    """What `var` could not hold of its true value."""
+    """What rounding left out of `var`."""
 
 
 class RewardScale(NamedTuple):
@@ -38,7 +38,7 @@ class RewardScale(NamedTuple):
     total: Float[Array, " N"]
     moments: Moments
     columns: Int[Array, " C"] | tuple[()] = ()
-    """The actor of each column of the next rows, where that is not column by column: one may have several, and N is nobody."""
+    """The actor of each column of the next rows, if these are not all actors in order: one may have several, and N is none."""
 
 
 def init(shape: tuple[int, ...]) -> Moments:
@@ -69,7 +69,7 @@ def update(moments: Moments, x: Num[Array, "..."], valid: Bool[Array, "*L"]) -> 
         valid: rows that count.
     """
     lead = tuple(range(valid.ndim))
-    # Differences to the running mean are small, and the second pass below takes out what the first one rounded.
+    # Differences from the running mean are small, and the second pass below removes what the first one rounded.
     difference = x.astype(jnp.float32) - jnp.broadcast_to(moments.mean, x.shape)
     summed = 4.0 * valid.size * jnp.square(difference)  # bounds the sum of squares around the new mean
     valid = valid & jnp.all(jnp.isfinite(summed), axis=tuple(range(valid.ndim, x.ndim)))
@@ -132,13 +132,14 @@ def scale_rewards(
 
     Row by row Rₜ = γ Rₜ₋₁ + rₜ enters the moments and rₜ is divided by their standard deviation, so it does not
     matter how the rows are cut into blocks. Rewards are not centred: that would change which policy is best. A reward
-    that is not finite stays what it is and counts for nothing else.
+    that is not finite stays as it is and affects nothing else.
 
     Args:
-        scale: what was seen before, and whose the columns are. An actor's columns follow one another, in their order.
-        reward: rewards as the environment gave them.
+        scale: what was seen before, and whose the columns are. Several columns of one actor follow one another in time.
+        reward: rewards as the environment returned them.
         ended: where the episode terminated or was truncated: R starts again at 0.
-        valid: False on rows without an action, which become 0. R starts again there, too: such a row ends an episode, flagged or not.
+        valid: False on rows without an action, which become 0. R starts again there too: such a row ends an episode,
+            flagged or not.
         gamma: discount of R.
         clip: bound of the scaled rewards.
         epsilon: added to the variance.
@@ -179,7 +180,7 @@ def scaled(
 
     Args:
         scale: what was seen.
-        reward: rewards as the environment gave them.
+        reward: rewards as the environment returned them.
         clip: bound of the result.
         epsilon: added to the variance.
     """

@@ -26,9 +26,10 @@ def fisher_product(
 ) -> Callable[[Vector], Vector]:
     """Return v -> (F + damping I) v, with F the Fisher matrix `[D, D]`, which is never built.
 
-    F = Jᵀ M J (appendix C.1): J is the derivative of the network's outputs, M the second derivative of the divergence by the
-    outputs, where both distributions are equal. That costs one pass forward and one back for each v, and unlike the second
-    derivative of the divergence by the parameters it is positive semidefinite also in rounded arithmetic.
+    F = Jᵀ M J (appendix C.1): J is the Jacobian of the network's outputs, M the Hessian of the divergence with respect
+    to the outputs, where both distributions are equal. That costs one forward and one backward pass for each v, and
+    unlike the Hessian of the divergence with respect to the parameters it is positive semidefinite even in rounded
+    arithmetic.
 
     Args:
         network: parameters to outputs, on the rows over which F is a mean.
@@ -61,12 +62,12 @@ def conjugate_gradient(
 ) -> Solution:
     """Solve A x = b from x = 0 (Hestenes and Stiefel 1952).
 
-    It ends early where A shows no positive curvature along the direction of search, and returns what it has then.
+    It ends early if A has no positive curvature along the search direction, and returns what it has by then.
 
     Args:
         product: v -> A v, A symmetric and positive definite.
-        b: right-hand side. If it is not finite nor is the solution, or it is 0.
-        iterations: at most so many; in exact arithmetic D suffice.
+        b: right-hand side. If it is not finite, the solution is not finite either, or 0.
+        iterations: maximal number; in exact arithmetic D suffice.
         tolerance: ends once the squared norm of the residual b - A x is at most this.
     """
 
@@ -99,13 +100,13 @@ def natural_step(
     iterations: int,
     tolerance: Scalar = 0.0,
 ) -> Vector:
-    """Return the step that climbs most where the divergence, to second order, is `max_kl`.
+    """Return the step that ascends most among those whose divergence, to second order, is `max_kl`.
 
     s = √(2 δ / xᵀ F x) x with F x = g (appendix C); 0 for a gradient of 0.
 
     Args:
-        product: v -> F v, as of `fisher_product`.
-        gradient: g, of what is to rise.
+        product: v -> F v, as from `fisher_product`.
+        gradient: g, of what is to be maximised.
         max_kl: δ, in nats.
         iterations: of `conjugate_gradient`.
         tolerance: of `conjugate_gradient`.
@@ -123,7 +124,7 @@ class Searched(NamedTuple):
     """The accepted candidate; the start, bit for bit, if there was none."""
     accepted: Bool[Array, ""]
     refused: Int[Array, ""]
-    """Candidates refused, which is how often the step was halved."""
+    """Candidates refused, which is how often the step was shortened."""
 
 
 def line_search(
@@ -137,7 +138,7 @@ def line_search(
     """Try start + step, start + factor step, start + factor² step, ... until one is accepted.
 
     Args:
-        accept: tells whether a candidate is good enough. A candidate that is not finite it must refuse, which comparisons
+        accept: tells whether a candidate is good enough. It must refuse one that is not finite, as comparisons
             with NaN do.
         start: where to stay if every candidate is refused.
         step: the longest step.
