@@ -5,7 +5,7 @@ constructor arguments, search ranges, docs tables and checkpoint headers all der
 turns a specification (an object, a name, a dict with `type`, a JSON file, an importable class) into the
 thing it names.
 
-This package imports neither JAX nor Keras: help must come at once.
+This package imports neither JAX nor Keras: help must appear at once.
 """
 
 from operant.spec.config import (

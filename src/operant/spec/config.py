@@ -21,7 +21,7 @@ Search = Literal["log_uniform", "int", "categorical"]
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """What is known of one hyperparameter beside its name, type and default."""
+    """What is known about one hyperparameter besides its name, type and default."""
 
     help: str
     """One or two sentences: what it is; what raising it does."""
@@ -39,11 +39,11 @@ class Option:
     """A number that compiled code takes as an argument: it may change, be a schedule, or be mapped over by `vmap`,
     without compiling again. Other options shape the program."""
     aliases: tuple[str, ...] = ()
-    """Names accepted for it beside its own."""
+    """Names accepted for it besides its own."""
     needs: tuple[str, Any] | None = None
     """Another option, and the value of it (or several, as a tuple) without which this one has no effect."""
     settled: bool = False
-    """Whether it may not change in a run that goes on: only the beginning reads it, or it is the unit of what was learnt."""
+    """Whether it must stay the same in a resumed run: only the start of a run reads it, or it is the unit of what was learnt."""
 
 
 def option(
@@ -86,7 +86,7 @@ class ConfigMeta(type):
 
 
 class Config(metaclass=ConfigMeta):
-    """A named set of options with checked values. Never written to; `replace` gives a changed copy."""
+    """A named set of options with checked values. Never written to; `replace` returns a changed copy."""
 
     def __post_init__(self) -> None:
         """Check types and bounds of every field, then `check`, and report all faults at once."""
@@ -110,12 +110,12 @@ class Config(metaclass=ConfigMeta):
 
     @classmethod
     def words(cls) -> Iterable[str]:
-        """Return the arguments that `translated` reads beside options and their aliases."""
+        """Return the arguments that `translated` reads besides options and their aliases."""
         return ()
 
     @classmethod
     def translated(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return arguments in the words of the options; a subclass may understand others, too."""
+        """Return arguments in terms of options; a subclass may understand others as well."""
         return dict(given)
 
     def replace(self, **changes: Any) -> typing.Self:
@@ -123,7 +123,7 @@ class Config(metaclass=ConfigMeta):
         return type(self)(**{**vars(self), **canonical(type(self), changes)})
 
     def with_values(self, values: Mapping[str, Any]) -> typing.Self:
-        """Return a copy with values put in unchecked: compiled code's numbers in place of floats and schedules."""
+        """Return a copy with values put in unchecked: the numbers of compiled code in place of floats and schedules."""
         copy = object.__new__(type(self))
         copy.__dict__.update({**vars(self), **values})
         return copy
@@ -134,7 +134,7 @@ class Config(metaclass=ConfigMeta):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> typing.Self:
-        """Build one of `to_dict`'s data; missing options take their defaults."""
+        """Build one from the data of `to_dict`; missing options take their defaults."""
         return build(cls, dict(data), _label(cls))
 
 
@@ -151,7 +151,7 @@ def default(cls: type[Config], name: str) -> Any:
 
 
 def effective(needs: tuple[str, Any], values: Mapping[str, Any]) -> bool:
-    """Tell whether options have what one of them needs (`Option.needs`) to have an effect."""
+    """Return whether the values of options meet what one of them needs (`Option.needs`) to have an effect."""
     switch, wanted = needs
     return values.get(switch) in (wanted if isinstance(wanted, tuple) else (wanted,))
 
@@ -162,7 +162,7 @@ def traced(cls: type[Config]) -> tuple[str, ...]:
 
 
 def canonical(cls: type[Config], given: Mapping[str, Any], label: str | None = None) -> dict[str, Any]:
-    """Replace aliases by names; refuse unknown names (with the close match) and doubles, under a label."""
+    """Replace aliases by names; refuse unknown names (with the close match) and duplicates; messages begin with the label."""
     known = options(cls)
     label = _label(cls) if label is None else label
     names = {alias: name for name, meta in known.items() for alias in meta.aliases}
@@ -188,7 +188,7 @@ def checked(cls: type[Config], name: str, value: Any) -> Any:
 
 
 def build(cls: Callable[..., T], arguments: dict[str, Any], label: str) -> T:
-    """Call `cls` with the arguments, in the words of a config too; unknown and missing ones are named, with the close match."""
+    """Call `cls` with the arguments, for a config also by aliases; unknown and missing ones are named, with the close match."""
     if isinstance(cls, type) and issubclass(cls, Config):
         return typing.cast(T, cls(**canonical(cls, arguments, label)))
     return typing.cast(T, called(cls, arguments, label))
@@ -199,7 +199,7 @@ def _label(cls: type) -> str:
 
 
 def _traced_value(value: Any) -> bool:
-    """Tell whether it is a number inside a JAX transformation, not known yet."""
+    """Return whether this is a number inside a JAX transformation, not known yet."""
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(value, jax.core.Tracer)
 
@@ -215,7 +215,7 @@ def _adapter(cls: type[Config], name: str) -> Any:
 
 @functools.cache
 def _counts(cls: type[Config], name: str) -> bool:
-    """Tell whether an option is a whole number, which may be written as a float: `max_steps=1e6`."""
+    """Return whether an option is a whole number, which may be written as a float: `max_steps=1e6`."""
     hint = typing.get_type_hints(cls)[name]
     kinds = {hint, *typing.get_args(hint)}
     return int in kinds and float not in kinds
@@ -245,7 +245,7 @@ def _checked(cls: type[Config], name: str, meta: Option, value: Any) -> Any:
     _bounded(name, meta, value)
     if isinstance(value, float) and math.isinf(
         value
-    ):  # it would only show as numbers that are not finite, later
+    ):  # otherwise it would only show later, as numbers that are not finite
         raise value_error(name, "a finite number", value)
     if meta.choices is not None and value is not None and value not in meta.choices:
         raise SpecError(

@@ -42,7 +42,7 @@ class Registry(Generic[T]):
         Args:
             spec: a registered name, ``module.Class``, the path of a JSON file, a class, or a dict with one of
                 these as `type`.
-            extra: arguments beside those in the specification; giving one twice is an error.
+            extra: arguments besides those in the specification; giving one twice with different values is an error.
         """
         arguments: dict[str, Any] = {}
         seen: list[str] = []

@@ -41,24 +41,24 @@ class Schedule:
     end: float = 0.0
     """Value from `steps` on; the other bound of `random` (the others ignore it)."""
     steps: int = 0
-    """How long it takes from `start` to `end`, in `unit`; at least 1 of the types that take steps."""
+    """How long it takes from `start` to `end`, in `unit`; at least 1 for the types that use it."""
     unit: Literal["timesteps", "episodes", "updates"] = "timesteps"
     power: float = 1.0
     """Exponent of `polynomial`."""
     warmup: int = 0
-    """`cosine`: how many of the `steps` come first, in which it rises from 0 to `start` in a line."""
+    """`cosine`: how many of the `steps` come first, in which it rises linearly from 0 to `start`."""
     boundaries: tuple[int, ...] = ()
     """`piecewise`: the steps at which the value changes."""
     values: tuple[float, ...] = ()
     """`piecewise`: the value from each boundary on."""
     theta: float = 0.15
-    """`ornstein_uhlenbeck`: share of the distance from the mean that a step takes back."""
+    """`ornstein_uhlenbeck`: share of the distance from the mean that each step removes."""
     sigma: float = 0.3
-    """`ornstein_uhlenbeck`: deviation of what a step adds."""
+    """`ornstein_uhlenbeck`: standard deviation of the noise that each step adds."""
     absolute: bool = False
-    """`ornstein_uhlenbeck`: without its sign."""
+    """`ornstein_uhlenbeck`: whether to take the absolute value."""
     seed: int = 0
-    """`random` and `ornstein_uhlenbeck`: another sequence."""
+    """`random` and `ornstein_uhlenbeck`: each seed gives another sequence."""
 
     def __post_init__(self) -> None:
         """Check the parts against one another."""
@@ -116,7 +116,7 @@ class Schedule:
 
     @classmethod
     def read(cls, value: Any) -> Schedule:
-        """Make one of a schedule, a dict, or ``kind:START:END:STEPS``."""
+        """Make one from a schedule, a dict, or ``kind:START:END:STEPS``."""
         if isinstance(value, Schedule):
             return value
         if isinstance(value, Mapping):
@@ -137,7 +137,7 @@ class Schedule:
 
     @staticmethod
     def _translated(given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields that a dict stands for, which may use other words for some."""
+        """Return the fields that a dict stands for, which may use other names for some."""
         other = {"initial_value": "start", "final_value": "end", "num_steps": "steps", "minval": "start"}
         other |= {"maxval": "end", "mu": "start", "value": "start"}
         other |= {"peak_value": "start", "end_value": "end", "decay_steps": "steps", "warmup_steps": "warmup"}
@@ -151,7 +151,7 @@ class Schedule:
             values = list(found.get("values", ()))
             found |= {"type": "piecewise", "start": values[0] if values else None, "values": values[1:]}
         if "type" in found:
-            _check_type(found["type"])  # before what the arguments of that type would be
+            _check_type(found["type"])  # first, as the legal arguments depend on it
         if "decay_rate" in found:
             raise SpecError(
                 "schedule takes no argument 'decay_rate': an exponential one goes from 'start' to 'end' within 'steps'. "
@@ -165,7 +165,7 @@ class Schedule:
 
     @property
     def spread(self) -> float:
-        """Three standard deviations of an Ornstein-Uhlenbeck process in the long run; it is held within them."""
+        """Three long-run standard deviations of an Ornstein-Uhlenbeck process, within which it is clipped."""
         return 3.0 * self.sigma / math.sqrt(1.0 - (1.0 - self.theta) ** 2)
 
     def range(self) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""What specifications name beside registered things: files to read, objects to import, and when neither is allowed."""
+"""What specifications name besides registered things: files to read, objects to import, and when neither is allowed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _SOURCE: contextvars.ContextVar[_Source | None] = contextvars.ContextVar("_SOURC
 
 @contextlib.contextmanager
 def data_only(source: str, remedy: str) -> Iterator[None]:
-    """Within it specifications come from somebody else, perhaps: what they name is neither imported nor opened.
+    """Within this context specifications may come from somebody else: what they name is neither imported nor opened.
 
-    Registered names remain, and classes that this program has registered with Keras.
+    Registered names still work, as do classes that this program has registered with Keras.
 
     Args:
         source: where they come from, for the message.
@@ -40,7 +40,7 @@ def data_only(source: str, remedy: str) -> Iterator[None]:
 
 
 def refuse_code(named: object, what: str) -> None:
-    """Refuse something to import or to open, where specifications are data only.
+    """Refuse to import or open something while specifications are data only.
 
     Raises:
         SpecError: they are.
@@ -53,7 +53,7 @@ def refuse_code(named: object, what: str) -> None:
 
 
 def refuse_places(value: Any, what: str) -> None:
-    """Refuse strings, also within lists and dicts, that could name a file or a module, where specifications are data only.
+    """Refuse strings, also within lists and dicts, that could name a file or a module, while specifications are data only.
 
     Raises:
         SpecError: they are, and one could.
@@ -68,7 +68,7 @@ def refuse_places(value: Any, what: str) -> None:
 
 
 MODEL_FILES = Path(__file__).parents[1] / "agents" / "models"
-"""Where the `.cfg` files are that come along; `models.json` says which are whose."""
+"""Folder of the `.cfg` files that come with operant; `models.json` says which agent each belongs to."""
 
 
 def read_json(path: str | Path, what: str) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def read_json(path: str | Path, what: str) -> dict[str, Any]:
         raise SpecError(
             f"The {what} file {str(path)!r} is not JSON: {error.msg} (line {error.lineno})."
         ) from None
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets within brackets
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, deeply nested brackets
         raise SpecError(f"The {what} file {str(path)!r} cannot be read: {error}.") from None
     if not isinstance(data, dict):
         raise SpecError(

@@ -1,4 +1,4 @@
-"""Plain values: the one form in which options hold them, their JSON data, calls by names of arguments."""
+"""Plain values: the one form in which options hold them, their JSON data, calls by argument names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def settled(value: Any) -> Any:
 
 
 def finite(value: Any) -> bool:
-    """Tell whether it is a number (no truth value), and a finite one."""
+    """Return whether this is a finite number (and no truth value)."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
