@@ -1,8 +1,9 @@
 """Policies as files that run without operant: StableHLO, which JAX runs, and ONNX, which its own runtime and many others run.
 
-What is exported is all that deterministic acting is: normalisation of observations, networks, action masks, recurrent state in
-and out, actions clipped to their bounds and in the environment's measure. Beside the file `agent.onnx` stands `agent.onnx.json`,
-which describes its inputs and outputs (`operant.export.interface`). An exported policy cannot learn on: it is no agent.
+An export comprises all of deterministic acting: normalisation of observations, networks, action masks, recurrent state
+in and out, actions clipped to their bounds and in the environment's units. Next to the file `agent.onnx` there is
+`agent.onnx.json`, which describes its inputs and outputs (`operant.export.interface`). An exported policy cannot go on
+learning: it is no agent.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from operant.errors import SpecError, UsageError
 
 Exported = Literal["stablehlo", "onnx"]
 FORMATS: dict[str, str] = {"stablehlo": ".stablehlo", "onnx": ".onnx"}
-"""Formats, and how their files' names end."""
+"""Formats, and the suffixes of their files."""
 
 
 def refuse_saved_model(format: Any) -> None:
@@ -31,7 +32,7 @@ def refuse_saved_model(format: Any) -> None:
 
 
 def require(format: str, *modules: str) -> None:
-    """Refuse to go on without the modules that a format needs.
+    """Raise if a module that a format needs is missing.
 
     Raises:
         UsageError: one is missing; the message says how to install it.

@@ -40,7 +40,7 @@ def write(
 
     Raises:
         SpecError: a layer cannot be converted, or the directory is a file.
-        UsageError: the agent's actions are drawn by chance, or what the format needs is not installed.
+        UsageError: the agent always draws its actions, or what the format needs is not installed.
     """
     function = PolicyFunction(learner, acting)
     data = _WRITERS[format](function)
@@ -129,7 +129,7 @@ def _compare(function: PolicyFunction, data: bytes) -> None:
     from onnxruntime import InferenceSession
 
     inputs = function.interface.sample(np.random.default_rng(0), ROWS)
-    with jax.default_matmul_precision("float32"):  # as there, where JAX's default on a GPU is less
+    with jax.default_matmul_precision("float32"):  # as in ONNX; JAX's default on a GPU is less precise
         wanted = jax.jit(function)(inputs)
     session = InferenceSession(data, providers=["CPUExecutionProvider"])
     names = list(wanted)
@@ -139,7 +139,7 @@ def _compare(function: PolicyFunction, data: bytes) -> None:
             same = np.isclose(received, x, rtol=1e-3, atol=1e-4)
         else:
             same = received == x
-        # Between two choices that are as good, rounding may decide otherwise.
+        # Between two equally good choices, rounding may decide differently.
         if np.mean(same) < 0.95:
             raise SpecError(
                 f"The policy as ONNX differs from the agent's in {name!r}: a layer is not converted faithfully. "

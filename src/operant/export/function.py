@@ -24,7 +24,7 @@ class PolicyFunction:
         acting: what its acting needs.
 
     Raises:
-        UsageError: the agent draws its actions even then.
+        UsageError: the agent draws its actions even when it should act deterministically.
     """
 
     def __init__(self, learner: Learner, acting: Acting) -> None:
@@ -90,7 +90,7 @@ class PolicyFunction:
         return flat
 
     def _refuse_chance(self) -> None:
-        """Refuse a policy whose actions depend on the noise of acting although nothing is to be explored."""
+        """Refuse a policy whose actions depend on the noise of acting even without exploration."""
         noise = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.batch, *x.shape[1:]), x.dtype), self._noise)
         traced = jax.make_jaxpr(lambda noise, inputs: self._outputs(self._act(inputs, noise)))(
             noise, self.shapes

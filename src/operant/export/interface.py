@@ -1,6 +1,6 @@
 """Inputs and outputs of an exported policy: their names, shapes and types, as the JSON file beside it holds them.
 
-All of them are arrays whose first axis is the batch, in the environment's measure and in the types that agents store:
+All of them are arrays whose first axis is the batch, in the environment's units and in the types that agents store:
 
 | input | output | |
 |---|---|---|
@@ -26,7 +26,7 @@ from operant.spaces import Leaf, Space, Spaces, mask_name
 Flat = dict[str, np.ndarray]
 
 VERSION = 1
-"""Of the JSON file; one that is not known is refused."""
+"""Version of the JSON file; unknown ones are refused."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Port:
     """Flat name of the component, of the masked action, or path of the internal state."""
     leaf: Leaf
     path: tuple[str, ...]
-    """Where it stands in the nested structure; empty for a single unnamed component."""
+    """Its place in the nested structure; empty for a single unnamed component."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON data."""
@@ -59,7 +59,7 @@ class Interface:
     """Inputs and outputs of one policy.
 
     Raises:
-        SpaceError: numbers of a component exceed the 32 bits that they pass the door in.
+        SpaceError: values of a component exceed the 32 bits in which they are passed.
     """
 
     spaces: Spaces
@@ -67,7 +67,7 @@ class Interface:
     """Recurrent state of one actor at the start of an episode, by path; empty if there is none."""
 
     def __post_init__(self) -> None:
-        """Check that numbers fit their types in the environment's measure."""
+        """Check that values in the environment's units fit their types."""
         for space in (self.spaces.states, self.spaces.actions):
             for name, leaf in space.components.items():
                 if leaf.has_offset and not np.all(np.abs([leaf.low, leaf.high]) < 2**31):
@@ -101,7 +101,7 @@ class Interface:
             yield Port(f"{group}/{path}", "internals", path, leaf, tuple(path.split("/")))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the description that stands beside an exported policy."""
+        """Return the description that is saved with an exported policy."""
         return {
             "version": VERSION,
             "inputs": [port.to_json() for port in self.inputs],
@@ -131,7 +131,7 @@ class Interface:
         return flat
 
     def write(self, outputs: Mapping[str, Any]) -> tuple[Flat, Flat]:
-        """Return stored actions `[n, ...]` and internals by path, of the outputs."""
+        """Return stored actions `[n, ...]` and internals by path, from the outputs."""
         actions: Flat = {}
         after: Flat = {}
         for port in self.outputs:
@@ -143,7 +143,7 @@ class Interface:
         return actions, after
 
     def sample(self, generator: np.random.Generator, n: int) -> Flat:
-        """Return random inputs `[n, ...]`, as far as the specification tells what is legal."""
+        """Return random inputs `[n, ...]`, legal as far as the specification tells."""
         return {port.name: _drawn(port, generator, n) for port in self.inputs}
 
 

@@ -21,7 +21,7 @@ class Policy:
 
     Args:
         interface: its inputs and outputs.
-        run: computes outputs of inputs by name.
+        run: computes outputs from inputs, by name.
     """
 
     def __init__(self, interface: Interface, run: Run) -> None:
@@ -38,7 +38,7 @@ class Policy:
 
         Args:
             states: one state in the structure of the specification, masks included, or several along a leading axis.
-            internals: recurrent state: what `initial_internals` or the call before gave.
+            internals: recurrent state: what `initial_internals` or the previous call returned.
 
         Returns:
             Actions in the structure of the specification; `(actions, internals)` if `internals` were given.
@@ -66,10 +66,10 @@ class Policy:
         """Act in a vector of environments: on stored observations `[n, ...]`, with internals `[n, ...]` by path.
 
         Args:
-            observation: flat, as vectors give it.
-            internals: of the row before.
-            first: `[n]`, where an episode begins, for which the internals start anew.
-            row: counts the calls; of no matter here.
+            observation: flat, as vector environments return it.
+            internals: those after the previous row.
+            first: `[n]`, True where an episode begins, so that the internals start anew.
+            row: number of the call; not used here.
         """
         begun = {
             path: np.where(first.reshape(-1, *[1] * x.ndim), x[None], internals[path])
@@ -118,7 +118,7 @@ def load_policy(path: str | Path, filename: str | None = None) -> Policy:
 
     Raises:
         CheckpointError: there is none, or it cannot be read.
-        UsageError: what runs the format is not installed.
+        UsageError: the package that runs the format is not installed.
     """
     file = _found(Path(path), filename)
     interface = _interface(file)
