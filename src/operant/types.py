@@ -1,6 +1,6 @@
 """The types that every layer shares, and the glossary of axes.
 
-Axes, in the order in which they stand:
+Axes, in their order:
 
 ====  ==========================================================
 T     rows of time in a block (one row per vector step)
@@ -11,8 +11,8 @@ L     rows of a replayed sequence
 
 Experience is a *stream* of rows per actor. An episode of `n` actions takes `n + 1` rows: one per action, and
 one for its last observation, on which no action is taken (`valid` is False there). So the observation that
-followed row `t` is always the observation of row `t + 1`, also at a time limit, and every frame is stored
-once. Vector environments with Gymnasium's next-step autoreset produce just this stream.
+followed row `t` is always the observation of row `t + 1`, even at a time limit, and every frame is stored
+once. Vector environments with Gymnasium's next-step autoreset produce exactly this stream.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Block(NamedTuple):
     valid: Bool[Array, "T N"]
     """False on the row of an episode's last observation: no action was taken, its other fields mean nothing."""
     extras: Tree
-    """What `act` gave beside the action (log-probabilities, say). Leaves `[T, N, ...]`."""
+    """What `act` returned besides the action (log-probabilities, say). Leaves `[T, N, ...]`."""
     carry: Tree
     """Recurrent state before row 0. Leaves `[N, ...]`; `()` for a feed-forward model."""
 
@@ -77,7 +77,7 @@ class Transition(NamedTuple):
 
 
 class Action(NamedTuple):
-    """What a policy answers to `N` observations."""
+    """What a policy returns for `N` observations."""
 
     action: Arrays
     """As drawn: what is stored."""

@@ -24,7 +24,7 @@ class Preset(NamedTuple):
     score: str
     """What was measured with them."""
     control: bool = False
-    """Whether they must fail, as a control of the benchmarks: nobody is to train with them."""
+    """Whether they must fail, as a control of the benchmarks: nobody should train with them."""
 
 
 def every() -> Iterator[Preset]:
