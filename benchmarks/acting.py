@@ -1,4 +1,4 @@
-"""What one `agent.act` and `agent.observe` of a 4-64-64-2 policy take, beside the bare forward pass of PyTorch.
+"""What one `agent.act` and `agent.observe` of a 4-64-64-2 policy take, next to the bare forward pass of PyTorch.
 
     python benchmarks/acting.py --peers-python PEERS/bin/python        # writes benchmarks/results/acting.md
 
@@ -36,7 +36,7 @@ def torch_forward():
 
 
 def act_and_observe(actors):
-    """Return the call of act and observe for so many actors, each with a state of its own."""
+    """Return the call of act and observe for this many actors, each with a state of its own."""
     import numpy as np
 
     from operant import Agent
@@ -46,7 +46,7 @@ def act_and_observe(actors):
         states={"type": "float", "shape": (4,)},
         actions={"type": "int", "num_values": 2},
         model=[{"type": "dense", "size": 64}] * 2,
-        n_steps=1_000_000,  # no update comes between
+        n_steps=1_000_000,  # no update in between
         mini_batches=1,
         parallel_interactions=actors,
         seed=0,

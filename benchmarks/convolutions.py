@@ -1,7 +1,8 @@
-"""Time the ways to compute convolutions on CPU, and what they do to small networks; compare the numbers they give.
+"""Time the ways to compute convolutions on CPU, and their effect on small networks; compare their results.
 
 `plain` is XLA's own convolution, `own` what operant does (`operant.nn.convolutions`); `+library` is with
-`operant.runtime.LIBRARY_FLAG`. Times are of the processor: the least that a call took, over rounds the median, in ms.
+`operant.runtime.LIBRARY_FLAG`. Times are processor times in ms: the shortest call of each round, the median over
+rounds.
 
     python benchmarks/convolutions.py --rounds 5 --seconds 5
 
@@ -25,7 +26,7 @@ import numpy as np
 
 WAYS = ("plain", "plain+library", "own", "own+library")
 TASKS = ("forward-8", "forward-256", "gradient-32", "gradient-256", "scan-16", "scan-64", "ppo-mlp")
-"""The number is of frames. `scan` is two gradient steps in a loop, as in an update."""
+"""Numbers are of frames. `scan` is two gradient steps in a loop, as in an update."""
 
 
 def nature(frames: int, kind: str) -> Callable[[], Any]:

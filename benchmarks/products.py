@@ -1,12 +1,13 @@
 """Time the matrix products of a gradient step of TD3, DDPG and SAC on CPU: batch 256, layers of 256, on one core and on more.
 
-`library` is what XLA does by itself, `eigen` the same without its library for matrix products, `numpy` the BLAS that NumPy brings.
-Twenty products in a loop, each of the last one's result, as the layers of a network in an update; microseconds of each, the median of calls, over rounds
-the median.
+`library` is what XLA does by itself, `eigen` the same without its library for matrix products, `numpy` the BLAS that
+comes with NumPy. Twenty products in a loop, each with the result of the last, like the layers of a network in an
+update; microseconds per product, the median of calls, then the median over rounds.
 
     python benchmarks/products.py --rounds 5 --seconds 2
 
-Every measurement is a process of its own: XLA reads its flags once, and asks once for cores. Rounds alternate between the ways.
+Every measurement is a process of its own: XLA reads its flags and the number of cores only once. Rounds alternate
+between the ways.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Time of one step of one environment, wherever it runs, beside Gymnasium's `AsyncVectorEnv` and a plain Ray actor. On one machine,
-over loopback.
+"""Time of one step of one environment, wherever it runs, next to Gymnasium's `AsyncVectorEnv` and a plain Ray actor. On
+one machine, over loopback.
 
     python benchmarks/remote.py --output benchmarks/results/remote.md
 
-What is measured is the way, not the environment: CartPole takes microseconds, Frames none.
+What is measured is the connection, not the environment: CartPole takes microseconds, Frames none.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def made(name: str) -> gymnasium.Env:
 
 
 class Maker:
-    """Makes an environment in a process of Gymnasium's."""
+    """Makes an environment in one of Gymnasium's processes."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -215,7 +215,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Workers import Frames by name, so this folder must be on their path, and this file have a name.
+    # Workers import Frames by name, so this folder must be on their path, and this file must be importable.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     multiprocessing.freeze_support()
     main()

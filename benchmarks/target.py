@@ -2,8 +2,9 @@
 
     python benchmarks/target.py --xagents .venv-predecessors/bin/xagents
 
-Whole commands with default settings, one after the other, from the start of the process to its end: imports and compilation count. Who
-does not reach the reward within the steps has no time. Results: benchmarks/results/target.md.
+Whole commands with default settings, one after the other, from the start of the process to its end: imports and
+compilation count. A command that does not reach the reward within the steps has no time. Results:
+benchmarks/results/target.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Three environments: CartPole, which takes microseconds; one that waits 5 ms in a step, as a simulator on other hardware or a network
 does; and one that computes for 5 ms, as a simulator on this machine does. Each environment goes at its own pace, as in a `Runner`
-without batching; actions are constant, so that what is measured is the way to the environments.
+without batching; actions are constant, so that what is measured is the connection to the environments.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STEP = 0.005
 
 
 class Waiting(gymnasium.Env):
-    """A step takes 5 ms without a processor. An episode never ends."""
+    """A step takes 5 ms without using a processor. An episode never ends."""
 
     observation_space = spaces.Box(-1.0, 1.0, (8,), np.float32)
     action_space = spaces.Discrete(2)
@@ -72,7 +72,7 @@ WAYS = ("in this process", "processes", "sockets", "Ray")
 
 @contextlib.contextmanager
 def made(way: str, name: str, count: int) -> Iterator[list[Connection]]:
-    """Yield so many environments."""
+    """Yield this many environments."""
     with contextlib.ExitStack() as stack:
         if way == "sockets":
             command = [sys.executable, "-m", "operant", "serve", "--environment", name, "--port", "0"]
@@ -111,7 +111,7 @@ def speed(connections: list[Connection], seconds: float) -> float:
             else:
                 connection.send_execute(count % 2)
         now = time.perf_counter()
-        if begun is None and count >= 20 * len(connections):  # warm
+        if begun is None and count >= 20 * len(connections):  # warmed up
             begun, count = now, 0
         if begun is not None and now - begun >= seconds:
             for connection in connections:
@@ -202,7 +202,7 @@ def draw(speeds: dict[str, dict[str, dict[int, list[float]]]]) -> None:
 
 if __name__ == "__main__":
     matplotlib.use("Agg")
-    # Workers import the environments by name, so this folder must be on their path, and this file have a name.
+    # Workers import the environments by name, so this folder must be on their path, and this file must be importable.
     sys.path.insert(0, str(Path(__file__).parent))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     main()

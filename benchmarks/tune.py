@@ -2,8 +2,8 @@
 
     python benchmarks/tune.py                  # writes benchmarks/results/tune.md and docs/images/tune-*.png
 
-Both sides train as long as a trial does, with seeds that no trial used; the score of a seed is what a trial's value is: the mean return
-of the last 100 training episodes.
+Both sides train as long as a trial does, with seeds that no trial used; the score of a seed is defined like a trial's
+value: the mean return of the last 100 training episodes.
 """
 
 import argparse

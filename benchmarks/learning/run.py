@@ -2,15 +2,15 @@
 
     python benchmarks/learning/run.py ppo:cartpole-500k dqn:cartpole-500k --seeds 5
 
-A seed's score is the mean return of its last 100 training episodes or, where the gate says so, of 100 episodes of the final policy
-without exploration. A gate is passed if the lower end of the 95% bootstrap interval of
-the mean over seeds is above it (and, where the gate has an upper bound, the upper end below that); a single seed, which has no
-interval, passes none. Results go to benchmarks/results/learning.json and .md, histories to benchmarks/results/curves/, pictures of
-them to docs/images/.
+A seed's score is the mean return of its last 100 training episodes or, if the gate says so, of 100 episodes of the
+final policy without exploration. A gate is passed if the lower end of the 95% bootstrap interval of the mean over seeds
+is above it (and, if the gate has an upper bound, the upper end is below that); a single seed, which has no interval,
+passes none. Results go to benchmarks/results/learning.json and .md, histories to benchmarks/results/curves/, pictures
+of them to docs/images/.
 
-With `--runs DIR` the runs stay there: seeds that are there already are not trained again, and one that was interrupted goes on from
-its newest checkpoint, so long work can be done in pieces. `--so-far` trains nothing and reports those that were interrupted,
-beside those of the same preset that were trained to the end.
+With `--runs DIR` the runs are kept there: seeds that are there already are not trained again, and one that was
+interrupted resumes from its newest checkpoint, so long work can be done in pieces. `--so-far` trains nothing and
+reports those that were interrupted, beside those of the same preset that were trained to the end.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ IMAGES = ROOT / "docs" / "images"
 LAST_EPISODES = 100
 CURVE_POINTS = 1000
 ENOUGH_SEEDS = 5
-"""Of fewer, an interval is too narrow to say anything, and no gate is judged."""
+"""With fewer, an interval is too narrow to say anything, and no gate is judged."""
 
 
 class Gate(NamedTuple):
     """What a preset must reach."""
 
     bound: float | None
-    """What the lower end of the interval must exceed; None where nobody has published a figure for as many steps."""
+    """What the lower end of the interval must exceed; None if nobody has published a figure for as many steps."""
     published: str
     greedy: bool = False
     """Whether the final policy is scored, without exploration."""
@@ -140,7 +140,7 @@ def train_seed(
 
 
 def expect(found: dict[str, Any], settings: dict[str, Any], directory: Path) -> None:
-    """Refuse a seed that was trained otherwise."""
+    """Refuse a seed that was trained with other settings."""
     if found != settings:
         raise SystemExit(f"{directory} was trained with other settings. Give another --runs.")
 
@@ -186,7 +186,7 @@ def run_preset(name: str, seeds: int, max_steps: int | None, runs: Path) -> dict
 
 
 def so_far(name: str, runs: Path) -> dict[str, Any]:
-    """Return what the seeds of a preset have reached that were interrupted.
+    """Return what the interrupted seeds of a preset have reached.
 
     Raises:
         SystemExit: there are none.
@@ -219,7 +219,7 @@ def so_far(name: str, runs: Path) -> dict[str, Any]:
 
 
 def judged(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with what its gate says of it."""
+    """Return a row with the verdict of its gate."""
     gate = GATES.get(row["preset"])
     if gate is None:
         return row
@@ -233,7 +233,7 @@ def judged(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def keep_curves(rows: Sequence[dict[str, Any]], runs: Path) -> None:
-    """Keep the histories of seeds beside the results, so that pictures can be drawn when the runs are gone."""
+    """Keep the histories of seeds with the results, so that pictures can be drawn when the runs are gone."""
     for row in rows:
         folder = row["preset"].replace(":", "-")
         for r in row["seeds"]:
@@ -245,7 +245,7 @@ def keep_curves(rows: Sequence[dict[str, Any]], runs: Path) -> None:
 
 
 def thinned(history: History) -> History:
-    """Return a history of at most `CURVE_POINTS` rows: where they are fewer, returns are means over those left out."""
+    """Return a history of at most `CURVE_POINTS` rows: if rows are left out, returns are means that include them."""
     count = len(history["step"])
     starts = np.unique(np.linspace(0, count, CURVE_POINTS, endpoint=False).astype(int))
     ends = np.append(starts[1:], count)
@@ -262,7 +262,7 @@ def curves(row: dict[str, Any]) -> dict[int, History]:
 
 
 def drawn(name: str, results: dict[str, Any]) -> dict[str, list[History]]:
-    """Return what a preset's picture shows by label: finished seeds together, each interrupted one as far as it is."""
+    """Return what a preset's picture shows by label: finished seeds together, each interrupted one as far as it has come."""
     shown: dict[str, list[History]] = {}
     for row in results["rows"]:
         if row["preset"] == name and (seeds := curves(row)):
@@ -280,7 +280,7 @@ def column(seeds: Iterable[History]) -> str:
 
 
 def without(row: dict[str, Any], finished: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a row less the seeds that another one has."""
+    """Return a row without the seeds that another one has."""
     known = {r["seed"] for r in finished["seeds"]} if finished else set()
     return row | {"seeds": [r for r in row["seeds"] if r["seed"] not in known]}
 
@@ -292,7 +292,7 @@ def estimated(ends: Sequence[float | None]) -> str:
 
 
 def linked(name: str) -> str:
-    """Return the name of a preset, as a link to its picture where there is one, or will be."""
+    """Return the name of a preset, as a link to its picture if there is one, or will be."""
     folder = name.replace(":", "-")
     picture = IMAGES / f"{folder}.png"
     shown = picture.exists() or (RESULTS / "curves" / folder).is_dir()
@@ -300,7 +300,7 @@ def linked(name: str) -> str:
 
 
 def write(rows: list[dict[str, Any]], unfinished: list[dict[str, Any]], command: str) -> dict[str, Any]:
-    """Put rows beside those that are there and return all; a seed trained to its end leaves those trained in part."""
+    """Add rows to those that are there and return all; a seed trained to its end is removed from those trained in part."""
     RESULTS.mkdir(exist_ok=True)
     file = RESULTS / "learning.json"
     old = json.loads(file.read_text()) if file.exists() else {"rows": []}

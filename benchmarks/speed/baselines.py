@@ -12,7 +12,7 @@ from workloads import Workload
 
 
 def learn(cls: Any, workload: Workload, steps: int, **arguments: Any) -> Callable[[], int]:
-    """Learn for the warm-up; return what learns on, for as many steps each time."""
+    """Learn for the warm-up; return what continues learning, for as many steps each time."""
     arguments |= {"batch_size": workload.batch_size, "seed": 0}
     if not workload.atari:  # the policy for images is the Nature CNN
         arguments["policy_kwargs"] = {"net_arch": list(workload.hidden)}

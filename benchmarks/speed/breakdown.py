@@ -34,7 +34,7 @@ DEFAULT = (
 
 
 def timed(owner: Any, name: str, spent: dict[str, float]) -> None:
-    """Put a method in the place of one that adds its seconds to `spent`."""
+    """Replace a method by one that adds its seconds to `spent`."""
     inner = getattr(owner, name)
 
     def call(*arguments: Any) -> Any:

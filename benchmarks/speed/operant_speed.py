@@ -1,4 +1,4 @@
-"""operant on the same workloads: its own drivers, from the settings that everyone gets."""
+"""operant on the same workloads: its own drivers, with the settings that every runner gets."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def options(workload: Workload) -> dict[str, Any]:
 
 
 def made(workload: Workload) -> DeviceDriver | HostDriver:
-    """Return a driver that is warm: everything is compiled, and learning has begun."""
+    """Return a warmed-up driver: everything is compiled, and learning has begun."""
     definition = define(workload.kind, **options(workload))
     shape = (84, 84, 4) if workload.atari else (4,)
     runtime.start([shape], product=definition.product(workload.num_envs))  # as `operant train` does

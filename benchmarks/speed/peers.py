@@ -1,4 +1,4 @@
-"""Who is measured: their runners, the environment variables they want, and the kinds of workload they know."""
+"""What is measured: the runners, the environment variables they need, and the kinds of workload they know."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PEERS = {
         "operant_speed.py", ("ppo", "a2c", "acer", "trpo", *OFF_POLICY, "agent"), native=None, atari=True
     ),
     "gymnasium": Peer("gymnasium_speed.py", ("env",), atari=True),
-    # torch as it comes, and with one thread: on small networks threads cost more than they give
+    # torch as it comes, and with one thread: on small networks threads cost more than they gain
     "sb3": Peer("sb3_speed.py", ("ppo", *OFF_POLICY), atari=True, interpreter="peers"),
     "sb3-one-thread": Peer(
         "sb3_speed.py", ("ppo", *OFF_POLICY), interpreter="peers", variables={"OMP_NUM_THREADS": "1"}
@@ -65,14 +65,14 @@ PEERS = {
 
 
 class Runner:
-    """One runner in a process of its own: warm when made, it measures when asked to and sleeps in between.
+    """One runner in a process of its own: warmed up when made, it measures when asked to and sleeps in between.
 
     Args:
-        name: who is measured.
-        workload: what.
+        name: of the peer.
+        workload: its name.
         steps: environment steps of one measurement, at least.
-        interpreters: who needs which.
-        limit_seconds: when to give it up.
+        interpreters: by name of the environment.
+        limit_seconds: when to give up.
 
     Raises:
         RuntimeError: it failed, or took too long; with the end of what it printed.
@@ -100,16 +100,16 @@ class Runner:
             raise
 
     def measure(self) -> dict[str, Any]:
-        """Measure once; return who it is, what was found, and the load of the machine before."""
+        """Measure once; return the runner's name, what was found, and the load of the machine before."""
         load = os.getloadavg()[0]
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # who died meanwhile says why below
+        with contextlib.suppress(OSError):  # a process that died meanwhile says why below
             self._process.stdin.write("\n")
             self._process.stdin.flush()
         return {**self._ready, **self._line(), "name": self.name, "load": load}
 
     def _line(self) -> dict[str, Any]:
-        """Wait for the next line of JSON; others, such as libraries print, are passed over."""
+        """Wait for the next line of JSON; others, such as those that libraries print, are skipped."""
         assert self._process.stdout is not None
         watch = threading.Timer(self._limit, self._process.kill)
         watch.start()

@@ -1,4 +1,4 @@
-"""PPO and CartPole as one compiled program, in the style that PureJaxRL made known: plain JAX and optax, no framework.
+"""PPO and CartPole as one compiled program, in the style that PureJaxRL made popular: plain JAX and optax, no framework.
 
 A yardstick: what a specialist writes by hand for one task. Proximal policy optimisation after Schulman et al. 2017
 (arXiv 1707.06347) with generalised advantage estimation (arXiv 1506.02438, equation 16); cart and pole after Barto, Sutton and
@@ -24,7 +24,7 @@ GRAVITY, CART, POLE, HALF_LENGTH, FORCE, TAU, LIMIT = 9.8, 1.0, 0.1, 0.5, 10.0, 
 
 
 class Env(NamedTuple):
-    """Carts and poles of all environments."""
+    """State of the carts and poles of all environments."""
 
     state: jax.Array  # [N, 4]: position, velocity, angle, angular velocity
     age: jax.Array  # [N]
@@ -55,7 +55,7 @@ def reset(key: jax.Array, n: int) -> Env:
 
 
 def step(env: Env, action: jax.Array, key: jax.Array) -> tuple[Env, jax.Array]:
-    """Push every cart; those that ended begin anew."""
+    """Push every cart; episodes that ended begin anew."""
     x, v, angle, spin = env.state.T
     force = jnp.where(action == 1, FORCE, -FORCE)
     sin, cos, mass = jnp.sin(angle), jnp.cos(angle), CART + POLE

@@ -27,7 +27,7 @@ def prepare(workload: Workload, steps: int) -> Callable[[], int]:
     ).replace(eval_callback=lambda algorithm, state, key: ())
     train = jax.jit(algorithm.train).lower(jax.random.PRNGKey(0)).compile()
 
-    def go_on() -> int:  # from the beginning: it has no other way
+    def go_on() -> int:  # from the beginning: there is no other way
         jax.block_until_ready(train(jax.random.PRNGKey(0)))
         return steps
 

@@ -2,9 +2,9 @@
 
     python benchmarks/speed/run.py --workloads ppo-cartpole-8 dqn-cartpole --peers-python .venv-peers/bin/python
 
-Everybody gets warm in a process of its own and then waits for its turn, so that rounds follow each other closely: a machine that others use
-too changes its speed within minutes. The number of steps is chosen from a first, uncounted run so that a turn takes about `--seconds`.
-Measure on a machine that does nothing else: the load before each turn is written down.
+Every runner warms up in a process of its own and then waits for its turn, so that rounds follow each other closely: the
+speed of a shared machine changes within minutes. The number of steps is chosen from a first, uncounted run so that a
+turn takes about `--seconds`. Measure on a machine that does nothing else: the load before each turn is recorded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from peers import PEERS, Runner
 from workloads import WORKLOADS, Workload
 
 RESULTS = Path(__file__).parents[1] / "results"
-TRIAL_STEPS = {"env": 100_000, "ppo": 20_000}  # others, and where images are learnt from: 500
+TRIAL_STEPS = {"env": 100_000, "ppo": 20_000}  # for others, and for learning from images: 500
 
 Rounds = dict[str, dict[str, list[dict[str, Any]]]]
 
@@ -64,9 +64,9 @@ def trial_steps(workload: Workload) -> int:
 def measure(
     workload: str, arguments: argparse.Namespace, failures: list[str]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Run all who know the workload, in turn; whoever was first in one round is last in the next.
+    """Run all peers that know the workload, in turn; the first of one round is the last of the next.
 
-    Who fails the first, uncounted run is added to `failures` and left out.
+    One that fails in the first, uncounted run is added to `failures` and left out.
     """
     names = [name for name in arguments.names if PEERS[name].knows(workload)]
     pythons, limit = interpreters(arguments), arguments.limit_seconds
@@ -111,7 +111,7 @@ def processor() -> str:
 
 
 def table(runs: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """Return one workload's table: medians, ranges, and how many times as fast operant is, by pairs of a round."""
+    """Return one workload's table: medians, ranges, and how many times as fast operant is, paired by round."""
     lines = [
         "| | steps/s (median) | lowest | highest | compile and warm-up, s | operant is faster by |",
         "|---|---:|---:|---:|---:|---:|",
@@ -164,7 +164,7 @@ def write(results: Rounds, arguments: argparse.Namespace) -> Path:
 
 
 def shown(words: list[str]) -> list[str]:
-    """Leave out where this machine keeps its interpreters."""
+    """Leave out the paths of interpreters on this machine."""
     return [f".../{Path(word).name}" if os.sep in word else word for word in words]
 
 

@@ -1,4 +1,4 @@
-"""Stable-Baselines3, as its documentation has it: `make_vec_env`, `learn`, on the CPU."""
+"""Stable-Baselines3, as its documentation shows it: `make_vec_env`, `learn`, on the CPU."""
 
 from __future__ import annotations
 

@@ -9,12 +9,12 @@ from workloads import Workload, specification
 
 
 def runner(library: ModuleType, workload: Workload, steps: int, gym: str) -> Callable[[], int]:
-    """Learn for the warm-up; return what learns on, for as many steps each time.
+    """Learn for the warm-up; return what continues learning, for as many steps each time.
 
     Args:
         library: `operant` or `tensorforce`.
-        workload: what.
-        steps: of one measurement.
+        workload: what to learn.
+        steps: environment steps of one measurement.
         gym: what the library calls environments of Gym or Gymnasium.
     """
     environment = library.Environment.create(environment=gym, level=workload.env, max_episode_timesteps=500)

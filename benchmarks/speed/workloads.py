@@ -30,7 +30,7 @@ class Workload:
 
     @property
     def warm_up(self) -> int:
-        """Environment steps before the clock starts: everything has compiled, and off-policy learning goes on."""
+        """Environment steps before the clock starts: by then everything has compiled, and off-policy learning has begun."""
         return max(2 * self.n_steps * self.num_envs, 2 * self.learning_starts, 10 * self.num_envs)
 
 
@@ -54,7 +54,7 @@ def _pendulum(kind: str) -> Workload:
 
 
 def specification(workload: Workload) -> dict[str, Any]:
-    """Return the agent of kind `agent`, as its users write it: the policy gradient with returns of 20 steps, after every `batch_size` steps."""
+    """Return the agent of kind `agent`, as its users write it: policy gradient with returns of 20 steps, updated every `batch_size` steps."""
     layer = {"type": "dense", "activation": "tanh"}
     return {
         "agent": "tensorforce",
@@ -79,7 +79,7 @@ WORKLOADS = {
     "ddpg-pendulum": _pendulum("ddpg"),
     "td3-pendulum": _pendulum("td3"),
     "sac-pendulum": _pendulum("sac"),
-    # one network for the policy and the values; of ACER a sequence of every environment is replayed 4 times per iteration in the mean
+    # one network for policy and values; ACER replays a sequence of every environment 4 times per iteration on average
     "a2c-cartpole-8": Workload("a2c", "CartPole-v1", 8, hidden=(64, 64), n_steps=5),
     "acer-cartpole-8": Workload(
         "acer",

@@ -1,4 +1,4 @@
-"""xagents, as its documentation has it: `create_envs`, a Keras model, replay buffers, and what `fit` repeats.
+"""xagents, as its documentation shows it: `create_envs`, a Keras model, replay buffers, and what `fit` repeats.
 
 Runs with Python 3.8 (benchmarks/requirements-predecessors.txt).
 """
