@@ -83,7 +83,7 @@ def make(name, **more):
 
 
 def score(agent, episodes=20):
-    """Return the mean reward of a step, best actions taken."""
+    """Return the mean reward per step under the best actions."""
     environment, total = Cockpit(seed=99), 0.0
     for _ in range(episodes):
         states, terminal = environment.reset(), 0

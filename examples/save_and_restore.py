@@ -1,4 +1,4 @@
-"""Checkpoints from time to time, weights in a common format, and back again."""
+"""Save checkpoints from time to time and weights in a common format, and load them again."""
 
 import numpy as np
 
