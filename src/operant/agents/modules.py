@@ -467,8 +467,8 @@ class ModularConfig(
             self.gradient == "evolutionary" or self.linesearch_iterations
         ):
             yield (
-                f"objective={DETERMINISTIC!r} climbs a baseline that is held fast meanwhile, which losses compared at other parameters do not "
-                f"show. Received: gradient={self.gradient!r}, linesearch_iterations={self.linesearch_iterations}, baseline_optimizer=None. "
+                f"objective={DETERMINISTIC!r} stops gradients of its policy's loss to keep the baseline fixed. Evolutionary gradients and a line "
+                f"search compare losses instead, so that the baseline would climb too. Received: gradient={self.gradient!r}, linesearch_iterations={self.linesearch_iterations}, baseline_optimizer=None. "
                 "Give baseline_optimizer='adam'."
             )
         if self.exploration is None:
