@@ -39,12 +39,12 @@ class Bar:
         self._began = self._printed = time.perf_counter()
         self._live: Live | None = None
         self._bar: Progress | None = None
-        if self._stream.isatty() and os.environ.get("TERM") != "dumb":  # which shows nothing before the end
+        if self._stream.isatty() and os.environ.get("TERM") != "dumb":  # dumb ones show nothing until the end
             with contextlib.suppress(OSError):  # a run outlives its terminal, and a full disk under its log
                 self._start()
 
     def show(self, count: int, figures: Mapping[str, str] | None = None) -> None:
-        """Bring it up to date; figures by name, None for those that stand."""
+        """Update it; figures by name, None to keep the current ones."""
         self._count = count
         if figures is not None:
             self._figures = figures
@@ -108,5 +108,5 @@ class Bar:
 
 
 def figure(value: float, digits: int) -> str:
-    """Return a number with so many decimals, or ``-`` for none."""
+    """Return a number with so many decimals, or ``-`` if it is not finite."""
     return f"{value:.{digits}f}" if math.isfinite(value) else "-"

@@ -1,4 +1,4 @@
-"""Functions of the user's that a run calls: how they are given, and how they end it."""
+"""The user's callbacks, which a run calls: how they are given, and how they end it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def callbacks_of(given: Any, must: str, arguments: int | None = None) -> tuple[C
     """Return what was given as `callback`: None, a function, or several in a list.
 
     Args:
-        given: what it is.
+        given: the value.
         must: what it must be, for the message.
-        arguments: with how many it is called; None: it may be called in several ways.
+        arguments: how many it is called with; None: it may be called in several ways.
 
     Raises:
         SpecError: it is something else.
@@ -29,18 +29,18 @@ def callbacks_of(given: Any, must: str, arguments: int | None = None) -> tuple[C
 
 
 def _takes(callback: Callable[..., Any], arguments: int | None) -> bool:
-    """Tell whether a function can be called with that many arguments, as far as it says."""
+    """Tell whether a function can be called with that many arguments, as far as its signature is known."""
     if arguments is None:
         return True
     try:
         inspect.signature(callback).bind(*[None] * arguments)
     except TypeError:
         return False
-    except ValueError:  # it does not say
+    except ValueError:  # it has no signature
         pass
     return True
 
 
 def none_refuses(answers: Iterable[Any]) -> bool:
-    """Tell whether the run goes on: none of the answers is False. Whatever else they are, None above all, is no veto."""
+    """Tell whether the run goes on: whether none of the answers is False. Any other answer, such as None, is no veto."""
     return not any(isinstance(answer, bool | np.bool_) and not answer for answer in answers)

@@ -13,11 +13,11 @@ from operant.spec import Config, default, option
 PROCESSES = ("coordinator", "n_processes", "process_id")
 """Options of a run that say which processes train together this time."""
 TOGETHER = ("n_devices", *PROCESSES)
-"""Options of a run that say who computes it."""
+"""Options of a run that say which devices and processes compute it."""
 MONITORING = ("plateau_reduce_factor", "plateau_reduce_patience", "early_stop_patience")
-"""Options of a run without effect where `divergence_monitoring_steps` is not given."""
+"""Options of a run that have no effect unless `divergence_monitoring_steps` is given."""
 GAMES = ("clip_rewards", "episodic_life")
-"""Options of a run without effect where no game is preprocessed."""
+"""Options of a run that have no effect unless games are preprocessed."""
 ENVIRONMENTS = "Arguments of the environment itself: NAME=VALUE ..., or a JSON object"
 """Help of `env_kwargs`."""
 _WATCH = "Watch a policy with `operant play`: --render, --video-dir, --frame-dir."
@@ -32,7 +32,7 @@ SET = {
     "num_envs": "Give --n-envs (n_envs=).",
     "import_modules": "Give the module with the id: --env my_package:MyEnv-v0.",
 }
-"""Arguments of environments that operant gives itself, and what the user gives instead."""
+"""Arguments of environments that operant sets itself, and what the user gives instead."""
 _SHOW = "Give --visualize, or --visualize-directory for videos."
 _OWN = "It is no argument of the environment. `operant run --help` lists the flags."
 SET_BY_RUN = {
@@ -49,7 +49,7 @@ SET_BY_RUN = {
 
 
 def argument_faults(given: Mapping[str, Any] | None, owned: Mapping[str, str] = SET) -> Iterator[str]:
-    """Yield what is wrong with arguments of an environment: `owned` ones, and what a run's file cannot hold."""
+    """Yield what is wrong with an environment's arguments: those in `owned`, and values that a run's file cannot hold."""
     for name, value in (given or {}).items():
         if name in owned:
             yield f"env_kwargs must be without {name!r}, which operant sets itself. Received: {name}={value!r}. {owned[name]}"
@@ -237,11 +237,11 @@ class RunConfig(Config):
 
 
 def located(run: RunConfig, base: Path | None = None) -> RunConfig:
-    """Return options whose paths stay where they are when an environment, or the program, changes the working directory.
+    """Return options whose paths remain valid when an environment, or the program, changes the working directory.
 
     Args:
-        run: as they were given, which is what a run's file keeps and messages show.
-        base: the folder in which they were given; None: the working directory.
+        run: the options as given, which a run's file keeps and messages show.
+        base: the folder that their paths are relative to; None: the working directory.
     """
     base = working_directory() if base is None else base
     several = {name: getattr(run, name) for name in ("checkpoints", "weights")}
@@ -251,7 +251,7 @@ def located(run: RunConfig, base: Path | None = None) -> RunConfig:
 
 
 def with_effect(run: Mapping[str, Any], preprocessed: bool) -> dict[str, Any]:
-    """Leave out of the options of a stored run, maybe of preprocessed games, what had no effect and was accepted once."""
+    """Return the options of a stored run without those that had no effect, which earlier versions accepted."""
     idle = {
         *(MONITORING if run.get("divergence_monitoring_steps") is None else ()),
         *(() if preprocessed else GAMES),
@@ -354,7 +354,7 @@ class RunnerConfig(Config):
             yield "--path writes a row for each episode. Give --episodes."
 
     def _folder_faults(self) -> Iterator[str]:
-        """Yield what stands in the way of folders, before a run that would write to them at its end."""
+        """Yield why folders cannot be made, before a run that would only write to them at its end."""
         for name in (
             "visualize_directory",
             "save_best_agent",

@@ -18,7 +18,7 @@ from operant.errors import UsageError, value_error, whole
 
 
 class Vectorized(Local):
-    """A vectorizable environment in this process, with so many episodes side by side."""
+    """A vectorizable environment in this process, with several episodes side by side."""
 
     def __init__(self, environment: Checked, num_parallel: int, own: bool = True) -> None:
         super().__init__(environment, own)
@@ -90,7 +90,7 @@ def connect(
 
 
 def close(connections: Sequence[Connection]) -> None:
-    """Close all of them, also after one has failed to."""
+    """Close all of them, even after one has failed to."""
     failed: Exception | None = None
     for connection in connections:
         try:
@@ -161,7 +161,7 @@ def _local(environments: Sequence[Any], limit: int | None) -> list[Connection]:
 def _copies(
     environment: Any, num_parallel: int | None, limit: int | None, evaluation: bool
 ) -> list[Connection]:
-    """Make one environment, as many episodes of one that runs them side by side, or as many environments."""
+    """Make one environment, one that runs several episodes side by side, or several environments."""
     own = not _is_object(environment)
     first = Environment.create(environment, max_episode_timesteps=limit)
     if num_parallel is None:

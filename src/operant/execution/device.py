@@ -1,4 +1,4 @@
-"""The device driver: JAX-native environments; acting, stepping and learning are one compiled loop."""
+"""The device driver, for JAX-native environments: acting, stepping and learning are one compiled loop."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from operant.execution.training import Agree
 from operant.types import Array, Arrays, Block, Key, Tree
 
 CHECK_STEPS = 8192
-"""Environment steps of one call: often enough to look at the clock and the target, seldom enough to cost nothing. Fixed, not
-measured, so that a run stops at the same step every time."""
+"""Environment steps of one call: few enough that the clock and the target are looked at often, many enough that this costs
+nothing. Fixed, not measured, so that a run stops at the same step every time."""
 
 
 class World(NamedTuple):
-    """The environments' side of a device run: everything beside `Train` that continuing it needs."""
+    """The environments' part of a device run: everything beside `Train` that is needed to continue it."""
 
     actors: native.Actors
     carry: Tree
@@ -41,7 +41,7 @@ class World(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """Episodes that ended, per row and actor; and what was not finite, which ends none: see `DeviceRun.collect`."""
+    """Episodes that ended, per row and actor; and values that were not finite, which end none: see `DeviceRun.collect`."""
 
     ended: Bool[Array, "R N"]
     valid: Int[Array, " R"]
@@ -49,7 +49,7 @@ class Ends(NamedTuple):
     reward: Float[Array, "R N"]
     length: Int[Array, "R N"]
     fault: UInt[Array, "R N"]
-    """What was not finite: 0 nothing, 1 the reward, from 2 on the components of `DeviceRun.watched`."""
+    """What was not finite: 0 nothing, 1 the reward, 2 and above the components in `DeviceRun.watched`."""
 
 
 class DeviceRun:
@@ -61,7 +61,7 @@ class DeviceRun:
         self.n = n
         leaves = learner.algorithm.spaces.states.components
         self.watched = [name for name, leaf in leaves.items() if leaf.storage.kind == "f"]
-        """Components of the state that may not be finite."""
+        """Components of the state that are floats, which could be NaN or infinite."""
 
     def begin(self, key: Key) -> World:
         """Start the environments of a run with this key."""
@@ -71,7 +71,7 @@ class DeviceRun:
         return World(actors, carry, jnp.ones(n, bool), jnp.zeros(n, jnp.float32), jnp.zeros(n, jnp.int32))
 
     def restart(self, key: Key, rows: Array, last: Arrays) -> World:
-        """Begin new episodes in a run with this key, behind the row after `rows` others, which ends those of these last observations."""
+        """Begin new episodes in a run with this key, after one more row, number `rows`, that closes the open ones with these last observations."""
         world = self.begin(key)
         actors = world.actors._replace(
             observation=last, ended=jnp.ones(self.n, bool), row=rows + jnp.uint32(1)
@@ -81,9 +81,9 @@ class DeviceRun:
     def iterate(
         self, train: Train, world: World, meter: Array, count: Array, limit: int
     ) -> tuple[Train, World, Array, Ends]:
-        """Run `count` blocks (at most `limit`): collect, learn. Return the episodes that ended, blocks first.
+        """Run `count` blocks (at most `limit`): collect, learn. Return the episodes that ended, with an axis of blocks first.
 
-        The number is an argument, not a shape: running fewer blocks at the end compiles nothing.
+        `count` is an argument, not a shape: running fewer blocks at the end compiles nothing.
         """
         shape = (limit, self.learner.rows, self.n)
         ends = Ends(
@@ -103,7 +103,7 @@ class DeviceRun:
         keys = jax.vmap(lambda call: jax.random.key_data(self.learner.update_key(train.key, call)))(calls)
         impl = jax.random.key_impl(train.key)
         env_key = fold(train.key, ENV)
-        # What rows give that is not finite goes no further than their row; what a run begins with came from none.
+        # Values from a row that are not finite are caught in that row; the first observations of a run come from no row.
         actors, begun = world.actors, self._faults(world.actors.observation)
         world = world._replace(actors=self._cut(actors, actors.ended | (begun > 0)))
 
@@ -121,10 +121,10 @@ class DeviceRun:
         return train, world, meter, ends._replace(fault=fault)
 
     def collect(self, train: Train, world: World, noise: Tree, env_key: Key) -> tuple[Block, World, Ends]:
-        """Collect one block with the parameters as they are.
+        """Collect one block with the current parameters.
 
-        A row that gives what is not finite becomes that of its episode's last observation: no action counts there, so what
-        came before bootstraps from what was seen before the fault. The next row begins another episode.
+        A row whose step gives a value that is not finite becomes that of its episode's last observation: its action does not
+        count, so earlier rows bootstrap from what was seen before the fault. The next row begins another episode.
         """
         learner = self.learner
         acting = learner.acting(train)
@@ -171,7 +171,7 @@ class DeviceRun:
         return fault
 
     def _cut(self, actors: native.Actors, ended: Bool[Array, " N"]) -> native.Actors:
-        """Let these actors begin another episode with the next row; put 0 where an observation is not finite."""
+        """Let these actors begin another episode with the next row; replace values of observations that are not finite by 0."""
         observation = dict(actors.observation)
         for name in self.watched:
             x = observation[name]
@@ -179,7 +179,7 @@ class DeviceRun:
         return actors._replace(observation=observation, ended=ended)
 
     def fault(self, ends: Ends, name: str) -> str | None:
-        """Say what an environment of this name gave first that was not finite; leaves of `ends` are `[blocks, rows, ...]`."""
+        """Describe the first value that was not finite, if any, for an environment of this name; leaves of `ends` are `[blocks, rows, ...]`."""
         if not ends.fault.any():
             return None
         faults, reward, length = (x.reshape(-1, self.n) for x in (ends.fault, ends.reward, ends.length))
@@ -204,11 +204,11 @@ class DeviceDriver:
         n: actors.
         key: root of the run's randomness.
         devices: over which the actors and the work on their experience are spread.
-        train: what learning changes, where it is there already.
+        train: the learning state, if there is one already.
         name: of the environment, for messages.
 
     Raises:
-        SpecError: the actors cannot be shared out evenly.
+        SpecError: the actors cannot be divided evenly among the devices.
     """
 
     unreported: Sequence[Finished] = ()
@@ -253,7 +253,7 @@ class DeviceDriver:
         """Run that many blocks (at most `self.blocks`); return the episodes that ended, in order of time.
 
         Raises:
-            EnvironmentError: an environment gave what is not finite. All other rows are learnt from, and new episodes begin.
+            EnvironmentError: an environment gave a value that is not finite. All other rows are learnt from, and new episodes begin.
         """
         self.unreported = ()
         blocks = min(blocks, self.blocks)
@@ -265,13 +265,13 @@ class DeviceDriver:
         finished, self.step = finished_episodes(ends, self.step)
         if (fault := self.loop.fault(ends, self.name)) is not None:
             self.unreported = finished
-            if self.agree is None:  # of several processes none saves after a failure
+            if self.agree is None:  # with several processes, none saves after a failure
                 self._restart()
             raise EnvironmentError(fault)
         return finished
 
     def _restart(self) -> None:
-        """Begin new episodes everywhere, so that what is saved can go on."""
+        """Begin new episodes everywhere, so that the run can continue from what is saved."""
         train, last = self.train, self.world.actors.observation
         world = jax.jit(self.loop.restart)(train.key, train.counters.rows, last)
         self.world = self.devices.shared(world, self.loop.n)
@@ -287,7 +287,7 @@ class DeviceDriver:
         return self.learner.skipped(np.asarray(self._meter))
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the environments' side of what continuing needs."""
+        """Return the environments' part of what is needed to continue."""
         return {"world": self.devices.gathered(self.world)}
 
     def snapshot_like(self) -> dict[str, Any]:
@@ -295,7 +295,7 @@ class DeviceDriver:
         return self.snapshot()
 
     def put(self, train: Train) -> None:
-        """Replace the learning side, before the run begins."""
+        """Replace the learning state, before the run begins."""
         self.train = self.devices.everywhere(train)
 
     def restore(self, train: Train, snapshot: dict[str, Any], step: int | None = None) -> None:
@@ -310,7 +310,7 @@ class DeviceDriver:
         return jax.device_get(self.world.actors.observation)
 
     def forget(self) -> None:
-        """Let go of all state; only `restore` brings another."""
+        """Release all state; only `restore` puts another in its place."""
         del self.train, self.world
 
     def scale_lr(self, factor: float) -> tuple[float, float]:

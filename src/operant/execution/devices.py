@@ -1,4 +1,4 @@
-"""The devices of a run: one, or several among which the actors of JAX-native environments and the work on them are shared out."""
+"""The devices of a run: one, or several that share the actors of JAX-native environments and the work on them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ T = TypeVar("T", bound=Tree)
 class Devices:
     """The first `n` of JAX's devices, those of all processes where several run together (`operant.runtime.join`).
 
-    What is learnt is on each of them, actors are shared out, and XLA sums gradients over devices. A run computes the same
-    numbers on any number of devices, up to the order in which sums are taken.
+    The learning state is replicated on each of them, actors are divided among them, and XLA sums gradients over devices. A run
+    computes the same numbers on any number of devices, up to the order of summation.
 
     Args:
         n: how many.
 
     Raises:
-        SpecError: JAX has fewer, or several processes share a run and this is not all.
+        SpecError: JAX has fewer, or several processes share a run and `n` is not all of their devices.
     """
 
     def __init__(self, n: int = 1) -> None:
@@ -49,7 +49,7 @@ class Devices:
         self._mesh = Mesh(np.asarray(known[:n]), (AXIS,))
 
     def divide(self, units: int, name: str) -> None:
-        """Refuse units that cannot be shared out evenly.
+        """Refuse units that cannot be divided evenly among the devices.
 
         Raises:
             SpecError: names the option.
@@ -58,15 +58,15 @@ class Devices:
             raise value_error(name, f"a multiple of n_devices={self.size}", units)
 
     def everywhere(self, tree: T) -> T:
-        """Put arrays on each of the devices."""
+        """Replicate arrays on each of the devices."""
         return self._put(tree, lambda x: PartitionSpec())
 
     def shared(self, tree: T, units: int) -> T:
-        """Share out arrays whose first axis is that of the units; put the others on each device."""
+        """Divide arrays whose first axis is that of the units among the devices; replicate the others."""
         return self._put(tree, lambda x: PartitionSpec(AXIS) if x.shape[:1] == (units,) else PartitionSpec())
 
     def gathered(self, tree: T) -> T:
-        """Return arrays that this process can read whole."""
+        """Return the arrays so that this process can read them whole."""
         if self.processes == 1:
             return tree
         whole: T = jax.jit(lambda tree: tree, out_shardings=self._sharding(PartitionSpec()))(tree)
@@ -83,7 +83,7 @@ class Devices:
         return float(whole) + float(millionths) / 1e6, bool(said)
 
     def compile(self, function: Callable[..., Any], arguments: tuple[Any, ...], donate: Sequence[int]) -> Any:
-        """Compile a function whose first results replace the first arguments, which are donated, and lie where these do."""
+        """Compile a function whose first results replace its donated first arguments, and are placed on the same devices."""
         if self._mesh is None:
             return jax.jit(function, donate_argnums=donate).lower(*arguments).compile()
         same = [jax.tree.map(lambda x: x.sharding, arguments[i]) for i in donate]
@@ -104,7 +104,7 @@ class Devices:
         kinds = [
             jax.random.key_impl(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else None for x in leaves
         ]
-        # By way of the host, since an array of one process cannot become one of several in another way.
+        # By way of the host: there is no other way to turn an array of one process into one of several.
         words = [
             np.asarray(x if kind is None else jax.random.key_data(x))
             for x, kind in zip(leaves, kinds, strict=True)

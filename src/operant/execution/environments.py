@@ -26,7 +26,7 @@ class Environments(NamedTuple):
 
     @property
     def limit(self) -> int | None:
-        """Steps after which an episode is cut, as far as that is known."""
+        """Steps after which an episode is cut; None if there is no limit, or it is not known."""
         limit: int | None = (self.vector if self.native is None else self.native).max_episode_timesteps
         return limit
 
@@ -56,11 +56,11 @@ def make_environments(
     Args:
         run: its options.
         given: environments of the user's program instead of the run's id: one, a list, a vector, a JAX-native one.
-        count: how many of what was given, if that does not say it.
-        stored: whether the run was accepted once, and is as it was then: what has no effect is let pass.
+        count: how many of what was given, if that does not say so itself.
+        stored: whether the options are those of a stored run, which was accepted earlier: options without effect are let pass.
 
     Raises:
-        OperantError: they cannot be made, or not so.
+        OperantError: they cannot be made, or not with these options.
     """
     made = _made(run, given, count)
     if made.native is not None and run.vector != default(RunConfig, "vector") and not stored:
@@ -68,7 +68,7 @@ def make_environments(
             f"vector is for environments that are not JAX-native. Received: vector={run.vector!r} with {run.env!r}, which is "
             "compiled with the agent. Leave it out."
         )
-    # A vector of operant's has rules of its own, and stays as it is.
+    # A vector of operant's own has its own rules, and is left as it is.
     idle = not stored and (isinstance(given, VectorEnv) or not made.preprocessed)
     for name in GAMES if idle else ():
         if not getattr(run, name):
@@ -128,9 +128,9 @@ def _made(run: RunConfig, given: Any, count: int | None) -> Environments:
 
 
 def host_vector(run: RunConfig, num_envs: int, given: Any = None) -> VectorEnv:
-    """Make the environments of a run anew, as a vector on the host also where they are JAX-native.
+    """Make the environments of a run again, as a vector on the host even if they are JAX-native.
 
-    Of Atari games they give whole ones, with the rewards as they come: what is to be judged, not what is learnt from.
+    Atari games are whole games with unclipped rewards: what a policy is judged by, not what it learns from.
 
     Args:
         run: its options.
@@ -141,7 +141,7 @@ def host_vector(run: RunConfig, num_envs: int, given: Any = None) -> VectorEnv:
     made = _made(run.replace(n_envs=num_envs), given, num_envs if counted else None)
     if made.native is None:
         vector: VectorEnv = made.vector
-        # As in training, FIRE goes on after a lost life where lives were episodes.
+        # As in training, FIRE continues a game after a lost life if lives were episodes.
         return vector.judged() if isinstance(vector, Games) and vector is not given else vector
     from operant.envs.batched import NativeVector
 
@@ -149,5 +149,5 @@ def host_vector(run: RunConfig, num_envs: int, given: Any = None) -> VectorEnv:
 
 
 def evaluation_count(run: RunConfig) -> int:
-    """Return how many environments evaluate, if nobody says so: as many as train, and no more than there are episodes."""
+    """Return how many environments evaluate by default: as many as train, but no more than there are episodes."""
     return min(run.eval_episodes, run.n_envs)

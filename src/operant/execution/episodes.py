@@ -22,7 +22,7 @@ class Finished(NamedTuple):
     """Environment steps."""
     actor: int
     info: Mapping[str, float] = MappingProxyType({})
-    """What the environment said at its last step, by name in `info_keywords`; NaN: nothing."""
+    """What the environment reported at its last step, by name in `info_keywords`; NaN: nothing."""
 
 
 class Accounts:
@@ -41,9 +41,9 @@ class Accounts:
         ended: np.ndarray,
         infos: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> None:
-        """Account for one row of all actors, after which the run stands at `step`; append the episodes that it ended.
+        """Account for one row of all actors, after which the run is at `step`; append the episodes that it ended.
 
-        `infos` are those of the vector: what the episodes that ended told.
+        `infos` are those of the vector: what it reported for the episodes that ended.
         """
         self.reward += reward
         self.length += valid
@@ -51,7 +51,7 @@ class Accounts:
             return
         for i in np.flatnonzero(
             ended & (self.length > 0)
-        ):  # none where an environment was lost at its first step
+        ):  # length 0: its environment was lost at the first step
             info = {key: float(values[i]) for key, values in infos.items()}
             finished.append(Finished(step, float(self.reward[i]), int(self.length[i]), int(i), info))
         self.reward[ended] = 0.0
@@ -59,7 +59,7 @@ class Accounts:
 
 
 def info_means(infos: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each value over the episodes that told it, as they are reported: by `info/NAME`."""
+    """Return the mean of each value over the episodes that reported it, by the name of its metric, `info/NAME`."""
     told: dict[str, list[float]] = {}
     for info in infos:
         for key, value in info.items():
@@ -69,7 +69,7 @@ def info_means(infos: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 class Score:
-    """Rolling mean of the last episodes' returns, and the best that it has been after any of them."""
+    """Rolling mean of the last episodes' returns, and the best that it has been after any episode."""
 
     def __init__(self, window: int = 100) -> None:
         self.rewards: collections.deque[float] = collections.deque(maxlen=window)
@@ -92,7 +92,7 @@ class Score:
 
     @property
     def full(self) -> bool:
-        """Whether as many episodes as the window holds were seen."""
+        """Whether the window is full."""
         return len(self.rewards) == self.rewards.maxlen
 
     def add(self, reward: float, length: int, info: Mapping[str, float] = MappingProxyType({})) -> float:
@@ -108,8 +108,8 @@ class Score:
     def improved(self) -> bool:
         """Tell whether the mean is better than at any earlier call: whether the policy is worth keeping.
 
-        That of a full window counts more than any of fewer episodes: the first one may be lucky, and its return more than
-        every later mean.
+        The mean of a full window beats any mean over fewer episodes: the first episode may be lucky, and its return higher
+        than every later mean.
         """
         if self.rewards and (self.full, self.mean) > (self._kept_full, self._kept):
             self._kept_full, self._kept = self.full, self.mean
@@ -122,7 +122,7 @@ class Score:
         return math.isfinite(self._kept)
 
     def go_on(self, episodes: int, best: float) -> None:
-        """Count on from an earlier history. The window stays empty: its episodes are of another policy."""
+        """Continue counting from an earlier history. The window stays empty: the earlier episodes are another policy's."""
         self.episodes, self.best, self._kept = episodes, best, best
         self._kept_full = math.isfinite(best)
 
@@ -140,7 +140,7 @@ class Score:
         }
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Continue from there; episodes from before are forgotten."""
+        """Continue from what `to_dict` returned; episodes counted so far are forgotten."""
         window = self.rewards.maxlen
         self.rewards = collections.deque(data["rewards"], window)
         self.lengths = collections.deque(data["lengths"], window)

@@ -1,4 +1,4 @@
-"""Evaluation: whole episodes with a policy as it is, nothing learnt."""
+"""Evaluation: whole episodes with a fixed policy; nothing is learnt."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Choose: TypeAlias = Callable[[Any, Any, np.ndarray, int], tuple[Any, Any]]
 
 
 LOSSES = 3
-"""How many times an environment of an evaluation may be lost without an episode that came to its end."""
+"""How many times in a row an environment of an evaluation may be lost before it completes an episode."""
 
 
 class Evaluator:
-    """Runs whole episodes with an algorithm's policy as it is. Compiles once, for all states of the algorithm.
+    """Runs whole episodes with an algorithm's current policy. Compiles once, for all states of the algorithm.
 
     Args:
         learner: the algorithm.
@@ -35,7 +35,7 @@ class Evaluator:
     def __init__(self, learner: Learner, env: VectorEnv) -> None:
         self.env = env
         self.seconds = 0.0
-        """Spent on evaluations, by all runs that share it."""
+        """Spent on evaluations, by all runs that share this."""
         self._carry = learner.algorithm.initial_carry(env.num_envs)
         self._acting = jax.jit(learner.acting)
         self._act = jax.jit(learner.act, static_argnames="explore")
@@ -78,16 +78,16 @@ class Evaluator:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """What a training run needs to evaluate its policy now and then, in environments of its own."""
+    """What a training run needs to evaluate its policy now and then, in separate environments."""
 
     evaluator: Evaluator
     """Runs the episodes."""
     frequency: int
     """Environment steps of training from one evaluation to the next."""
     episodes: int
-    """How many each takes."""
+    """Episodes of each evaluation."""
     seed: int
-    """Of the run; every evaluation draws other episodes, the same ones each time that the run is repeated."""
+    """Of the run; each evaluation has different episodes, the same ones whenever the run is repeated."""
     sink: Sink | None = None
     """Takes the episodes."""
     directory: Path | None = None
@@ -130,8 +130,8 @@ def run_episodes(
 ) -> list[Finished]:
     """Run episodes and return them in the order in which they ended.
 
-    Every environment runs its share of the episodes, the first ones one more where they do not divide: taking whichever ends
-    first would prefer short ones. Where one was lost, its episode does not count, and another is run.
+    Every environment runs its share of the episodes; if they do not divide evenly, the first environments run one more. Taking
+    whichever episodes end first would favour short ones. If an environment is lost, its episode does not count; another is run.
 
     Args:
         choose: (flat observation, recurrent state, which environments begin an episode, row) to flat actions and the next

@@ -18,12 +18,12 @@ from operant.execution.episodes import Accounts, Finished
 from operant.types import Action, Block, Tree
 
 CHECK_STEPS = 512
-"""Environment steps of one call: often enough to look at the clock and the target, seldom enough to cost nothing. Fixed, not
-measured, so that a run stops at the same step every time."""
+"""Environment steps of one call: few enough that the clock and the target are looked at often, many enough that this costs
+nothing. Fixed, not measured, so that a run stops at the same step every time."""
 
 
 class _Abandoned(Exception):  # noqa: N818 - no error: the user wants an end
-    """A block takes longer than the driver may."""
+    """A block takes longer than the driver is allowed."""
 
 
 class HostDriver:
@@ -54,11 +54,11 @@ class HostDriver:
         """Action for the next row, which came with the last update."""
         self._recurrent = bool(jax.tree.leaves(self._carry))
         self._broken = False
-        """Whether the environments stopped within a block, so that their episodes cannot go on."""
+        """Whether the environments stopped within a block, so that their episodes cannot continue."""
         self.unreported: Sequence[Finished] = ()
         """Episodes that ended in blocks that were learnt from, in a call of `advance` that failed later."""
         self.deadline = math.inf
-        """When, by `time.perf_counter`, a block that is not complete is forgotten."""
+        """Time (`time.perf_counter`) from which an incomplete block is discarded."""
         self._buffer: Block = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shape)
         self._extras = jax.tree.leaves(self._buffer.extras)
         self._reset_carry = jax.jit(lambda carry, first: reset_carry(engine.learner.algorithm, carry, first))
@@ -66,7 +66,7 @@ class HostDriver:
     def advance(self, blocks: int = 1) -> list[Finished]:
         """Collect and learn from that many blocks; return the episodes that ended.
 
-        Where an environment fails, or the deadline has come, the block that was begun is forgotten, and the next call begins new
+        If an environment fails, or the deadline passes, the incomplete block is discarded, and the next call begins new
         episodes (see `restore`).
         """
         finished: list[Finished] = []
@@ -82,7 +82,7 @@ class HostDriver:
         return finished
 
     def _block(self, finished: list[Finished]) -> Block:
-        """Collect one block, from new episodes where the last one broke off."""
+        """Collect one block; if the last one broke off, begin new episodes first."""
         if self._broken:
             self._begin_anew(self._begin())
         before, where = len(finished), (self.step, self._row)
@@ -97,13 +97,13 @@ class HostDriver:
         return block
 
     def _begin(self) -> dict[str, np.ndarray]:
-        """Reset the environments if this was not done yet; return the observation that stands."""
+        """Reset the environments if this has not been done yet; return the current observation."""
         if self._observation is None:
             self._observation = self.env.reset(self._seed)
         return self._observation
 
     def _follow(self, actions: dict[str, np.ndarray]) -> Step:
-        """Return what follows the actions: a step, or the episodes that `restore` has begun."""
+        """Return what follows the actions: a step, or the start of the episodes that `restore` has begun."""
         if self._fresh is None:
             return self.env.step(actions)
         observation, self._fresh = self._fresh, None
@@ -133,8 +133,8 @@ class HostDriver:
             after = self._follow(chosen)
             valid, cut = ~ended, after.truncated
             if env.lost is not None:
-                # The row holds what was seen last, as behind an interruption: as a step that costs nothing it would teach to
-                # take the action that ends an environment.
+                # The row only holds the last observation, as after an interruption. As a step without cost, it would teach
+                # the agent to take the action that loses an environment.
                 valid, cut = valid & ~env.lost, cut & ~env.lost
             buffer.reward[t], buffer.valid[t] = after.reward, valid
             buffer.terminated[t], buffer.truncated[t] = after.terminated, cut
@@ -151,7 +151,7 @@ class HostDriver:
 
     @property
     def train(self) -> Train:
-        """Everything that continuing needs beside the environments."""
+        """Everything that is needed to continue, except the environments."""
         return self.engine.train
 
     def metrics(self) -> dict[str, float]:
@@ -172,7 +172,7 @@ class HostDriver:
         return self.engine.scale_lr(factor)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what continuing needs beside the engine's `Train`, as a tree of arrays; valid between blocks."""
+        """Return what is needed to continue beside the engine's `Train`, as a tree of arrays; valid between blocks."""
         return {"observation": dict(self._begin()), "ended": self._ended.copy()}
 
     def snapshot_like(self) -> dict[str, Any]:
@@ -184,15 +184,15 @@ class HostDriver:
         }
 
     def put(self, train: Train) -> None:
-        """Replace the learning side, before the run begins."""
+        """Replace the learning state, before the run begins."""
         self.engine.put(train)
         self._next = None
 
     def restore(self, train: Train, snapshot: dict[str, Any], step: int | None = None) -> None:
         """Continue from a snapshot: the environments restart, the open episodes are cut.
 
-        Row 0 becomes the last row of every open episode, with the observation that the earlier process had last. So
-        what was learnt stays true, and nothing bootstraps from the first observation of another episode.
+        Row 0 becomes the last row of every open episode, with the last observation of the earlier process. Thus the
+        experience stays correct, and nothing bootstraps from the first observation of another episode.
         """
         self.engine.put(train)
         self._next = None
@@ -201,7 +201,7 @@ class HostDriver:
         self._begin_anew(snapshot["observation"])
 
     def _begin_anew(self, last: dict[str, np.ndarray]) -> None:
-        """Begin new episodes, behind a row that closes the others with these observations, which count for nothing else."""
+        """Begin new episodes, after a row that only closes the open ones with these observations."""
         begun = self.env.reset(self._seed + self.engine.counter("updates"))
         self._fresh = {name: np.array(value) for name, value in begun.items()}
         self._observation = last

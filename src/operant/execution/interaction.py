@@ -1,9 +1,9 @@
 """The loop between an agent and environments that may answer late: who acts when, and when to stop.
 
-An environment's answer is served in four steps: the agent is told of it, the timestep is counted (callbacks run, limits are
-looked at), the agent acts, the actions are sent. Limits are exact since both kinds of budget are reserved beforehand:
+An environment's answer is served in four steps: the agent observes it, the timestep is counted (callbacks run, limits are
+checked), the agent acts, the actions are sent. Limits are exact because both kinds of budget are reserved in advance:
 an episode when it begins, a timestep when the agent is about to act. An actor that gets none rests; if its episode is open,
-that is cut at its true last state.
+it is cut at its true last state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from operant.execution.seats import Feedback, Seat, join
 
 
 class Plan(NamedTuple):
-    """How far a run goes, and in what manner; see `Runner.run`."""
+    """How far a run goes, and how; see `Runner.run`."""
 
     num_episodes: int | None = None
     num_timesteps: int | None = None
@@ -41,9 +41,9 @@ class Interaction:
     Args:
         agent: acts and learns.
         seats: the environments.
-        plan: limits and manner.
-        ledger: keeps the counts; may hold those of a first part of the run that another driver made.
-        seed: root of the seeds with which the environments begin.
+        plan: limits, and how to reach them.
+        ledger: keeps the counts; may hold those of a first part of the run that another driver took.
+        seed: root of the environments' seeds.
     """
 
     def __init__(self, agent: Agent, seats: Sequence[Seat], plan: Plan, ledger: Ledger, seed: int) -> None:
@@ -63,7 +63,7 @@ class Interaction:
         self._updates_before = agent.updates - ledger.updates
 
     def run(self) -> None:
-        """Go until a limit is reached or a callback says no."""
+        """Run until a limit is reached or a callback returns False."""
         limit = self.plan.num_updates
         made = self.ledger.updates
         with contextlib.nullcontext() if limit is None else self.agent.hold(limit - made):
@@ -143,7 +143,7 @@ class Interaction:
         if not brought:
             return
         began = time.perf_counter()
-        # As a step that costs nothing it would teach to take the action that ends an environment.
+        # As a step without cost, it would teach the agent to take the action that loses an environment.
         if unanswered := [seat.first + feedback.actor for seat, feedback in brought if feedback.lost]:
             self.agent.reset(unanswered)
             brought = [each for each in brought if not each[1].lost]
@@ -168,7 +168,7 @@ class Interaction:
             ledger.timesteps += 1
             go_on = self._called_off or ledger.timestep(actor)
         wanted = feedback.actor in seat.counted and not self._called_off
-        if feedback.lost and not seat.trains:  # no episode of an evaluation: another is run in its place
+        if feedback.lost and not seat.trains:  # no episode of the evaluation: another is run in its place
             wanted, self._begun = False, self._begun - seat.counts
         if feedback.terminal and wanted:
             if seat.counts:
@@ -187,12 +187,12 @@ class Interaction:
             self.stopping = True
 
     def _go_on(self, seats: Sequence[Seat]) -> list[tuple[Seat, list[int]]]:
-        """Find who may take another timestep, and cut the episodes of the others."""
+        """Find the actors that may take another timestep, and cut the episodes of the others."""
         acting, parallel, states = [], list[int](), list[Any]()
         for seat in seats:
             if seat.request or not seat.running:
                 continue
-            # After a step only those who acted are still the agent's; after a reset everybody is.
+            # After a step, only the actors that acted are still the agent's; after a reset, all are.
             open_ones = [a for a in seat.running if a in seat.acting] if seat.acting else list(seat.running)
             wanted = any(actor in seat.counted for actor in open_ones)
             granted = [actor for actor in open_ones if wanted and self._grant(seat)]
@@ -212,7 +212,7 @@ class Interaction:
         return acting
 
     def _grant(self, seat: Seat) -> bool:
-        if not seat.counts:  # evaluates beside others: with episodes in step, its last one is run to the end
+        if not seat.counts:  # beside others: with synchronised episodes, its last one is run to the end
             return not self.stopping or (self.plan.sync_episodes and not self._called_off)
         if self.stopping or self._granted == self.plan.num_timesteps:
             return False
@@ -248,7 +248,7 @@ class Interaction:
             if seat.single:
                 seat.execute(own[0])
                 continue
-            for actor in seat.running:  # who was cut goes through the motions
+            for actor in seat.running:  # actors that were cut only go through the motions
                 if actor not in own:
                     own[actor] = self.agent.act(
                         self._state(seat, actor), self._start_internals, independent=True, deterministic=False

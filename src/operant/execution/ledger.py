@@ -1,4 +1,4 @@
-"""What a run counts and records of its timesteps and episodes, and whom it tells: callbacks, the bar, the best agent."""
+"""What a run counts and records of its timesteps and episodes, and what this drives: callbacks, the bar, saving the best agent."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Scoring:
         return cls(horizon if episodes is None else episodes, None, directory)
 
     def score(self, runner: Runner, returns: list[float]) -> float | None:
-        """Return the score after an evaluation episode, of which these are the returns; None for none."""
+        """Return the score after an evaluation episode, given the returns of all so far; None if there is none."""
         if self.function is not None:
             value = self.function(runner)
             if value is None:
@@ -104,7 +104,7 @@ class Scoring:
 
 
 class Order(NamedTuple):
-    """What a run is asked to tell."""
+    """What a run is asked to report."""
 
     calls: Calls
     scoring: Scoring
@@ -131,7 +131,7 @@ class Order(NamedTuple):
 
     @property
     def tells(self) -> bool:
-        """Whether anybody is told of single episodes or timesteps, or their score is taken."""
+        """Whether single episodes or timesteps are reported to callbacks, or scored."""
         scoring = self.scoring
         return bool(self.calls.callbacks) or (scoring.function, scoring.directory) != (None, None)
 
@@ -140,10 +140,10 @@ class Ledger:
     """The record of one run.
 
     Args:
-        runner: is handed to callbacks, and its agent saved.
-        order: what to tell.
-        actors: how many there are, of all environments.
-        evaluation: whether an environment beside the others evaluates.
+        runner: handed to callbacks; its agent is saved.
+        order: what to report.
+        actors: how many there are, over all environments.
+        evaluation: whether a separate environment evaluates beside the others.
     """
 
     def __init__(self, runner: Runner, order: Order, actors: int, evaluation: bool) -> None:
@@ -156,7 +156,7 @@ class Ledger:
         self.driver = "interactive"
         """What drives the run, or the greater part of it."""
         self.ending = False
-        """Whether the process was asked to terminate: the run ends as one that a callback ends."""
+        """Whether the process was asked to terminate: the run then ends as if a callback had ended it."""
         self._runner = runner
         self._order = order
 
@@ -197,7 +197,7 @@ class Ledger:
                     self._runner.agent.save(scoring.directory, filename=BEST)
 
     def show(self, episode: bool = False) -> None:
-        """Bring the bar up to date."""
+        """Update the bar."""
         if self.bar is not None and (episode or self.bar.what != "episodes"):
             self.bar.show(getattr(self, self.bar.what), self.figures() if episode else None)
 

@@ -24,10 +24,10 @@ class Monitor:
         self.reductions = 0
         self.episodes = 0
         self.due: list[Verdict] = []
-        """What is to be done when the loop looks next."""
+        """What the loop is to do when it next looks."""
 
     def check(self, step: int, score: Score) -> None:
-        """Judge the rolling mean after an episode that ended at this step, if it is time."""
+        """Judge the rolling mean after an episode that ended at this step, if a check is due."""
         after = self.run.divergence_monitoring_steps
         if after is None or step < after or score.episodes - self.episodes < self.run.reward_buffer_size:
             return

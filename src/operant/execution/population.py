@@ -1,4 +1,4 @@
-"""Several runs of one definition at once: mapped over by `vmap`, they are one program with one axis more."""
+"""Several runs of one definition at once: `vmap` makes them one program with one more axis."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Population:
         self.world: World = jax.jit(jax.vmap(self.loop.begin))(keys)
         self.steps = np.zeros(self.size, np.int64)
         self.faults: list[str | None] = [None] * self.size
-        """What is wrong with the environments of each run, in the last call of `advance`; its episodes began anew then."""
+        """What was wrong with each run's environments in the last call of `advance`; such a run began new episodes."""
         self._meter = jnp.stack([learner.meter()] * self.size)
         self._compiled: Any = None
 
@@ -68,7 +68,7 @@ class Population:
         return self._compiled
 
     def advance(self, blocks: int = 1) -> list[list[Finished]]:
-        """Run that many blocks (at most `self.blocks`); return each run's episodes that ended, in order of time."""
+        """Run that many blocks (at most `self.blocks`); return each run's finished episodes, in order of time."""
         blocks = min(blocks, self.blocks)
         loop = self.compile()
         self.train, self.world, self._meter, ends = loop(
@@ -86,7 +86,7 @@ class Population:
         return finished
 
     def _restart(self, index: int) -> None:
-        """Begin new episodes in one run, so that what is saved can go on."""
+        """Begin new episodes in one run, so that it can continue from what is saved."""
         train, world = _of(self.train, index), _of(self.world, index)
         world = jax.jit(self.loop.restart)(train.key, train.counters.rows, world.actors.observation)
         self.world = _with(self.world, index, world)
@@ -102,7 +102,7 @@ class Population:
         return self.learner.skipped(np.asarray(self._meter[index]))
 
     def put(self, index: int, train: Train, world: World | None = None, step: int | None = None) -> None:
-        """Replace the state of a run, which stands at a step (default: as its counters have it)."""
+        """Replace the state of a run, and set its step (default: that of its counters)."""
         self.train = _with(self.train, index, train)
         if world is not None:
             self.world = _with(self.world, index, world)
@@ -110,7 +110,7 @@ class Population:
 
 
 class Member:
-    """One run of a population, for the training loop: all that a driver does but advance, which the population does for all.
+    """One run of a population as a driver for the training loop, except that only the population advances, all runs at once.
 
     Args:
         population: the runs.
@@ -118,7 +118,7 @@ class Member:
     """
 
     unreported: Sequence[Finished] = ()
-    """None: the population says what failed."""
+    """Always empty: the population says what failed."""
     deadline: float = math.inf
     """Has no effect: a compiled block is completed."""
 
@@ -130,7 +130,7 @@ class Member:
 
     @property
     def train(self) -> Train:
-        """The learning side."""
+        """The learning state."""
         train: Train = _of(self.population.train, self.index)
         return train
 
@@ -152,7 +152,7 @@ class Member:
         return self.population.skipped(self.index)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the environments' side of what continuing needs; a run by itself can continue from it."""
+        """Return the environments' part of what is needed to continue; a single run can continue from it, too."""
         return {"world": _of(self.population.world, self.index)}
 
     def snapshot_like(self) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class Member:
         return self.snapshot()
 
     def put(self, train: Train) -> None:
-        """Replace the learning side, before the run begins."""
+        """Replace the learning state, before the run begins."""
         self.population.put(self.index, train)
 
     def restore(self, train: Train, snapshot: dict[str, Any], step: int | None = None) -> None:
@@ -175,10 +175,10 @@ class Member:
 
 
 def begun(learner: Learner, keys: Key, hyper: Array) -> Train:
-    """Begin what learning changes in each of `S` runs, with keys `[S]` and traced options `[S, H]`.
+    """Initialise the learning state of each of `S` runs, with keys `[S]` and traced options `[S, H]`.
 
-    On CPU one after the other: JAX's kernels for a batch of matrices, such as factorise orthogonal kernels, wait for threads of the pool
-    that they run in. Where it has two threads, two such kernels wait for ever (JAX 0.10.2).
+    On CPU one after the other: JAX's kernels for batches of matrices, such as the factorisations of orthogonal initialisers, wait for
+    threads of the same pool that they run in. In a pool of two threads, two such kernels wait for ever (JAX 0.10.2).
     """
     if jax.default_backend() == "cpu":
         return jax.lax.map(lambda run: learner.init(*run), (keys, hyper))
@@ -202,7 +202,7 @@ def _is_key(x: Array) -> bool:
 
 
 def _over(x: Array, f: Callable[[Array], Array]) -> Array:
-    """Apply a function to an array, or to the words of a key: JAX takes slices of keys for uses of them."""
+    """Apply a function to an array, or to the words of a key: JAX would count slicing a key as using it."""
     if not _is_key(x):
         return f(x)
     return jax.random.wrap_key_data(f(jax.random.key_data(x)), impl=jax.random.key_impl(x))

@@ -1,4 +1,4 @@
-"""How far a run is: what a later part of it goes on from, beside what the driver holds."""
+"""How far a run has come: what a later part of it continues from, beside the driver's state."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Evaluated(NamedTuple):
     """Environment steps of training at the best one."""
 
     def next(self, step: int, mean: float) -> Evaluated:
-        """Return this after one more, at a step; of equal ones the first stays the best."""
+        """Return this record with one more evaluation, at a step; among equal means the first stays the best."""
         if self.best_reward is None or mean > self.best_reward:
             return Evaluated(step, mean, mean, step)
         return self._replace(step=step, mean_reward=mean)
 
 
 class Progress:
-    """What a run has come to so far, over all its parts.
+    """How far a run has come, over all its parts.
 
     Args:
         run: its options.
@@ -47,16 +47,16 @@ class Progress:
         self.origin = Origin()
         self.evaluated = Evaluated()
         self.draws = 0
-        """Calls so far that drew actions outside of training; each draws others."""
+        """Calls so far that drew actions outside of training; each call draws different ones."""
         self.logged = 0
         """Episodes at the last report from which `log_frequency` counts."""
         self.monitored: str | None = None
-        """Id of the Weights & Biases run that is written to. No part of what is stored: a copy is a run of its own."""
+        """Id of the Weights & Biases run that is written to. Not stored: a copy is a run of its own."""
 
     def begin_at(self, origin: Origin) -> None:
-        """Count on from the end of an earlier history, its last episode; before the run begins.
+        """Continue counting from the end of an earlier history, its last episode; called before the run begins.
 
-        Steps, time, episodes and the best reward go on. The rolling mean begins anew.
+        Steps, time, episodes and the best reward continue. The rolling mean begins anew.
         """
         self.origin, self.elapsed = origin, origin.time
         best = -math.inf if origin.best_reward is None else origin.best_reward
@@ -79,7 +79,7 @@ class Progress:
         }
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Continue from there."""
+        """Continue from what `to_dict` returned."""
         self.elapsed = data["elapsed"]
         self.skipped = data.get("skipped", 0)
         self.origin = Origin(**data.get("origin", {}))

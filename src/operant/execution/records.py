@@ -1,4 +1,4 @@
-"""What training tells: records, which sinks write. The training loop knows no sink."""
+"""What training reports: records, which sinks write. The training loop knows no particular sink."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Record(NamedTuple):
 
 
 def numbers(values: Mapping[Any, Any]) -> dict[str, float]:
-    """Return the values of a record as sinks take them, after a callback had them.
+    """Return the values of a record in the form that sinks take, after a callback may have changed them.
 
     Raises:
         SpecError: a value is no number (a truth value counts as 0 or 1), or a name cannot be one.
@@ -54,13 +54,13 @@ class Episode(NamedTuple):
     mean_reward: float
     """Mean of the last episodes, this one included."""
     best_reward: float
-    """Best that the mean has been, this one included."""
+    """Best mean so far, this one included."""
     info: Mapping[str, float] = MappingProxyType({})
-    """What the environment said at its last step, by name in `info_keywords`; NaN: nothing."""
+    """What the environment reported at its last step, by name in `info_keywords`; NaN: nothing."""
 
 
 class Origin(NamedTuple):
-    """Where the counts of a run begin: at nothing, or where the history ends that it continues."""
+    """Where a run's counts begin: at zero, or at the end of the history that it continues."""
 
     step: int = 0
     time: float = 0.0
@@ -84,7 +84,7 @@ class Sink(Protocol):
         ...
 
     def flush(self) -> None:
-        """Put what was taken on the disk: a checkpoint is about to say that it is there."""
+        """Force what was taken to the disk: a checkpoint that counts on it is about to be written."""
         ...
 
     def close(self) -> None:

@@ -242,11 +242,11 @@ class Runner:
         Limits are sums over all environments and actors, and exact. At the end, open episodes are cut: the agent
         learns that they were (terminal 2), and they are not recorded.
 
-        With `num_updates` or `num_timesteps`, and neither callbacks nor scores, a driver of training runs takes what makes
-        whole blocks: of JAX-native environments (``'jax:CartPole-v1'``), compiled with the agent into one program, and of
-        Gymnasium's in this process, with `batch_agent_calls` or a single one. `driver` and the bar say so; single steps go
-        on from there to an exact number of timesteps. What an episode took is then its share of the whole. docs/runner.md says
-        what else asks for single steps.
+        With `num_updates` or `num_timesteps`, and neither callbacks nor scores, a driver of training runs takes all steps that
+        make whole blocks: in JAX-native environments (``'jax:CartPole-v1'``), compiled with the agent into one program, and in
+        Gymnasium environments in this process, with `batch_agent_calls` or a single one. `driver` and the bar say so; single
+        steps continue from there to the exact number of timesteps. The time of an episode is then its share of the total.
+        docs/runner.md says what else requires single steps.
 
         Args:
             num_episodes: episodes to run. No more are begun than that, so none is cut and short ones are not preferred.
@@ -383,7 +383,7 @@ class Runner:
 
 
 class _Described:
-    """What an agent asks of an environment, told by a connection."""
+    """What an agent asks an environment for, answered by a connection."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -460,7 +460,7 @@ def _agent(agent: Any, connection: Connection, actors: int) -> Agent:
 
 
 def _created(agent: Any, connection: Connection, actors: int) -> Agent:
-    """Make an agent of a specification, which may hold any argument of `Agent.create`."""
+    """Make an agent from a specification, which may hold any argument of `Agent.create`."""
     given = specified(agent)
     for name in ("environment", "states", "actions"):
         if name in given:

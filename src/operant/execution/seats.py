@@ -1,4 +1,4 @@
-"""One environment in a run: where it stands, and how values of several actors are taken apart and put together."""
+"""One environment in a run: its state, and how the values of several actors are split and joined."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Feedback(NamedTuple):
     reward: float
     terminal: int
     states: Any
-    """What it saw afterwards; None where its environment does not tell."""
+    """What it saw afterwards; None if its environment does not report it."""
     lost: bool = False
-    """Whether nobody answered the action, since the environment was lost."""
+    """Whether the action got no answer, because the environment was lost."""
 
 
 class Seat:
@@ -42,16 +42,16 @@ class Seat:
         self.counts = counts
         self.single = connection.num_actors == 1
         self.request = ""
-        """The open one: reset or execute."""
+        """The open one: reset or execute; empty: none is open."""
         self.running: list[int] = []
-        """Actors whose episode goes on, in the order of `states`."""
+        """Actors whose episode is still running, in the order of `states`."""
         self.states: Any = None
         self.acting: list[int] = []
         """Those of `running` for which the agent acted; the others were cut and only accompany them."""
         self.counted: frozenset[int] = frozenset()
         """Actors whose episodes were still wanted when they began."""
         self.internals: list[Any] = []
-        """Of each actor, while a recurrent agent acts independently."""
+        """Recurrent state of each actor, while a recurrent agent acts independently."""
         self.seconds = 0.0
         """How long the environment computed in this episode."""
 
@@ -62,7 +62,7 @@ class Seat:
 
     def reset(self, count: int, seed: int | None) -> None:
         """Ask for an episode of which `count` actors are wanted."""
-        # Before it is sent, and until its answer is there: `drain` sees to what is interrupted in between.
+        # Set before it is sent, and until its answer arrives: `drain` takes care of a run interrupted in between.
         self.request, self.counted = "reset", frozenset(range(count))
         self.running, self.acting, self.seconds = [], [], 0.0
         if isinstance(self.connection, Vectorized):
@@ -81,7 +81,7 @@ class Seat:
         request, self.request = self.request, ""
         self.seconds += answer.seconds
         if request == "reset":
-            if answer.lost:  # it has been replaced: ask that one
+            if answer.lost:  # it has been replaced: ask the new one
                 self.request = "reset"
                 self.connection.send_reset(None)
             else:
@@ -102,7 +102,7 @@ class Seat:
         after = [] if answer.parallel is None else [int(i) for i in answer.parallel]
         told, known = list(after), rows(answer.states)
         told += [actor for actor, over in zip(before, terminals, strict=True) if over and actor not in after]
-        if known != len(told):  # what those that ended saw last is not there
+        if known != len(told):  # the last states of episodes that ended are missing
             told = after
         place = {actor: i for i, actor in enumerate(told)}
         self.running, self.states = after, answer.states
@@ -122,7 +122,7 @@ class Seat:
         ]
 
     def drain(self) -> None:
-        """Let go of what an interrupted run still had coming."""
+        """Discard the answers that an interrupted run was still waiting for."""
         self.connection.forget()
         self.request, self.running, self.acting = "", [], []
 
@@ -136,7 +136,7 @@ class Tally:
         self.starts = [0.0] * actors
         self.agent_starts = [0.0] * actors
         self.agent_clock = 0.0
-        """Seconds that the agent has computed."""
+        """Seconds that the agent has spent computing."""
 
     def begin(self, actor: int) -> None:
         """Start an episode."""

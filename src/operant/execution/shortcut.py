@@ -1,4 +1,4 @@
-"""The Runner's shortcut: where whole blocks of steps keep the limits, the drivers of training runs take them.
+"""The Runner's shortcut: as long as whole blocks of steps keep within the limits, drivers of training runs take them.
 
 With a JAX-native environment acting, stepping and learning are one compiled loop (`device`). With Gymnasium environments
 in this process that are called together, a block is one compiled call for learning and one for acting in each row (`host`).
@@ -27,15 +27,15 @@ from operant.execution.ledger import Ledger
 from operant.interactive import Lent
 
 _SHOWN = {"visualize", "render_mode"}
-"""Arguments of an environment that is watched: there must be no second one."""
+"""Arguments of an environment that is shown on screen: a second copy of it must not be made."""
 
 
 class Shortcut:
-    """Runs an agent by a driver of training runs, as far as limits can be kept exactly by whole blocks.
+    """Runs an agent with a driver of training runs, for as long as whole blocks keep exactly within the limits.
 
-    A block is what an update of the agent consumes: so many rows of all actors. Limits of updates are met by it; of timesteps it
-    leaves what makes no whole block. Afterwards the open episodes are cut at their true last observations, as at the end
-    of any run.
+    A block is what one update of the agent consumes: a number of rows of all actors. Whole blocks meet a limit on updates
+    exactly; of a limit on timesteps, they leave the remainder that makes no whole block. Afterwards the open episodes are cut
+    at their true last observations, as at the end of any run.
 
     Args:
         environment: its specification.
@@ -54,7 +54,7 @@ class Shortcut:
             self._serves = "device" if source.is_native else "host" if plain else ""
 
     def run(self, agent: Agent, plan: Plan, ledger: Ledger, seed: int) -> None:
-        """Go as far as whole blocks do not pass a limit; nowhere, where the agent, the plan or the environment needs single steps."""
+        """Go as far as whole blocks pass no limit; do nothing if the agent, the plan or the environment needs single steps."""
         in_step = self._serves == "device" or plan.batch_agent_calls or self._n == 1
         blocks = self._blocks(agent.learner, plan, ledger)
         if not (self._serves and in_step and blocks) or (lent := agent.lend(self._n)) is None:
@@ -67,7 +67,7 @@ class Shortcut:
             while not ledger.ending and (
                 blocks := min(driver.blocks, self._blocks(agent.learner, plan, ledger))
             ):
-                with interruption.held():  # what a block consumes is nowhere until it is done and counted
+                with interruption.held():  # what a block consumes exists nowhere until it is done and counted
                     self._advance(driver, blocks, ledger)
                     ledger.updates = int(driver.train.counters.updates) - before
                 ledger.show(episode=True)
@@ -84,7 +84,7 @@ class Shortcut:
         each = (time.perf_counter() - began) / max(driver.step - step, 1)
         for episode in finished:
             took = each * episode.length
-            # The agent's seconds include the environments': they are not told apart.
+            # The agent's seconds include the environments': the two cannot be told apart.
             into.add(episode.reward, episode.length, took, took, 0.0)
         ledger.timesteps += driver.step - step
         ledger.episodes += len(finished)

@@ -47,13 +47,13 @@ class Driver(Protocol):
 
     @property
     def train(self) -> Train:
-        """Everything that continuing needs beside the environments."""
+        """Everything that is needed to continue, except the environments."""
         ...
 
     unreported: Sequence[Finished]
     """Episodes that ended in blocks that were learnt from, in a call of `advance` that failed later."""
     deadline: float
-    """When, by `time.perf_counter`, a block that is not complete by then is given up, if the driver can do that."""
+    """Time (`time.perf_counter`) from which an incomplete block is given up, if the driver can do that."""
     blocks: int
     """Most blocks of one call: after so many the loop looks at the target."""
     block_steps: int
@@ -65,11 +65,11 @@ class Driver(Protocol):
         ...
 
     def put(self, train: Train) -> None:
-        """Replace the learning side, before the run begins."""
+        """Replace the learning state, before the run begins."""
         ...
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the environments' side of what continuing needs."""
+        """Return the environments' part of what is needed to continue."""
         ...
 
     def snapshot_like(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Driver(Protocol):
         ...
 
     def restore(self, train: Train, snapshot: dict[str, Any], step: int | None = None) -> None:
-        """Continue from there: at a step of the run (default: as the counters have it)."""
+        """Continue from there, at a step of the run (default: that of the counters)."""
         ...
 
     def skipped(self) -> int:
@@ -137,7 +137,7 @@ class Training:
             one of these is.
         unjudged: called by `keep_unjudged`; returns what became of the files, if any were asked for.
         agree: turns seconds and a flag of this process into those that hold for all processes of the run; None: there is one.
-        progress: what an earlier part of the run came to, which this one goes on from and changes; None: nothing.
+        progress: how far an earlier part of the run came, which this one continues and updates; None: there was none.
     """
 
     def __init__(
@@ -164,13 +164,13 @@ class Training:
         self._agree = agree
         self.progress = Progress(run) if progress is None else progress
         self.most_blocks: int | None = None
-        """Blocks after which the run ends, whatever its options say: for repeating one up to where it ended."""
+        """Blocks after which the run ends, whatever its options say: used to repeat a run up to where it ended."""
         self.evaluation: Evaluation | None = None
         """How the policy is evaluated at every `eval_frequency` steps; None: it is not."""
         self.on_record: Callable[[Record], bool | None] | None = None
-        """Called with everything that is reported, before sinks take it with what was added and changed; the run ends where it returns False."""
+        """Called with every report, which it may add to and change before the sinks take it; the run ends if it returns False."""
         self.ended: str | None = None
-        """How the run, or the part of it that is continued, ended; None while it goes on, and where its process died."""
+        """How the run, or the part of it that is continued, ended; None while it goes on, and if its process died."""
         self._called_off = False  # by `on_record`
         self._interrupted = False  # here
         self._ending = False  # everywhere
@@ -193,7 +193,7 @@ class Training:
 
     @property
     def own_steps(self) -> int | None:
-        """The last environment step that the agent may come to, of its own: without those of a continued history; None: no limit."""
+        """Most environment steps that the agent itself may take, without those of a continued history; None: no limit."""
         return None if self.run.max_steps is None else self.run.max_steps - self.progress.origin.step
 
     def restore(self, saved: checkpoint.Checkpoint, changed: Collection[str] = ()) -> None:
@@ -201,7 +201,7 @@ class Training:
 
         Args:
             saved: the checkpoint.
-            changed: options that updates use as numbers, which are those of this run from here on, not the checkpoint's.
+            changed: numeric options of updates whose values are from here on those of this run, not the checkpoint's.
 
         Raises:
             CheckpointError: it does not fit.
@@ -212,7 +212,7 @@ class Training:
         self.memory_anew = not told.get("memory", True)
         shapes = jax.eval_shape(lambda train: train, without_replay(fresh) if self.memory_anew else fresh)
         like = {"train": shapes, "driver": self.driver.snapshot_like()}
-        saved.read(like)  # what cannot be loaded must not cost the memory that is here
+        saved.read(like)  # a checkpoint that cannot be loaded must not cost the current memory
         if not self.memory_anew:  # a device need not have room for two replay memories
             fresh = without_replay(fresh)
             self.driver.put(fresh)
@@ -239,7 +239,7 @@ class Training:
     def write(self, directory: Path | None, *, keep: int | None, memory: bool) -> Path | None:
         """Write a checkpoint of the run to a folder, with the replay memory or without.
 
-        With None only take part in it: for a snapshot all processes are needed, also those that write nothing.
+        With None, only take part in it: a snapshot needs all processes, even those that write nothing.
         """
         whole = self.driver.train
         train = whole if memory else without_replay(whole)
@@ -265,12 +265,12 @@ class Training:
     def loop(self) -> Outcome:
         """Train until the target or the last step is reached, or the user interrupts; save at the end.
 
-        When an environment, a callback or anything else fails, what was learnt before is saved too, and then the error goes on.
+        If an environment, a callback or anything else fails, what was learnt before is saved too, and then the error is raised.
 
         Raises:
             OperantError: an environment failed.
             Exception: what a callback raised.
-            SystemExit: likewise, of a callback or a vector of the user's.
+            SystemExit: likewise, what a callback or a vector of the user's raised.
         """
         try:
             return self._loop()
@@ -282,10 +282,10 @@ class Training:
         """Save what there is when something has failed, with the given episodes: learnt from, and not reported yet."""
         self.ended = "failed"
         self.progress.elapsed = self._time() - self._begun  # the call that failed may have taken long
-        # The first error is the one to tell; and a report that fails must not cost the checkpoint.
+        # The first error is the one to raise; and a report that fails must not cost the checkpoint.
         with contextlib.suppress(Exception):
             self._account(unreported)
-        if self._agree is None:  # of several processes the others do something else by now
+        if self._agree is None:  # with several processes, the others do something else by now
             with contextlib.suppress(Exception):
                 self._report_rest()
             with contextlib.suppress(Exception):
@@ -318,7 +318,7 @@ class Training:
     def blocks(self) -> int:
         """Return how many blocks the driver is to run before the loop looks again, or evaluates."""
         if not self._left:
-            # Up to where a run in one part looks too: then a target is reached at the same step.
+            # Up to where a run in one part would look, too, so that a target is reached at the same step.
             left = self.driver.blocks - (self._earlier + self._collected) % self.driver.blocks
             if self.most_blocks is not None:
                 left = min(left, self.most_blocks - self._collected)
@@ -382,18 +382,18 @@ class Training:
         self._pace = max(1, min(4 * self._asked, int(self._asked * CALL_SECONDS / seconds)))
 
     def _meanwhile(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context for writing files that are not the last of a run: training outlives a full disk."""
+        """Return a context for writing files that are not the last of a run: training survives a full disk."""
         return durable.outliving(f"No checkpoint at step {self.step}")
 
     @property
     def _looks(self) -> bool:
-        """Whether a run in one part would look at its progress here, too; otherwise only the end of this part is near."""
+        """Whether a run in one part would look at its progress here, too; if not, only the end of this part is near."""
         return (self._earlier + self._collected) % self.driver.blocks == 0
 
     def _evaluate(self) -> dict[str, float]:
         """Evaluate the policy if it is time; return what is to be reported.
 
-        The clock of training stands still meanwhile.
+        The clock of training is stopped meanwhile.
         """
         evaluation, last = self.evaluation, self.progress.evaluated
         if evaluation is None or self.step // evaluation.frequency == last.step // evaluation.frequency:
@@ -401,7 +401,7 @@ class Training:
         began = time.perf_counter()
         try:
             found = self._scored(evaluation, last)
-        finally:  # the clock goes on where it fails
+        finally:  # even if it fails, this time does not count as training
             evaluation.evaluator.seconds += time.perf_counter() - began
         self._ending = self._interrupted  # meanwhile; there is one process
         return found
@@ -472,7 +472,7 @@ class Training:
                 self.sinks.message(f"The run ended before there was {missing} to judge by: {said}")
 
     def _time(self) -> float:
-        """Return what the clock says, which stands still during evaluations, also those of runs beside this one."""
+        """Return the time of a clock that is stopped during evaluations, including those of runs beside this one."""
         return time.perf_counter() - (0.0 if self.evaluation is None else self.evaluation.evaluator.seconds)
 
     def _agreed(self, seconds: float, flag: bool) -> tuple[float, bool]:
@@ -480,7 +480,7 @@ class Training:
         return (seconds, flag) if self._agree is None else self._agree(seconds, flag)
 
     def interrupt(self) -> None:
-        """End the run after the call of the driver at work, or within it where a block takes long."""
+        """End the run after the driver's current call, or within it if a block takes long."""
         self._interrupted = True
         self.driver.deadline = time.perf_counter() + PATIENCE_SECONDS
 
@@ -496,7 +496,7 @@ class Training:
             self.sinks.episodes(episodes)
 
     def _log(self, found: dict[str, float]) -> None:
-        """Report, beside what was found, metrics and the last episodes: to the callback first, then to the sinks."""
+        """Report what was found, the metrics and the last episodes: to the callback first, then to the sinks."""
         record = self._record(found)
         if self.progress.score.improved() and self.evaluation is None:
             with self._meanwhile():
@@ -506,16 +506,16 @@ class Training:
                 told = record._replace(values=dict(record.values))
                 self._called_off = self.on_record(told) is False
                 record = told._replace(values=numbers(told.values))
-        finally:  # without what the callback added, where it fails
+        finally:  # without what the callback added, if it fails
             self.sinks.record(record)
 
     def _report_rest(self) -> None:
-        """Report what came since the last report, in a run that fails."""
+        """Report what there is since the last report, in a run that fails."""
         if self.driver.step > self._logged[1]:
             self.sinks.record(self._record({}))
 
     def _record(self, found: dict[str, float]) -> Record:
-        """Return, beside what was found, metrics and the last episodes."""
+        """Return a record of what was found, the metrics and the last episodes."""
         values = {**found, **self.driver.metrics()}
         skipped = int(values.get("update/skipped", 0.0))
         self.progress.skipped += skipped
@@ -539,7 +539,7 @@ class Training:
         return Record(self.step, self.progress.elapsed, values)
 
     def _watch(self) -> str | None:
-        """Lower the learning rate on plateaus, or stop; only where a run in one part would, so that a run in parts learns the same."""
+        """Lower the learning rate on plateaus, or stop; only where a run in one part would, so that a run in several parts learns the same."""
         for verdict in self.progress.monitor.verdicts() if self._looks else ():
             if verdict == "stop":
                 return "early_stop"
