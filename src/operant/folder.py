@@ -1,4 +1,4 @@
-"""The folder of a run: which one it is, whose it is, and `run.json`, which says what the run is."""
+"""The folder of a run: its choice, which process holds it, and `run.json`, which says what the run is."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from operant.tracking.history import check_place
 from operant.tracking.runs import read_run
 
 LIMITS = ("max_steps", "target_reward", "n_devices", "eval_frequency", "eval_episodes")
-"""Options of a run that hold from one resumption to the next unless they are changed again."""
+"""Options of a run that, changed at one resumption, carry over to the next unless they are changed again."""
 BEST = "best"
-"""Folder with the checkpoint of the best evaluation, there."""
+"""Folder within a run's that holds the checkpoint of its best evaluation."""
 CLAIM = ".claim"
 """File that says that a process trains in a folder."""
 
@@ -35,7 +35,7 @@ def new_directory(run: RunConfig, agent: str) -> Path:
 
     Raises:
         SpecError: it would be inside a file.
-        UsageError: that of the options is not empty.
+        UsageError: the folder in the options is not empty.
     """
     if run.run_dir is not None:
         directory = Path(run.run_dir)
@@ -59,11 +59,11 @@ def new_directory(run: RunConfig, agent: str) -> Path:
 
 @contextlib.contextmanager
 def claimed(run: RunConfig, agent: str) -> Iterator[Path]:
-    """Choose the folder of a run and take it at once, so that no other process does; it is gone afterwards if nothing was written.
+    """Choose the folder of a run and claim it at once, so that no other process does; it is removed afterwards if nothing was written.
 
     Raises:
         SpecError: it would be inside a file.
-        UsageError: that of the options is not empty, or another process took it.
+        UsageError: the folder in the options is not empty, or another process took it.
     """
     while True:
         directory = new_directory(run, agent)
@@ -80,7 +80,7 @@ def claimed(run: RunConfig, agent: str) -> Iterator[Path]:
 
 
 def _is_free(directory: Path) -> bool:
-    """Tell whether there is nothing in a folder, but for the claim of a process that died before it wrote what its run is."""
+    """Tell whether a folder is empty, except for the claim of a process that died before it wrote what its run is."""
     paths = list(directory.iterdir())
     left = all(
         _is_free(path) if path.is_dir() else path.name == CLAIM or path.name.startswith(durable.TEMPORARY)
@@ -90,7 +90,7 @@ def _is_free(directory: Path) -> bool:
 
 
 def _is_abandoned(directory: Path) -> bool:
-    """Tell whether no process holds a folder; False where the file system has no locks, so that nobody knows."""
+    """Tell whether no process holds a folder; False if the file system has no locks, since this is not known then."""
     try:
         os.close(durable.hold(directory.resolve()))
     except OSError:
@@ -100,17 +100,17 @@ def _is_abandoned(directory: Path) -> bool:
 
 @contextlib.contextmanager
 def held(directory: Path) -> Iterator[None]:
-    """Hold the folder of a run, which exists, against other processes that would train in it.
+    """Lock the folder of a run, which exists, against other processes that would train in it.
 
-    Its claim goes afterwards, also that of a process that died.
+    Its claim is removed afterwards, even if a process that died left it.
 
     Raises:
-        UsageError: another one does.
+        UsageError: another process trains in it.
     """
     refusal = (
         f"Another process trains in {shown(directory)!r}. Wait for its end, or end it, then resume the run."
     )
-    claim = directory.absolute() / CLAIM  # whatever becomes the working directory
+    claim = directory.absolute() / CLAIM  # the working directory may change
     with _alone(directory, refusal):
         try:
             yield
@@ -120,12 +120,12 @@ def held(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def history_held(path: str | Path | None) -> Iterator[None]:
-    """Hold the history that a run names against other runs, which would overwrite its rows.
+    """Lock the history that a run names against other runs, which would overwrite its rows.
 
-    One that is missing is made, and gone afterwards if nothing was written.
+    One that is missing is made, and removed afterwards if nothing was written.
 
     Raises:
-        SpecError: no history can be there.
+        SpecError: there can be no history at this path.
         UsageError: another run writes to it.
     """
     if path is None:
@@ -139,8 +139,8 @@ def history_held(path: str | Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _made(folder: Path) -> Iterator[None]:
-    """Make a folder that may be missing; it is gone afterwards if nothing was written."""
-    whole = folder.absolute()  # whatever becomes the working directory
+    """Make a folder if it is missing; it is then removed afterwards if nothing was written."""
+    whole = folder.absolute()  # the working directory may change
     missing = [path for path in (whole, *whole.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -153,7 +153,7 @@ def _made(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alone(folder: Path, refusal: str) -> Iterator[None]:
-    """Hold a folder, or refuse."""
+    """Lock a folder; if another process has locked it, refuse."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(durable.locked(folder, wait=False))
@@ -167,7 +167,7 @@ class Entry(NamedTuple):
 
     directory: Path
     begun: str
-    """When, in ISO's format and universal time."""
+    """When it began, in ISO 8601 format, UTC."""
     agent: str
     env: str
     seed: int
@@ -177,19 +177,19 @@ class Entry(NamedTuple):
     """Returns of the last episodes."""
     best_evaluation: float | None = None
     ended: str | None = None
-    """Why; None: it goes on, or its process died."""
+    """Why it ended; None: it is still running, or its process died."""
 
 
 def runs_in(place: str | Path) -> list[Entry]:
-    """Return the runs directly in a folder and in folders within (`seed-N` of one with several seeds), the oldest first.
+    """Return the runs directly in a folder and in its folders (`seed-N` of one with several seeds), the oldest first.
 
-    What is no run, or cannot be read, is left out.
+    Whatever is not a run, or cannot be read, is left out.
     """
     return read_and_unread(place)[0]
 
 
 def read_and_unread(place: str | Path) -> tuple[list[Entry], dict[Path, str]]:
-    """Return the runs as `runs_in`, and by folder why others cannot be read."""
+    """Return the runs as `runs_in` does, and by folder why others cannot be read."""
     found, unread = [], {}
     for file in sorted((*Path(place).glob("*/run.json"), *Path(place).glob("*/*/run.json"))):
         try:
@@ -202,13 +202,13 @@ def read_and_unread(place: str | Path) -> tuple[list[Entry], dict[Path, str]]:
 
 
 def runs_within(directory: str | Path) -> str:
-    """Return what to do about a folder that is no run, but holds some, as that of several seeds does; else nothing."""
+    """Return what to do about a folder that is no run but holds some, such as that of several seeds; else an empty text."""
     runs = runs_in(directory)
     return f" It holds runs: give one of them, such as {str(runs[0].directory)!r}." if runs else ""
 
 
 def _entry(directory: Path, data: dict[str, Any]) -> Entry:
-    """Return what `run.json` and the newest checkpoint tell."""
+    """Return what `run.json` and the newest checkpoint say."""
     run = data["run"]
     if not isinstance(data["begun"], str):
         raise TypeError("begun")
@@ -240,20 +240,20 @@ def describe(
     loaded: str | None = None,
     origin: Origin | None = None,
 ) -> None:
-    """Write what the run is.
+    """Write what the run is, as `run.json`.
 
     Args:
         directory: its folder.
         agent: what it trains.
         run: its options.
-        environments: where.
+        environments: what it trains in.
         command: how it was begun; None: as this process was.
-        base: the folder in which paths are given, that of the user's code; None: the working directory.
+        base: the folder that paths are relative to, that of the user's code; None: the working directory.
         together: how many runs are one program mapped over their seeds.
-        given: whether the environments are objects that cannot be made of an id again.
-        fits: in how many parts it is trained by one program.
-        loaded: checkpoint of elsewhere that it goes on from.
-        origin: where the history ended that it continues, and it began; None: not with a new agent.
+        given: whether the environments are objects that cannot be made again from an id.
+        fits: in how many parts (calls of `fit`) one program has trained it.
+        loaded: checkpoint from elsewhere that it continues from.
+        origin: where the history that it continues ended, and so it began; None: it did not begin with a new agent.
     """
     data = {
         "agent": agent,
@@ -282,7 +282,7 @@ def describe_resume(
     options: Mapping[str, Any],
     base: Path | None = None,
 ) -> None:
-    """Add to what was written about a run that it is resumed, from which step, by which versions, with which options changed."""
+    """Add to `run.json` that the run is resumed: from which step, by which versions, with which options changed."""
     data = read_json(directory / "run.json", "run")
     entry = {
         "step": training.driver.step,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from operant.watch import Output
 
 PLAY = 1
-"""Purpose of the seeds of playing: those of environments and evaluations (`Evaluation.run`) have 0 in its place."""
+"""Marks the seeds of playing: those of environments and evaluations (`Evaluation.run`) have 0 in this place."""
 
 
 class PlayConfig(Config):
@@ -65,7 +65,7 @@ class PlayConfig(Config):
     quiet: bool = option(False, "If specified, nothing is printed")
 
     def check(self) -> Iterator[str]:
-        """Refuse what contradicts itself, and folders that cannot be made."""
+        """Refuse options that contradict one another, and folders that cannot be made."""
         yield from argument_faults(self.env_kwargs)
         for name in ("video_dir", "frame_dir"):
             try:
@@ -88,7 +88,7 @@ class PlayConfig(Config):
 
 
 class Played(NamedTuple):
-    """What playing showed."""
+    """The results of playing."""
 
     rewards: list[float]
     """Return of each whole episode."""
@@ -117,9 +117,9 @@ def run(
     leave_open: bool = False,
     base: Path | None = None,
 ) -> Played:
-    """Play episodes on a vector of one environment, which is closed in the end unless it is to be left open; every `call` plays others.
+    """Play episodes on a vector of one environment, which is closed afterwards unless `leave_open`; each `call` plays different ones.
 
-    Folders are given as they are in `base`; None: in the working directory.
+    Folders are relative to `base`; None: to the working directory.
     """
     from operant.execution.evaluate import evaluate
 
@@ -141,7 +141,7 @@ def run(
 
 
 def _root(seed: int, call: int = 0) -> int:
-    """Return the root of what is random in the episodes of a call: training with this seed draws from another."""
+    """Return the root seed of the episodes of a call; it differs from the one that training with this seed uses."""
     return int(np.random.SeedSequence([seed, call, PLAY]).generate_state(1)[0] >> 1)
 
 
@@ -152,7 +152,7 @@ def _shown(
     leave_open: bool = False,
     base: Path | None = None,
 ) -> Played:
-    """Play on a vector whose frames go where the options say; it is closed in the end unless it is to be left open."""
+    """Play on a vector whose frames go where the options say; it is closed afterwards unless it is to be left open."""
     from operant.watch import Watched
 
     outputs: list[Output] = []
@@ -171,7 +171,7 @@ def _shown(
 
 
 def _outputs(env: VectorEnv, config: PlayConfig, base: Path | None) -> list[Output]:
-    """Make what the options ask for."""
+    """Make the outputs that the options ask for."""
     from operant.watch import Pictures, Video, Window, frame_rate
 
     outputs: list[Output] = []
@@ -189,7 +189,7 @@ def play(config: PlayConfig, agent: Any = None, **options: Any) -> Played:
 
     Args:
         config: what to play, and how to show it.
-        agent: specification of the agent, where it is not that of the run.
+        agent: specification of the agent, if it is not that of the run.
         options: hyperparameters beside it (the networks must be those that were trained).
 
     Raises:
@@ -199,12 +199,12 @@ def play(config: PlayConfig, agent: Any = None, **options: Any) -> Played:
         if agent is not None or options:
             raise SpecError("An exported policy plays without an agent. Leave the agent and its options out.")
         return _exported(config, config.policy)
-    base = working_directory()  # whatever the environment makes the working directory
+    base = working_directory()  # the environment may change the working directory
     return run(*_prepared(config, agent, options), config, base=base)
 
 
 def _prepared(config: PlayConfig, agent: Any, options: dict[str, Any]) -> tuple[Learner, Train, VectorEnv]:
-    """Return what plays, its state, and the environment; what was read beside is let go of."""
+    """Return the learner that plays, its state, and the environment; whatever else was read is released."""
     from operant.agents.learner import Learner
     from operant.agents.making import define, define_saved, from_file
     from operant.session import fitting
@@ -223,14 +223,14 @@ def _prepared(config: PlayConfig, agent: Any, options: dict[str, Any]) -> tuple[
     definition = define(agent, **options)
     if found is None:  # else the networks are those of the checkpoint
         definition = fitting(definition, config.weights)
-    # Read after the environment is made, whatever it makes the working directory.
+    # Absolute, since they are read after the environment is made, which may change the working directory.
     weights = tuple(path and str(Path(path).absolute()) for path in config.weights)
     env = environment(config)
     try:
         definition = definition.limited(env.max_episode_timesteps)
         if saved is not None:
             _expect_spaces(str(config.run_dir), saved["spaces"], env)
-        # As many as a block needs that can be divided: who plays does not care.
+        # As many actors as a block needs that can be divided into minibatches: playing does not depend on them.
         actors = saved["parallel_interactions"] if saved else getattr(definition.config, "mini_batches", 1)
         with guard:
             learner = Learner(definition.cls.create(definition.config, env.spaces, actors))
@@ -242,7 +242,7 @@ def _prepared(config: PlayConfig, agent: Any, options: dict[str, Any]) -> tuple[
 
 
 def _specification(found: Checkpoint) -> Mapping[str, Any]:
-    """Return what a checkpoint says of its agent; weights alone are checkpoints, too."""
+    """Return what a checkpoint says of its agent; refuse weights alone, which are checkpoints, too."""
     saved = found.header.get("specification")
     parts = ("agent", "spaces", "parallel_interactions")
     if not isinstance(saved, Mapping) or not all(part in saved for part in parts):
@@ -253,7 +253,7 @@ def _specification(found: Checkpoint) -> Mapping[str, Any]:
 
 
 def _expect_spaces(run: str, saved: Any, env: VectorEnv) -> None:
-    """Refuse an environment for which a policy has no place. Bounds may differ: they are the environment's."""
+    """Refuse an environment whose spaces do not fit a policy. Bounds may differ: the environment's hold."""
     from operant.spaces import Spaces
 
     trained = Spaces.from_spec(saved)
@@ -267,7 +267,7 @@ def _expect_spaces(run: str, saved: Any, env: VectorEnv) -> None:
 
 
 def _shapes(space: Any) -> str:
-    """Return names, types and shapes of what a space holds."""
+    """Return names, types and shapes of a space's components."""
     return ", ".join(
         f"{name} {leaf.type} {leaf.shape}{f' below {leaf.num_values}' if leaf.num_values is not None else ''}"
         for name, leaf in space.components.items()
@@ -279,7 +279,7 @@ def _exported(config: PlayConfig, path: str) -> Played:
     from operant.execution.evaluate import run_episodes
     from operant.export.policy import load_policy
 
-    base = working_directory()  # whatever the environment makes the working directory
+    base = working_directory()  # the environment may change the working directory
     policy, env, seed = load_policy(path), environment(config), _root(config.seed)
     try:
         for kind in ("states", "actions"):
@@ -352,15 +352,15 @@ def _train(learner: Learner, config: PlayConfig, found: Checkpoint | None) -> Tr
 
 
 def environment(config: PlayConfig, given: Any = None, lives: bool = True) -> VectorEnv:
-    """Make the one environment, one that gives pictures where they are asked for.
+    """Make the one environment, such that it gives pictures if they are asked for.
 
     Args:
         config: what to play, and how to show it.
         given: a class or a function that makes it, or a JAX-native object, instead of the id.
-        lives: whether the policy learnt of games with an episode for each life, where no run's folder says it: FIRE goes on then.
+        lives: whether the policy learnt with an episode for each life, if no run's folder says: FIRE continues a game then.
 
     Raises:
-        SpecError: it cannot be made, or not be shown.
+        SpecError: it cannot be made, or cannot be shown.
     """
     from operant.envs import vector
     from operant.envs.games import whole_games
@@ -421,7 +421,7 @@ def environment(config: PlayConfig, given: Any = None, lives: bool = True) -> Ve
 
 
 def _with_arguments(config: PlayConfig, saved: Any, run: str) -> PlayConfig:
-    """Put the environment's arguments of a run under those that are given; they are data, and name no file or module."""
+    """Add a run's arguments of its environment to the given ones, which win; they must be data, and name no file or module."""
     own = {**checked(PlayConfig, "env_kwargs", saved), **(config.env_kwargs or {})}
     with data_only(f"The run {run!r}", "Give it yourself, if you trust it: --env-kwargs (env_kwargs=)."):
         for name in own.keys() - (config.env_kwargs or {}).keys():
@@ -430,7 +430,7 @@ def _with_arguments(config: PlayConfig, saved: Any, run: str) -> PlayConfig:
 
 
 def _counterpart(name: Any) -> str:
-    """Return the id of Gymnasium's environment that a JAX-native one equals: it has pictures."""
+    """Return the id of the Gymnasium environment that a JAX-native one equals, which gives pictures."""
     import gymnasium
 
     if not isinstance(name, str):

@@ -1,4 +1,4 @@
-"""Train once more what a run trained, and tell whether the outcome is the same, bit by bit."""
+"""Repeat the training of a run, and tell whether the outcome is the same, bit by bit."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from operant.session import Session
 
 SHOWN = 5
-"""Differences that are told."""
+"""How many differences are shown."""
 FOREVER = 2**62
-"""Steps that no run takes: where another bound ends it."""
+"""More steps than any run takes, for one that something else ends."""
 SELDOM = 1e9
 """Seconds between checkpoints of a replay: only the last counts."""
 CLOCKED = ("time",)
@@ -48,10 +48,10 @@ class ReplayConfig(Config):
 
 
 class Replayed(NamedTuple):
-    """What a replay showed."""
+    """The result of a replay."""
 
     differences: list[str]
-    """What is not the same, most telling first; empty: the run is reproducible."""
+    """What differs, most telling first; empty: the run is reproducible."""
     changes: list[str]
     """Versions, machine and code that differ between then and now."""
     step: int
@@ -82,20 +82,20 @@ class Record(NamedTuple):
     data: dict[str, Any]
     """Its `run.json`."""
     run: RunConfig
-    """Its options, so that it is repeated."""
+    """Its options, adjusted so as to repeat it."""
     history: Path
     checkpoint: Path
-    """Its newest."""
+    """Its newest one."""
     training: dict[str, Any]
-    """What the checkpoint tells of the course of training."""
+    """What the checkpoint says of the course of training."""
     origin: Origin
 
 
 def replay(directory: str | Path, config: ReplayConfig | None = None, agent: str | None = None) -> Replayed:
     """Repeat a run from its recorded options and seed, and compare.
 
-    Everything is compared that its newest checkpoint holds (parameters, optimizer, memory, environments that are JAX-native,
-    counters), and its history up to there apart from the clock.
+    This compares everything that its newest checkpoint holds (parameters, optimizer, memory, JAX-native environments,
+    counters), and its history up to there, except for times.
 
     Args:
         directory: folder of the run.
@@ -117,7 +117,7 @@ def replay(directory: str | Path, config: ReplayConfig | None = None, agent: str
             raise SpecError(
                 f"The {name} of the run in {str(directory)!r} is {then!r}. Received: {name}={given!r}. Leave it out."
             )
-    base = working_directory()  # whatever the environments make the working directory
+    base = working_directory()  # environments may change the working directory
     with contextlib.ExitStack() as stack:
         place = base / (
             config.run_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="operant-replay-"))
@@ -149,7 +149,7 @@ def _record(directory: Path) -> Record:
     training = checkpoint.read_header(newest)["training"]
     for reason in _obstacles(data, training, run):
         raise SpecError(f"{str(directory)!r} cannot be replayed: {reason}")
-    # How far each part of a run was to go is part of no checkpoint: repeat it in one.
+    # No checkpoint holds how far each part of a run was to go: repeat all of it in one part.
     run = run.replace(target_reward=None, max_steps=FOREVER)
     if data.get("vector") is not None:
         run = run.replace(vector=data["vector"])
@@ -237,7 +237,7 @@ def _repeat(record: Record, place: Path, config: ReplayConfig) -> int:
 
 
 def _blocks(record: Record, session: Session, max_steps: int | None) -> int:
-    """Return after how many blocks to compare."""
+    """Return how many blocks to repeat before comparing."""
     from operant import checkpoint
 
     like = session.driver.train.counters
@@ -252,7 +252,7 @@ def _blocks(record: Record, session: Session, max_steps: int | None) -> int:
 
 
 def _compared(record: Record, place: Path, step: int, whole: bool, changes: list[str]) -> Replayed:
-    """Compare what the run left with what its repetition, of all of it or of a beginning, left."""
+    """Compare what the run left with what its repetition left, be it `whole` or of the beginning only."""
     from operant.checkpoint import compare, latest
 
     parts, found = [], []
@@ -279,9 +279,9 @@ def _compared(record: Record, place: Path, step: int, whole: bool, changes: list
 
 
 def _rows(record: Record, path: Path, step: int, most: int | None = None) -> dict[str, np.ndarray] | None:
-    """Return the rows of a history that the run wrote up to a step, at most so many; None where there is no history.
+    """Return the rows of a history that the run wrote up to a step, at most `most`; None if there is no history.
 
-    What follows them is of a run that continued the history: from its last episode, which ended before the step of the checkpoint.
+    Further rows are those of a run that continued the history from its last episode, which ended before the checkpoint.
     """
     import numpy as np
 
@@ -318,7 +318,7 @@ def _history_differences(then: dict[str, np.ndarray], now: dict[str, np.ndarray]
 
 
 def _changes(data: dict[str, Any], base: Path) -> list[str]:
-    """Return what was another version, machine or commit, of the code in the folder `base`, when the run was made."""
+    """Return which versions, machine and commit (of the code in the folder `base`) were different when the run was made."""
     from operant import provenance
 
     last = (data.get("resumed") or [data])[-1]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from operant.execution.population import Population
 
 SINGLE = ("resume", "checkpoints", "history_checkpoint", "monitor_session", *TOGETHER)
-"""Options that name what belongs to one run, or share one out."""
+"""Options that name what belongs to a single run, or that divide one among devices and processes."""
 
 
 class Replicated(NamedTuple):
@@ -39,7 +39,7 @@ class Replicated(NamedTuple):
 
     results: tuple[Result, ...]
     directory: Path
-    """Folder of their folders, `seed-N` each."""
+    """Folder that holds theirs, `seed-N` each."""
     mean_reward: tuple[float, float, float]
     """Mean over seeds of the last `mean_reward`, and its 95% bootstrap interval."""
 
@@ -47,18 +47,18 @@ class Replicated(NamedTuple):
 def replicate(plan: Plan, n_seeds: int, command: str | None = None) -> Replicated:
     """Train as planned under a number of successive seeds.
 
-    On a JAX-native environment all are one compiled program, mapped over the seeds; each equals its single run up to the rounding of
-    sums. Elsewhere one run follows the other. Each writes a folder of its own, which can be resumed, loaded, played and plotted as that of
-    any run.
+    On a JAX-native environment all runs are one compiled program, mapped over the seeds; each equals a single run with its
+    seed, up to the rounding of sums. On others they run one after the other. Each writes a folder of its own, which can be
+    resumed, loaded, played and plotted like that of any run.
 
     Args:
-        plan: what to train on what; its seed is the first.
+        plan: what to train, and on what; its seed is the first.
         n_seeds: how many.
         command: the command line to record.
 
     Raises:
         OperantError: the plan cannot be carried out.
-        SystemExit: the process was asked to terminate while one run followed the other.
+        SystemExit: the process was asked to terminate while the runs followed one another.
     """
     run = plan.run.replace(env=table.full_id(plan.run.env))
     plan = plan._replace(run=run)
@@ -78,10 +78,10 @@ def replicate(plan: Plan, n_seeds: int, command: str | None = None) -> Replicate
 
 
 def _replicate(plan: Plan, first: int, n_seeds: int, directory: Path, command: str | None) -> Replicated:
-    """Train from that seed on, in folders within that one."""
+    """Train with the seeds from `first` on, in folders within `directory`."""
     run = plan.run
     seeds = [(first + i) % 2**32 for i in range(n_seeds)]
-    base = working_directory()  # whatever the first one's environments make the working directory
+    base = working_directory()  # the first one's environments may change the working directory
     runs = [run.replace(seed=seed, run_dir=str(directory / f"seed-{seed}")) for seed in seeds]
     if table.native(run.env, **plain(run.env_kwargs or {})) is not None:
         results = _together(plan, runs, base, command)
@@ -114,7 +114,7 @@ def _farewell(
 
 
 def _together(plan: Plan, given: Sequence[RunConfig], base: Path, command: str | None) -> list[Result]:
-    """Train all at once, on a JAX-native environment; paths are given as they are in `base`."""
+    """Train all at once, on a JAX-native environment; paths are relative to `base`."""
     runs = [located(run, base) for run in given]
     definition = define(plan.agent, **plan.options)
     environments = make_environments(runs[0])
@@ -173,7 +173,7 @@ def _display(run: RunConfig, count: int) -> Console:
 
 
 def _loop(population: Population, trainings: Sequence[Training], display: Tracker) -> list[Outcome]:
-    """Let the population advance, and each run look where it would by itself."""
+    """Let the population advance, and let each run look at its progress where it would if trained alone."""
     outcomes: dict[int, Outcome] = {}
     wanted: dict[int, int] = {}  # blocks until a run looks
     finished: dict[int, list[Finished]] = {i: [] for i in range(len(trainings))}
@@ -221,7 +221,7 @@ def _loop(population: Population, trainings: Sequence[Training], display: Tracke
 
 
 def _summary(trainings: Sequence[Training], outcomes: Mapping[int, Outcome], seconds: float) -> Record:
-    """Sum up how far all runs are; those that have ended are stepped with the others, and count as they ended."""
+    """Sum up how far all runs are; those that have ended are still stepped with the others, but count as of their end."""
     scores = [training.progress.score for training in trainings if training.progress.score.episodes]
     values = {"episode/count": float(sum(score.episodes for score in scores))}
     if scores:

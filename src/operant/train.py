@@ -1,4 +1,4 @@
-"""One call from options to a trained agent: what `operant train` runs, and a program may."""
+"""One call from options to a trained agent: what `operant train` runs, and a program may call."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RESUMABLE = frozenset(
         "eval_frequency", "eval_episodes", *TOGETHER,
     }
 )  # fmt: skip
-"""Options of a run that may change when it is resumed; the others are what the run is."""
+"""Options of a run that may change when it is resumed; the others define the run."""
 
 
 class Plan(NamedTuple):
@@ -65,7 +65,7 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
 
     Raises:
         SpecError: there is no run in the folder, or an option may not change.
-        UsageError: the run has gone as far already as it is to go now.
+        UsageError: the run has already gone as far as it is now to go.
     """
     directory = Path(directory)
     file = directory / "run.json"
@@ -97,7 +97,7 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
     limits = {name: last[name] for name in LIMITS if name in last}
     alone = dict.fromkeys(PROCESSES)
     games = saved.get("preprocessed", saved["run"].get("preprocess", False))
-    # Before it was noted whether games are preprocessed, those that a function made were trained whole, on rewards as they come.
+    # Before runs recorded `preprocessed`, games that a function made were trained as whole games, on unclipped rewards.
     before = {} if games or "preprocessed" in saved else dict.fromkeys(GAMES, False)
     stored = with_effect(saved["run"], bool(games))
     run = RunConfig.from_dict({**stored, **limits, **alone, **changes, **before, "run_dir": str(directory)})
@@ -119,24 +119,24 @@ def _changeable(agent: Mapping[str, Any]) -> list[str]:
 
 
 def _without_weights(run: RunConfig, directory: Path) -> RunConfig:
-    """Forget the weights from which a run began, which may be gone, once it has a checkpoint."""
+    """Drop the weights that a run began from, which may no longer exist, once it has a checkpoint."""
     return run.replace(weights=()) if checkpoint.list_checkpoints(directory / "checkpoints") else run
 
 
 def finished(plan: Plan) -> bool:
-    """Return whether the run that is to be continued has gone as far as it may."""
+    """Return whether the run that is to be continued has already reached its limit."""
     limit = plan.run.max_steps
     return plan.resume is not None and limit is not None and _reached(plan.resume, limit) >= limit
 
 
 def _reached(directory: Path, limit: int) -> int:
-    """Return the step of the checkpoint that a run goes on from; 0 where it has none.
+    """Return the step of the checkpoint that a run continues from; 0 if it has none.
 
-    What is at the limit or beyond, from which nothing would go on, is not believed before all of it is read.
+    A checkpoint at the limit or beyond, which would leave nothing to do, is trusted only after all of it has been read.
     """
     place = directory / "checkpoints"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # going on from it says which ones were skipped
+        warnings.simplefilter("ignore")  # resuming will say which ones were skipped
         step = _step(checkpoint.latest_header(place))
         if step >= limit:
             whole = checkpoint.newest(place)
@@ -145,7 +145,7 @@ def _reached(directory: Path, limit: int) -> int:
 
 
 def _step(header: dict[str, Any] | None) -> int:
-    """Return the step of a run that the header of its checkpoint tells; 0 where there is none."""
+    """Return the step of a run as the header of its checkpoint says; 0 if there is none."""
     if header is None:
         return 0
     saved = header["training"]
@@ -158,9 +158,9 @@ def train(plan: Plan, command: str | None = None, base: Path | None = None) -> R
     Everything is built and checked before the run's folder is made: a plan that is refused leaves nothing behind.
 
     Args:
-        plan: what to train on what.
+        plan: what to train, and on what.
         command: the command line to record.
-        base: the folder in which the paths of the plan are given; None: the working directory.
+        base: the folder that the plan's paths are relative to; None: the working directory.
 
     Raises:
         OperantError: the plan cannot be carried out; the message names what is wrong and the remedy.
@@ -176,7 +176,7 @@ def train(plan: Plan, command: str | None = None, base: Path | None = None) -> R
     definition = define(plan.agent, **plan.options)
     if plan.resume is None:
         definition = fitting(definition, here.weights)
-    # Of several processes that train together one writes, and makes the folder.
+    # Of several processes that train together, one makes the folder and writes.
     first = run.coordinator is None or runtime.join(run.coordinator, run.n_processes, run.process_id)
     if not first:
         return _train(plan, definition, run, plan.resume or Path(run.run_dir or "runs"), base, first, command)
@@ -201,8 +201,8 @@ def _train(
     first: bool,
     command: str | None,
 ) -> Result:
-    """Train in a folder; paths are given as they are in `base`, and `first` is whether this process writes."""
-    # As they were given, for what is shown and kept: environments may change the working directory.
+    """Train in a folder; paths are relative to `base`, and `first` says whether this process writes."""
+    # Paths are shown and stored as given, and used as absolute ones: environments may change the working directory.
     place, given = directory, run
     directory, run = base / directory, located(run, base)
     origin = history_origin(run) if plan.resume is None else Origin()
@@ -267,7 +267,7 @@ def _train(
 
 
 def expect_evaluations(run: RunConfig) -> None:
-    """Refuse evaluations that begin behind the end of a run.
+    """Refuse evaluations that would begin after the end of a run.
 
     Raises:
         SpecError: names `eval_frequency`.
@@ -287,8 +287,8 @@ def opened(directory: str | Path) -> tuple[Session, RunConfig]:
     """
     directory = Path(directory)
     plan = resumed(directory, {})
-    directory = directory.absolute()  # whatever the environments make the working directory
-    # Whoever trained it, it is looked at here; and no weights are written.
+    directory = directory.absolute()  # environments may change the working directory
+    # However it was trained, it is only looked at here, on one device; and no weights are written.
     run = _without_weights(plan.run, directory)
     plan = plan._replace(run=run.replace(n_devices=None, checkpoints=()))
     environments = make_environments(plan.run, stored=True)
@@ -308,7 +308,7 @@ def evaluating(
 ) -> Iterator[None]:
     """Have runs of one agent evaluate its policy while they train, if their options say so.
 
-    A run that has a folder writes what came out there: `evaluations.parquet`, and the best policy in `best`.
+    A run that has a folder writes the results there: `evaluations.parquet`, and the best policy in `best`.
 
     Args:
         trainings: the runs.
@@ -344,11 +344,11 @@ def evaluating(
 
 
 def history_origin(run: RunConfig) -> Origin:
-    """Return where the history ends that a new run continues: nowhere, where it has one of its own.
+    """Return where the history that a new run continues ends; at zero if the run has one of its own.
 
     Raises:
-        SpecError: the history cannot be read, or not be continued.
-        UsageError: it has gone as far already as the run is to go.
+        SpecError: the history cannot be read, or cannot be continued.
+        UsageError: it already goes as far as the run is to go.
     """
     origin = Origin()
     if run.history_checkpoint is not None:
@@ -363,16 +363,16 @@ def history_origin(run: RunConfig) -> Origin:
 
 
 def _restored(training: Training, directory: Path, changed: Collection[str] = ()) -> bool:
-    """Continue from the newest checkpoint of a run; return False where it was stopped before the first one was written, and begins anew.
+    """Continue from the newest checkpoint of a run; return False if it was stopped before the first one was written, and so begins anew.
 
-    Of the numbers that updates use, those that were `changed` are the options' and the others the checkpoint's.
+    Numbers that updates use are taken from the options if they are in `changed`, else from the checkpoint.
 
     Raises:
-        SpecError: the run went on with a history of others, and its `run.json`, of an earlier version, does not say where that ended.
+        SpecError: the run continued another run's history, and its `run.json`, of an earlier version, does not say where from.
     """
     newest = checkpoint.newest(directory / "checkpoints")
     if newest is not None:
-        # Beside those, what an earlier part changed that came to no checkpoint of its own.
+        # Beside those, what an earlier part changed that stopped before a checkpoint of its own.
         there = _in_full(newest.header["specification"]["agent"])
         here = plain(training.specification["agent"])
         training.restore(newest, {*changed, *(n for n in here if there.get(n) != here[n])})
@@ -387,7 +387,7 @@ def _restored(training: Training, directory: Path, changed: Collection[str] = ()
 
 
 def _in_full(agent: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was saved of an agent with every part of its schedules: older versions wrote those they had."""
+    """Return a saved agent with every field of its schedules: older versions wrote only those that they had."""
     numbers = traced(config_class(agent["type"]))
     return {
         name: plain(Schedule.read(x)) if name in numbers and isinstance(x, Mapping) else x
@@ -396,16 +396,16 @@ def _in_full(agent: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lost_history(directory: Path, run: RunConfig, training: Training) -> bool:
-    """Tell whether a run that is resumed has had episodes, and its history is gone."""
+    """Tell whether a run that is resumed has had episodes, but its history is gone."""
     history = Path(run.history_checkpoint or directory / "history.parquet")
     return training.progress.score.episodes > 0 and not any(history.glob("*.parquet"))
 
 
 def _refuse_rows_of_others(training: Training) -> None:
-    """Refuse to go on with a history that another run has continued: what stands in it beyond this run would be dropped.
+    """Refuse to continue a history that another run has continued since: its rows beyond this run would be dropped.
 
     Raises:
-        UsageError: it has rows beyond the end of a run that came to an end, and so had written all of its own.
+        UsageError: it has rows beyond this run, which came to an end, and so had written all of its own.
     """
     history = training.run.history_checkpoint
     if history is None or training.ended is None:
@@ -434,7 +434,7 @@ def _presets(plan: Plan, env: str) -> Iterator[str]:
 
 
 def resuming(directory: str | Path, agent: str, env: str) -> str:
-    """Return the command that continues a run; what is of the user's modules is named in it."""
+    """Return the command that continues a run; it names what comes from the user's modules."""
     words = ["operant", "train", *([agent] if is_own(agent) else []), "--resume", str(directory)]
     return quoted(*words, *(["--env", env] if is_own(env) else []))
 

@@ -31,7 +31,7 @@ class Tuned(NamedTuple):
     pruned: int
     failed: int
     given_up: int
-    """Trials that the interruption ended: marked as failed, and their settings wait."""
+    """Trials that an interruption ended: they are marked as failed, and their settings wait to be tried again."""
     interrupted: bool
     best: Best | None
     """Best trial of the whole study."""
@@ -40,7 +40,7 @@ class Tuned(NamedTuple):
 
 
 def tune(plan: Plan) -> Tuned:
-    """Run the trials of a plan, and draw what the study knows then.
+    """Run the trials of a plan, and then draw the study.
 
     A plan is tried before anything is written: environments and networks are built, in the process of the first trial. A trial that
     crashes is marked as failed, with the reason, and the study goes on. Ctrl-C (or a request to terminate) ends the study in order:
@@ -106,7 +106,7 @@ def draw(study: optuna.Study, folder: Path) -> list[Path]:
     """Write the plots of a study: its history, which parameters mattered, and the trials as lines over all parameters.
 
     Returns:
-        The files: what a study of so few trials, or of trials that no parameter joins, does not show is left out.
+        The files. A plot for which there are too few trials, or no trial with all of the parameters, is left out.
     """
     import optuna
     from optuna.distributions import FloatDistribution
@@ -127,7 +127,7 @@ def draw(study: optuna.Study, folder: Path) -> list[Path]:
     if len(complete) >= 2 and varied:
         shares = None
         with warnings.catch_warnings(), contextlib.suppress(UserWarning):
-            # Optuna's word for trials that are too alike to tell
+            # Optuna's warning that the trials are too alike to tell
             warnings.filterwarnings("error", "Target and region quantiles", UserWarning)
             shares = optuna.importance.get_param_importances(study)
         if shares is not None:
