@@ -1,7 +1,7 @@
 """Minari datasets as traces, and traces as Minari datasets. Only local ones (`MINARI_DATASETS_PATH`): nothing is downloaded.
 
-What Minari cannot hold is lost: stacks of frames are plain images there, and an episode whose last observation is not known ends in
-the one before once more. Images are stored as they are: Minari's own default is JPEG, which changes them.
+What Minari cannot hold is lost: stacks of frames are plain images there, and an episode whose last observation is not known
+repeats the one before it. Images are stored as they are: Minari's own default is JPEG, which changes them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from operant.spaces import Space, Spaces, beside, from_gymnasium, mask_name, to_
 from operant.traces import Flat, Trace
 
 PREFIX = "minari:"
-"""Before a dataset's name, where a folder of traces may be given instead."""
+"""Precedes a dataset's name where a folder of traces could be given instead."""
 
 
 def _minari() -> Any:
@@ -31,7 +31,7 @@ def _minari() -> Any:
 
 
 def _expect_spaces(name: str) -> None:
-    """Refuse a dataset without its spaces: Minari would make the environment that its file names, and so run what it names."""
+    """Refuse a dataset without its spaces: Minari would make the environment that its file names, and so run code of the file's choice."""
     from minari.dataset.minari_storage import MinariStorage
     from minari.storage import get_dataset_path
 
@@ -41,7 +41,7 @@ def _expect_spaces(name: str) -> None:
 
 
 class Episodes(Sequence[Trace]):
-    """The episodes of a Minari dataset, each as a trace; read when asked for.
+    """The episodes of a Minari dataset, each as a trace; read on demand.
 
     Args:
         name: of the dataset, such as `cartpole/ppo-v0`.
@@ -179,7 +179,7 @@ def _with_masks(spaces: Spaces) -> Space:
 
 
 def _episodes(recorded: Iterable[Trace]) -> Iterator[tuple[Flat, Flat, np.ndarray, np.ndarray]]:
-    """Give observations `[T + 1, ...]`, actions, rewards and terminals `[T, ...]` of each episode."""
+    """Yield observations `[T + 1, ...]`, actions, rewards and terminals `[T, ...]` of each episode."""
     for trace in recorded:
         for steps, last in trace.episodes():
             observation = {
@@ -206,7 +206,7 @@ def from_traces(
         The dataset's folder.
 
     Raises:
-        SpecError: there are no traces, they do not fit, or the name cannot be had.
+        SpecError: there are no traces, they do not fit, or the name is not legal or taken.
         UsageError: Minari is not installed.
     """
     files = traces.files(directory, extension)
@@ -214,12 +214,12 @@ def from_traces(
 
 
 def to_traces(name: str, directory: str | Path, spaces: Spaces) -> list[Path]:
-    """Write the episodes of a Minari dataset to trace files, one each, beside those that are there.
+    """Write the episodes of a Minari dataset to trace files, one each, beside existing ones.
 
     Args:
         name: of the dataset.
         directory: the folder; made if missing.
-        spaces: `agent.spaces` of the agent that shall learn from them.
+        spaces: `agent.spaces` of the agent that is to learn from them.
 
     Returns:
         The files, in order.

@@ -1,4 +1,4 @@
-"""Episodes that were played elsewhere, given to an agent: as if it had acted in them; and pretraining from files of them."""
+"""Episodes that were played elsewhere, given to an agent as if it had acted in them; and pretraining from files of such episodes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ COLUMN = 64
 def bring(engine: Engine, actors: Actors, trace: Trace, internals: Tree = None) -> None:
     """Add the episodes of a trace to the rows of actors whose episodes are over, with what the agent would have stored beside its actions.
 
-    Each episode goes to the actor who had the fewest rows, so that memories with a part for each actor hold as much as they can.
+    Each episode goes to the actor with the fewest rows so far, so that memories with a part for each actor hold as much as possible.
 
     Args:
         engine: of the agent; its networks as they are now give log-probabilities and recurrent states.
         actors: of the agent.
         trace: the episodes.
-        internals: recurrent states before each step, leaves `[R, ...]`, or a list of them; None: those that the networks come to.
+        internals: recurrent states before each step, leaves `[R, ...]`, or a list of them; None: the networks compute them.
 
     Raises:
         SpaceError: internals do not fit the trace or the network.
@@ -112,13 +112,13 @@ def _check(internals: Tree, start: Tree, count: int) -> None:
 
 
 class Cloning:
-    """Imitation: gradient steps that make an agent's networks act as a trace does, and its values fit the returns.
+    """Imitation (behavioural cloning): gradient steps that make an agent's networks act as a trace does, and its values fit the returns.
 
     Args:
         engine: of the agent; its algorithm must have `imitation`.
         lr: learning rate of Adam.
-        batch_size: steps in a gradient step, about.
-        seed: of the order of steps, and of the noise of networks that have any.
+        batch_size: timesteps in a gradient step, approximately.
+        seed: of the order of timesteps, and of the noise of networks that have any.
     """
 
     def __init__(self, engine: Engine, lr: float, batch_size: int, seed: int) -> None:
@@ -177,7 +177,7 @@ class Cloning:
                 observation = {name: _padded(trace.observation[name][own], COUNTED) for name in normalized}
                 self._weights = self._count(self._weights, observation, np.arange(COUNTED) < len(own))
         if jax.tree.leaves(self._engine.learner.start_carry()):
-            self.hand_over()  # recurrent states are those that the agent comes to by what it has learnt so far
+            self.hand_over()  # recurrent states are computed with what the agent has learnt so far
         columns = self._cut(trace)
         value = float("nan")
         for _ in range(passes):
@@ -216,7 +216,7 @@ class Cloning:
 def draws(
     source: str | Path, extension: str, spaces: Spaces, count: int | None, times: int, seed: int
 ) -> Iterator[tuple[Trace, np.ndarray]]:
-    """Give, a number of times, `count` traces drawn at random (None: all of them), joined, and which steps `[R]` are given for the first time.
+    """Yield, a number of times, `count` traces drawn at random (None: all of them), joined, and which steps `[R]` occur for the first time.
 
     Args:
         source: a folder of trace files, or `minari:` and the name of a dataset, whose episodes are traces.
@@ -240,7 +240,7 @@ def draws(
 
 
 def _recorded(source: str | Path, extension: str, spaces: Spaces) -> list[Callable[[], Trace]]:
-    """Return what reads each trace of a source."""
+    """Return functions that each read a trace of a source."""
     if isinstance(source, str) and source.startswith(datasets.PREFIX):
         episodes = datasets.Episodes(source.removeprefix(datasets.PREFIX), spaces)
         return [functools.partial(episodes.__getitem__, i) for i in range(len(episodes))]

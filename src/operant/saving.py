@@ -1,4 +1,4 @@
-"""Files of an agent beside checkpoints: weights as plain arrays in common formats, and the saver that writes files as it goes.
+"""Files of an agent beside checkpoints: weights as plain arrays in common formats; and the saver, which writes checkpoints now and then.
 
 A weights file holds for every model the arrays `<model>/params/<name>` (what is trained) and `<model>/state/<name>` (running
 moments and the like), and the scalars `timesteps`, `episodes` and `updates`. A JSON file beside it, `<filename>.json`, holds
@@ -31,14 +31,14 @@ Unit = Literal["seconds", "timesteps", "episodes", "updates"]
 
 
 def check_format(format: Any, *more: str) -> None:
-    """Refuse formats that are none of an agent, nor one of `more`."""
+    """Refuse a format that is neither an agent's nor one of `more`."""
     known = ("checkpoint", *FORMATS, *more)
     if format not in known:
         raise value_error("format", f"one of {', '.join(map(repr, known))}", format)
 
 
 def refuse_policy(directory: Path, filename: str | None, format: Any) -> None:
-    """Say that an exported policy is no agent, if one is asked for.
+    """Refuse to load an exported policy, which is no agent, if one is asked for.
 
     Raises:
         CheckpointError: the format or the file's name is that of a policy.
@@ -62,7 +62,7 @@ def flatten(weights: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def unflatten(arrays: Mapping[str, np.ndarray], like: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return weights of the arrays of a file.
+    """Return weights made from the arrays of a file.
 
     Raises:
         CheckpointError: an array is missing, or has another shape than the agent's.
@@ -174,7 +174,7 @@ def _read_hdf5(path: Path) -> dict[str, np.ndarray]:
 
     def note(name: str, item: Any) -> None:
         if isinstance(item, h5py.Dataset):
-            if item.external or item.is_virtual:  # it would open what somebody else's file names
+            if item.external or item.is_virtual:  # it would open whatever a stranger's file names
                 raise ValueError(f"{name!r} is stored in another file")
             arrays[name] = np.asarray(item[()])
 
@@ -184,7 +184,7 @@ def _read_hdf5(path: Path) -> dict[str, np.ndarray]:
 
 
 def find(directory: Path, filename: str | None, format: str | None) -> Path | None:
-    """Return a weights file in a folder, or None: the one of that name, with a format also the newest ``<filename>-<number>``; without a name the newest."""
+    """Return a weights file in a folder, or None: the named one, with a format else the newest ``<filename>-<number>``; without a name the newest."""
     suffixes = [FORMATS[format]] if format in FORMATS else list(FORMATS.values())
     if directory.suffix in suffixes and directory.is_file():
         return directory
@@ -207,10 +207,10 @@ def find(directory: Path, filename: str | None, format: str | None) -> Path | No
 
 
 def find_checkpoint(directory: Path, filename: str | None) -> checkpoint.Checkpoint | None:
-    """Return the checkpoint of that name in a folder, else the newest, or the folder if it is one; None if there is none.
+    """Return the checkpoint of that name in a folder; without a name, the folder if it is one, else its newest; None if there is none.
 
     Raises:
-        CheckpointError: the one of that name, or that is the folder, cannot be read.
+        CheckpointError: the checkpoint of that name, or that is the folder, cannot be read.
     """
     named = directory if filename is None else directory / filename
     if checkpoint.is_checkpoint(named):
@@ -219,12 +219,12 @@ def find_checkpoint(directory: Path, filename: str | None) -> checkpoint.Checkpo
 
 
 def checkpoint_in(directory: Path, filename: str | None, *, numbered: bool = False) -> checkpoint.Checkpoint:
-    """As `find_checkpoint`, or else the newest ``<filename>-<number>``; that there is none is an error.
+    """As `find_checkpoint`, or else the newest ``<filename>-<number>``; it is an error if there is none.
 
     Args:
         directory: where it is.
         filename: its name, or what stands before the number (None: any).
-        numbered: the newest also where one of just that name is there, as a saver continues.
+        numbered: take the newest numbered one even if there is one of exactly that name, as a saver does to continue.
 
     Raises:
         CheckpointError: there is none, or it cannot be read.
@@ -292,7 +292,7 @@ class SaverConfig(Config):
 
 
 class Saver:
-    """Writes checkpoints from time to time. One that cannot be written, other than the last, is a warning.
+    """Writes checkpoints from time to time. If one other than the last cannot be written, this is only a warning.
 
     Args:
         config: its options.
@@ -315,7 +315,7 @@ class Saver:
         return self._count("timesteps"), self._count("updates")
 
     def changed(self) -> None:
-        """Take note of what the counters do not tell."""
+        """Take note of a change that the counters do not show."""
         self._saved = None
 
     def look(self) -> None:

@@ -26,10 +26,10 @@ class Session:
         environments: what it acts in.
         run: options of the run; its seed must be set.
         learner: the algorithm, if it has been built (`build`).
-        driver: what collects and learns, if not a driver of its own.
+        driver: what collects and learns; None: a driver of its own.
 
     Raises:
-        OperantError: algorithm, environments and options do not fit; nothing has been written then.
+        OperantError: algorithm, environments and options do not fit together; nothing has been written then.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Session:
             run: its options.
             sinks: where records go.
             directory: folder of its checkpoints; None: none are written.
-            progress: what an earlier part of it came to; None: nothing.
+            progress: how far an earlier part of it came; None: there was none.
 
         Raises:
             SpecError: weights would be written where the run keeps its own.
@@ -124,7 +124,7 @@ def _driver(learner: Learner, environments: Environments, run: RunConfig) -> Any
 class Weights:
     """The `checkpoints` and `weights` files of a run: one for each model of the algorithm, variables only.
 
-    Beside the variables a file says of which agent and networks they are, for `fitting`.
+    Beside the variables, a file says which agent and networks they belong to, for `fitting`.
 
     Raises:
         SpecError: they are not as many as the models, or cannot be written to or read from.
@@ -145,7 +145,7 @@ class Weights:
             _expect_weights(self.models, self.given)
 
     def stay_out_of(self, other: str | Path) -> None:
-        """Refuse to write weights where something else is written: each would take the other's place."""
+        """Refuse to write weights where something else is written: each would overwrite the other."""
         for given in self.paths:
             if _overlap(given, other):
                 remedy = "Give a path of its own for each."
@@ -157,7 +157,7 @@ class Weights:
                 )
 
     def save(self, train: Train, judged: bool = True) -> None:
-        """Write the variables of a better policy than before, or of one of which nobody knows how good it is."""
+        """Write the variables of a better policy than before, or (not `judged`) of one that was never judged."""
         from operant import checkpoint
 
         weights = self.algorithm.weights(train.state)
@@ -184,16 +184,16 @@ class Weights:
         return f"the last weights were written to {files}"
 
     def load(self, driver: Any) -> None:
-        """Put variables into a run that has not begun."""
+        """Load the given weights into a run that has not begun."""
         train = driver.train
         driver.put(train._replace(state=load_weights(self.algorithm, train.state, self.given)))
 
 
 def fitting(definition: Definition, weights: Sequence[str]) -> Definition:
-    """Return it with the networks that weights belong to, in place of those that nobody has chosen.
+    """Return the definition with the networks that weights belong to, in place of those that were left at their defaults.
 
-    Each brings that of its own model: files may be of different runs, and a policy's alone brings no baseline. Weights of another agent
-    change nothing, nor do those written when they did not say of what network they are.
+    Each file determines the network of its own model: files may be from different runs, and a policy's alone says nothing of
+    the baseline. Weights of another agent change nothing, nor do those of versions that did not note their networks.
 
     Raises:
         CheckpointError: one cannot be read.
@@ -221,7 +221,7 @@ def fitting(definition: Definition, weights: Sequence[str]) -> Definition:
 
 
 def _networks_of(model: str, names: Iterable[str]) -> set[str]:
-    """Return the options whose networks a model is made of, by its name: `critic1` is of `critic_model`; where none is called so, all."""
+    """Return the options whose networks a model is made of, by its name: `critic1` is of `critic_model`; if no name matches, all."""
     return {name for name in names if model.startswith(name.removesuffix("_model"))} or {*names}
 
 
@@ -243,7 +243,7 @@ def load_weights(algorithm: Algorithm, state: Any, paths: Sequence[str]) -> Any:
 
 
 def _expect_places(paths: Sequence[str]) -> None:
-    """Refuse paths to which weights cannot be written, before training: they are first written in the midst of it."""
+    """Refuse paths to which weights cannot be written, before training: they are first written in the middle of it."""
     from operant import checkpoint
 
     for i, given in enumerate(paths):
@@ -274,7 +274,7 @@ def _overlap(one: str | Path, other: str | Path) -> bool:
 
 
 def _expect_weights(models: Collection[str], paths: Sequence[str]) -> None:
-    """Refuse paths that cannot be weights: what a run keeps beside them is easily taken for them."""
+    """Refuse paths that cannot be weights: other files of a run are easily mistaken for them."""
     from operant import checkpoint
 
     for given in paths:

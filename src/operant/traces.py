@@ -9,7 +9,7 @@ other, `R` steps together, as plain arrays:
 | `actions`, or `actions/<name>` | `[R, ...]` | what it did |
 | `auxiliaries/<action>/mask` | `[R, ..., num_values]` | which actions were allowed, where they are masked |
 | `reward` | `[R]` float32 | what it got |
-| `terminal` | `[R]` int64 | 0, 1 where an episode ended, 2 where it was cut |
+| `terminal` | `[R]` int64 | 0; 1 where an episode terminated, 2 where it was truncated |
 | `last_states`, or `last_states/<name>` | `[E, ...]` | after the last action of each of the `E` episodes; may be missing |
 """
 
@@ -44,7 +44,7 @@ class Trace(NamedTuple):
     reward: np.ndarray
     """`[R]`, float32."""
     terminal: np.ndarray
-    """`[R]`: 0, 1 or 2; not 0 at the end."""
+    """`[R]`: 0, 1 or 2; never 0 at the last step."""
     last: Flat | None = None
     """`[E, ...]`: observations after the last action of each episode, where they are known."""
 
@@ -52,7 +52,7 @@ class Trace(NamedTuple):
     def read(
         cls, spaces: Spaces, states: Any, actions: Any, terminal: Any, reward: Any, last: Any = None
     ) -> Trace:
-        """Check what a program or a file brings.
+        """Check what a program or a file gives, and return it as a trace.
 
         Args:
             spaces: what it must fit.
@@ -73,7 +73,7 @@ class Trace(NamedTuple):
         if rewards.shape != (n,) or not np.isfinite(rewards).all():
             raise value_error("reward", f"a list of {n} finite numbers, as many as terminal", reward)
         terminals = terminals.astype(np.int64)
-        if terminals[-1] == 0:  # what follows is not known: as if cut here
+        if terminals[-1] == 0:  # what follows is not known: as if truncated here
             terminals[-1] = 2
         observation = _batch(spaces.observe, states, n)
         action = _batch(spaces.actions.check, actions, n)
@@ -89,7 +89,7 @@ class Trace(NamedTuple):
         return cls(observation, action, rewards, terminals, final)
 
     def episodes(self) -> Iterator[tuple[slice, Flat | None]]:
-        """Give the steps of each episode, and the observation after its last action if it is known."""
+        """Yield the steps of each episode, and the observation after its last action if it is known."""
         start = 0
         for i, end in enumerate(np.flatnonzero(self.terminal)):
             last = None if self.last is None else {name: x[i] for name, x in self.last.items()}
@@ -98,7 +98,7 @@ class Trace(NamedTuple):
 
 
 def join(traces: Sequence[Trace]) -> Trace:
-    """Put traces one after the other; last observations count only if all of them have them."""
+    """Concatenate traces; last observations are kept only if all of them have them."""
 
     def joined(flats: list[Flat]) -> Flat:
         return {name: np.concatenate([flat[name] for flat in flats]) for name in flats[0]}
@@ -134,7 +134,7 @@ def write(path: Path, spaces: Spaces, trace: Trace) -> None:
 
 
 def add(folder: Path, number: int, spaces: Spaces, trace: Trace) -> int:
-    """Write a file, whole or not at all, under the first number from `number` on that nobody has taken; return that number."""
+    """Write a file, whole or not at all, under the first free number from `number` on; return that number."""
     with _finished(folder, spaces, trace) as temporary:
         while True:
             try:
@@ -157,7 +157,7 @@ def _name(temporary: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def _finished(folder: Path, spaces: Spaces, trace: Trace) -> Iterator[Path]:
-    """Lend a finished file of a name that is no trace's."""
+    """Write a whole temporary file, whose name is not that of a trace, and yield its path."""
     arrays: Flat = {"reward": trace.reward, "terminal": trace.terminal}
     arrays |= _named(spaces.states, "states", trace.observation)
     arrays |= _named(spaces.actions, "actions", trace.action)
@@ -219,7 +219,7 @@ def _key(group: str, single: bool, name: str) -> str:
 
 
 def _named(space: Space, group: str, flat: Flat) -> Flat:
-    """Return components under the names of a file, numbers as the user knows them."""
+    """Return components under the names of a file, with numbers as the user counts them (offsets added)."""
     return {
         _key(group, space.single, name): flat[name] + leaf.offset if leaf.has_offset else flat[name]
         for name, leaf in space.components.items()
@@ -266,14 +266,14 @@ class RecorderConfig(Config):
 
 
 class Recorder:
-    """Writes what actors do to trace files. One that cannot be written, other than the last, is a warning, and its episodes are left out.
+    """Writes what actors do to trace files. If one other than the last cannot be written, this is only a warning; its episodes are dropped.
 
     Args:
         config: its options.
         spaces: of the agent.
         actors: how many act.
-        episodes: how many ended already, so that names go on. They go on from the folder's files, too. None is replaced, whoever
-            else writes there: where a name is taken, the next one is.
+        episodes: how many ended already: numbers continue from there, and from the folder's files. No file is replaced, whoever
+            else writes there: if a name is taken, the next one is used.
     """
 
     def __init__(self, config: RecorderConfig, spaces: Spaces, actors: int, episodes: int = 0) -> None:
@@ -290,9 +290,9 @@ class Recorder:
         self._pending[actor] = (observation, action)
 
     def observe(self, actor: int, reward: float, terminal: int, last: Flat | None) -> None:
-        """Note what it got; at the end of an episode, what came after its last action if it is known."""
+        """Note its reward; at the end of an episode, also the observation after its last action if it is known."""
         acted = self._pending[actor]
-        if acted is not None:  # else the action was before this recorder: the agent was loaded
+        if acted is not None:  # else it acted before this recorder was made: the agent was loaded
             self._running[actor].append((*acted, reward, terminal))
         if not terminal:
             return
@@ -309,7 +309,7 @@ class Recorder:
                 f"No trace of {self.config.frequency} episode(s) in {self.config.directory!r}"
             ):
                 self._write()
-            self._finished = []  # in any case: memory is not to fill up as well
+            self._finished = []  # in any case: memory must not fill up as well
 
     def forget(self, actors: Sequence[int]) -> None:
         """Drop the unfinished episodes of some actors."""
