@@ -1,4 +1,4 @@
-"""The interactive driver's bookkeeping: rows that a program's calls bring, until they make blocks to learn from."""
+"""The interactive driver's bookkeeping: rows from a program's calls, collected until they make blocks to learn from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Row(NamedTuple):
 
 
 class Actor:
-    """One actor's side of the interaction: its unfinished rows and where it stands."""
+    """One actor's side of the interaction: its unfinished rows and its state."""
 
     def __init__(self, index: int, carry: Tree) -> None:
         self.index = index
@@ -44,11 +44,11 @@ class Actor:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the newest row is what a call left that was interrupted: an observation in the midst of an episode, with no action."""
+        """Whether the newest row was left by an interrupted call: an observation in the middle of an episode, with no action."""
         return not self.first and bool(self.rows) and not self.rows[-1].valid
 
     def begin_row(self, observation: dict[str, np.ndarray]) -> None:
-        """Open a row: what it will hold beside the observation is not known yet."""
+        """Open a row: all but the observation is not known yet."""
         if self.interrupted:
             self._last = self.rows.pop()
         carry = self.start_carry if self.first else self.carry
@@ -61,7 +61,8 @@ class Actor:
     def drop_open(self) -> None:
         """Take back a row that was opened and has no action yet.
 
-        Where a block has taken all before it, its observation stays, in a row that does not count: an episode that is cut then ends there.
+        If a block has taken all rows before it, its observation stays, in a row that does not count: an episode that is cut
+        now ends there.
         """
         if not self.rows or self.rows[-1].action is not None:
             return
@@ -75,14 +76,14 @@ class Actor:
         self.end_here()
 
     def end_here(self) -> None:
-        """End the episode with the newest row, which holds its last observation: that of an interrupted call, too."""
+        """End the episode with the newest row, which holds its last observation, even if an interrupted call left it."""
         self.row += 1
         self.first, self.length = True, 0
 
     def drop_unanswered(self) -> None:
-        """Cut the episode before the newest row's action, whose reward never came: the row keeps the observation alone, as a last one.
+        """Cut the episode before the newest row's action, whose reward never came: the row keeps only its observation, the last one.
 
-        The row before it is not flagged where a block has taken it: the row that does not count cuts the episode, too.
+        The row before it is not flagged if a block has taken it: the row that does not count cuts the episode, too.
         """
         self.rows[-1] = _idle(self.rows[-1])
         if len(self.rows) > 1 and self.rows[-2].valid:
@@ -102,9 +103,9 @@ class Actor:
         Args:
             observation: what was acted on.
             taken: actions, with the extras and the recurrent state *before* each of them.
-            reward: what they brought.
+            reward: what they earned.
             terminal: 0, at the end 1 or 2.
-            last: observation after the last action; None: as the one before.
+            last: observation after the last action; None: the one before it is repeated.
         """
         for i in range(len(reward)):
             action, extras, carry = jax.tree.map(lambda x, i=i: x[i], tuple(taken))
@@ -115,12 +116,12 @@ class Actor:
         self.end_episode(self.rows[-1].observation if last is None else last)
 
     def fill(self, rows: int) -> None:
-        """Add rows that do not count, until a column of `rows` is complete; nothing if there is nothing to complete."""
+        """Add rows that do not count, until a column of `rows` is complete; do nothing if there is nothing to complete."""
         while any(row.valid for row in self.rows) and len(self.rows) <= rows:
             self.rows.append(_idle(self.rows[-1]))
 
     def column(self, rows: int) -> tuple[int, list[Row]] | None:
-        """Take the oldest `rows` rows if the observation after them is known; it comes as one row more."""
+        """Take the oldest `rows` rows if the observation after them is known; it comes as one more row."""
         if len(self.rows) <= rows:
             return None
         taken, self.rows = self.rows[: rows + 1], self.rows[rows:]
@@ -157,19 +158,19 @@ class Actors:
 
     @property
     def last(self) -> dict[str, np.ndarray] | None:
-        """Last observations `[N, ...]` of everybody's episodes, while `idle`; None before the first step."""
+        """Last observations `[N, ...]` of all actors' episodes, while `idle`; None before the first step."""
         assert self.idle, "there are steps that wait for their update"
         return stack([actor.rows[0].observation for actor in self]) if self[0].rows else None
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits for an update, and of every actor, or of none, an episode's last observation is there."""
+        """Whether nothing waits for an update, and the last observation of an episode is held for every actor, or for none."""
         if self._columns or any(actor.acted for actor in self) or any(row.valid for row in self.waiting):
             return False
         return {len(actor.rows) for actor in self} in ({0}, {1})
 
     def end_at(self, last: dict[str, np.ndarray], example: Block) -> None:
-        """Let rows begin with the ends of episodes that were played elsewhere.
+        """Let the rows begin with the last observations of episodes that were played elsewhere.
 
         Args:
             last: their last observations `[N, ...]`.
@@ -190,18 +191,18 @@ class Actors:
         return rows + [row for _, column in self._columns for row in column[:-1]]
 
     def collect(self, actor: Actor) -> None:
-        """Take the columns that an actor has complete."""
+        """Take the columns of an actor that are complete."""
         while (column := actor.column(self._rows)) is not None:
             self._columns.append(column)
 
     def flush(self) -> None:
-        """Complete blocks with rows that do not count, from the actors whose episode is over."""
+        """Complete blocks with rows that do not count, from the actors whose episodes are over."""
         for actor in self:
             if actor.first and not actor.acted:
                 actor.fill(self._rows)
                 self.collect(actor)
         while len(self._columns) % len(self):
-            # Nobody's: in an actor's memory they would take the place of its rows.
+            # Of no actor: in an actor's memory they would take the place of its rows.
             self._columns.append((len(self), [_idle(row) for row in self._columns[-1][1]]))
 
     def take(self) -> list[tuple[int, list[Row]]]:
@@ -235,7 +236,7 @@ class Actors:
         return tree, shapes
 
     def snapshot_like(self, block: Block, shapes: dict[str, Any]) -> dict[str, Any]:
-        """Return a tree of the shapes that a snapshot has.
+        """Return a tree with the shapes of a snapshot.
 
         Args:
             block: shapes of a block `[T, N]`.

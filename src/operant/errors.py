@@ -75,7 +75,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "eval_freq": ("eval_frequency",),
     "n_eval_episodes": ("eval_episodes",),
 }
-"""What other libraries call options, and the options here, of which the first that is there is meant. See docs/coming-from.md."""
+"""What other libraries call options, and the options here, of which the first that exists is meant. See docs/coming-from.md."""
 
 
 def _plain(name: str) -> str:
@@ -85,7 +85,7 @@ def _plain(name: str) -> str:
 def suggest(name: str, known: Iterable[str], *, listed: bool = True, alike: float = 0.6) -> str:
     """Return `` Did you mean 'x'?`` for the closest of the known names, else the list of them, or with `listed` off nothing.
 
-    Names are close from a likeness of `alike` on (1: the same).
+    Names are close from a similarity of `alike` on (1: identical).
 
     >>> suggest("ppoo", ["ppo", "dqn"])
     " Did you mean 'ppo'?"
@@ -94,7 +94,7 @@ def suggest(name: str, known: Iterable[str], *, listed: bool = True, alike: floa
     meant = SYNONYMS.get(_plain(str(name)))
     if meant is None:
         close = difflib.get_close_matches(str(name), names, n=1, cutoff=alike)
-    else:  # what else looks like it would mislead
+    else:  # names that merely look like it would mislead
         close = [known for word in meant for known in names if _plain(known) == word]
     if close:
         return f" Did you mean {close[0]!r}?"
@@ -102,10 +102,10 @@ def suggest(name: str, known: Iterable[str], *, listed: bool = True, alike: floa
 
 
 def naming_misspelt(function: _Function) -> _Function:
-    """Decorate a function: the message about a misspelt or missing argument names it, a misspelt one with the close match.
+    """Decorate a function so that errors about a misspelt or missing argument name it, and suggest a close match for a misspelt one.
 
-    One without `**` arguments refuses what it does not know. One that passes such on adds the match to errors that say nothing like it. For
-    functions that a program calls once in a while: a call takes some microseconds more.
+    A function without `**` arguments refuses unknown ones. One that passes them on adds the suggestion to errors that have
+    none. For functions that a program calls once in a while: a call takes some microseconds more.
     """
     parameters = inspect.signature(function).parameters.values()
     passes_on = any(each.kind is each.VAR_KEYWORD for each in parameters)
@@ -129,7 +129,7 @@ def naming_misspelt(function: _Function) -> _Function:
             return function(*given, **named)
         except (SpecError, UsageError) as error:
             for name in () if "Did you mean" in str(error) else unknown:
-                # What is passed on may be right: no name of an option is so much like an argument.
+                # What is passed on may be right: no option's name is this similar to an argument's.
                 if close := suggest(name, own, listed=False, alike=0.8):
                     raise type(error)(f"{error} {label} has no argument {name!r}.{close}") from None
             raise
@@ -144,12 +144,12 @@ def value_error(argument: str, must: str, received: object, remedy: str = "") ->
 
 
 def whole(argument: str, value: Any, low: int = 1, *, optional: bool = False, remedy: str = "") -> Any:
-    """Return a whole number of at least `low`, NumPy's or one written as a float (`1e6`) too, as an `int`.
+    """Return a whole number of at least `low` as an `int`; it may be NumPy's, or written as a float (`1e6`).
 
     Args:
         argument: its name, for the message.
         value: what was given.
-        low: the least that it may be.
+        low: the smallest allowed.
         optional: whether it may be None, which is returned as it is.
         remedy: what to do otherwise, for the message.
 
@@ -182,15 +182,15 @@ def as_whole(value: Any) -> Any:
 
 
 def expect_like(argument: str, value: Any, default: Any) -> None:
-    """Refuse a value that is no truth value, or no number, where the default is one.
+    """Refuse a value that is no truth value, or no number, if the default is one.
 
     Args:
         argument: its name, for the message.
         value: what was given.
-        default: what stands where nothing is given.
+        default: the value if nothing is given.
 
     Raises:
-        SpecError: so it is.
+        SpecError: it is not of the default's kind.
     """
     switch = isinstance(default, bool)
     number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -200,7 +200,7 @@ def expect_like(argument: str, value: Any, default: Any) -> None:
 
 
 def working_directory() -> Path:
-    """Return it, absolute; or, where it was removed, as by an environment whose own it was, ``.``: only relative paths fail then."""
+    """Return it, absolute; or ``.`` if it was removed, for instance by an environment that owned it: only relative paths fail then."""
     try:
         return Path.cwd()
     except FileNotFoundError:
@@ -208,26 +208,26 @@ def working_directory() -> Path:
 
 
 def shown(path: str | Path) -> str:
-    """Return a path for a message: as it is seen from the working directory, if it is within."""
+    """Return a path for a message: relative to the working directory, if it is within."""
     here = working_directory()
     return str(Path(path).relative_to(here) if Path(path).is_relative_to(here) else path)
 
 
 def quoted(*words: str) -> str:
-    """Return words of a command for a message, quoted as the shell of this system takes them."""
+    """Return words of a command for a message, quoted for the shell of this system."""
     return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
 
 def as_folder(argument: str, value: str | Path, received: object = None) -> Path:
-    """Return the path of a folder that is there, or can be made.
+    """Return the path of a folder that exists, or can be made.
 
     Args:
         argument: its name, for the message.
         value: the path.
-        received: what was given, for the message, where that is a path inside.
+        received: what was given, for the message, if that is a path inside the folder.
 
     Raises:
-        SpecError: a file stands there, or in the place of a folder above.
+        SpecError: there is a file in its place, or in the place of a folder above.
     """
     path = Path(value)
     for place in (path, *path.parents):

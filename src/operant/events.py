@@ -1,7 +1,7 @@
-"""Event files, which `tensorboard` shows, and other files to which a program adds as it goes: whole again once a full disk has room.
+"""Event files, which `tensorboard` shows, and other files that a program appends to: whole again once a full disk has room.
 
-tensorboardX's own writer puts events in a queue for a thread. On a full disk the thread dies, and once the queue is full, whoever adds
-to it waits for ever.
+tensorboardX's own writer puts events in a queue for a thread. On a full disk the thread dies, and once the queue is full,
+whoever adds to it waits for ever.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ PREFIX = "events.out.tfevents."
 
 
 class Appended:
-    """A file to which bytes are added, those that a full disk did not take with the next ones.
+    """A file that bytes are appended to; what a full disk did not take is written with the next ones.
 
     Args:
-        path: the file; its folder is made if missing, itself with the first bytes.
-        seconds: after how many the file is forced to the disk with what is added next; None: with `flush` only.
+        path: the file, made with the first bytes; its folder is made if missing.
+        seconds: after how many the next addition forces the file to the disk; None: only `flush` does.
     """
 
     def __init__(self, path: Path, seconds: float | None = None) -> None:
@@ -52,7 +52,7 @@ class Appended:
         self._write(force=True)
 
     def _write(self, force: bool) -> None:
-        # Without a buffer: what a call was given is the system's, also where this process dies next.
+        # Without a buffer: what a call was given is with the system, even if this process dies next.
         with io.FileIO(self.path, "a") as file:
             while self._waiting:
                 self._waiting = self._waiting[file.write(self._waiting) :]
@@ -67,7 +67,7 @@ class EventFile:
     Args:
         directory: its folder; made if missing.
         resume_at_step: hides what an earlier file there has beyond this step.
-        seconds: after how many it is forced to the disk with what is added next; None: with `flush` only.
+        seconds: after how many the next addition forces it to the disk; None: only `flush` does.
 
     Raises:
         OSError: the first event cannot be written.
@@ -76,7 +76,7 @@ class EventFile:
     def __init__(
         self, directory: str | Path, *, resume_at_step: int | None = None, seconds: float | None = None
     ) -> None:
-        # In the order of time also where a run is resumed within a second.
+        # Names in the order of time, even if a run is resumed within a second.
         now = time.time_ns()
         name = f"{PREFIX}{now // 10**9}.{socket.gethostname()}.{now}"
         self._file = Appended(Path(directory) / name, seconds)
@@ -108,7 +108,7 @@ class EventFile:
         self._file.flush()
 
     def _add(self, **event: Any) -> None:
-        """Write an event in TensorFlow's format of records: the bytes, and their number before them, each with a checksum."""
+        """Write an event in TensorFlow's record format: the number of bytes, then the bytes, each followed by a checksum."""
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.record_writer import masked_crc32c
 

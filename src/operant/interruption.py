@@ -9,16 +9,16 @@ from typing import Any
 
 
 class _Asked:
-    """Whether a Ctrl-C came before anybody saw to it, and by which signal the process was asked to terminate."""
+    """Whether a Ctrl-C came that nobody has handled yet, and by which signal the process was asked to terminate."""
 
     now = False
     terminate: int | None = None
 
 
 def notice() -> None:
-    """Remember a Ctrl-C that an exception alone would not bring: what is raised within a callback of other packages they discard.
+    """Remember a Ctrl-C whose exception may get lost: other packages discard what is raised within their callbacks.
 
-    `orderly` takes it up. To be called by a program, as it begins.
+    `orderly` acts on it. To be called by a program, as it begins.
     """
 
     def handler(number: int, frame: Any) -> None:
@@ -30,21 +30,21 @@ def notice() -> None:
 
 
 def terminations() -> tuple[signal.Signals, ...]:
-    """Return the signals that ask the process to terminate: also that of a closed terminal, unless it is ignored (`nohup`)."""
+    """Return the signals that ask the process to terminate: that of a closed terminal, too, unless it is ignored (`nohup`)."""
     found = [s for s in signal.Signals if s.name in ("SIGTERM", "SIGHUP")]  # not every system has the latter
     return tuple(s for s in found if s == signal.SIGTERM or signal.getsignal(s) is not signal.SIG_IGN)
 
 
 @contextlib.contextmanager
 def orderly(stop: Callable[[], None], numbers: Sequence[signal.Signals] | None = None) -> Iterator[None]:
-    """Turn the first Ctrl-C (or request to terminate) inside into a call of `stop`; a Ctrl-C behind it ends at once.
+    """Turn the first Ctrl-C (or request to terminate) inside into a call of `stop`; a Ctrl-C after it ends at once.
 
-    An exception in the middle of a compiled call would lose donated arrays, in the middle of a write it could leave a file locked.
-    Outside of the main thread nothing changes: its owner handles signals.
+    An exception in the middle of a compiled call would lose donated arrays; in the middle of a write it could leave a file
+    locked. Outside of the main thread nothing changes: its owner handles signals.
 
     Args:
-        stop: called with nothing.
-        numbers: of which signals; None: Ctrl-C's, and `terminations`.
+        stop: called without arguments.
+        numbers: the signals; None: Ctrl-C's, and `terminations`.
     """
     asked = False
     numbers = (signal.SIGINT, *terminations()) if numbers is None else numbers
@@ -77,15 +77,15 @@ def orderly(stop: Callable[[], None], numbers: Sequence[signal.Signals] | None =
 
 @contextlib.contextmanager
 def terminating() -> Iterator[None]:
-    """End the program behind what is inside, if that came to an orderly end because the process was asked to terminate.
+    """End the program after what is inside, if that came to an orderly end because the process was asked to terminate.
 
     Raises:
-        SystemExit: it was; the status is that of a process which the signal ends.
+        SystemExit: it was; the status is that of a process that the signal ends.
     """
     before, _Asked.terminate = _Asked.terminate, None
     try:
         yield
-    finally:  # one that came before is for whoever runs this, as `fit` whose callback trains something else
+    finally:  # an earlier one is for whoever runs this, such as `fit` whose callback trains something else
         asked, _Asked.terminate = _Asked.terminate, _Asked.terminate or before
     if asked:
         raise SystemExit(128 + asked)
@@ -93,7 +93,7 @@ def terminating() -> Iterator[None]:
 
 @contextlib.contextmanager
 def terminable(stop: Callable[[], None]) -> Iterator[None]:
-    """Turn a request to terminate inside, if nobody sees to it yet, into a call of `stop`, and end the program behind; Ctrl-C stays what it is.
+    """Turn a request to terminate inside, if nobody handles it yet, into a call of `stop`, and end the program afterwards; not Ctrl-C.
 
     Raises:
         SystemExit: as `terminating`.
@@ -110,7 +110,7 @@ def terminable(stop: Callable[[], None]) -> Iterator[None]:
 def held() -> Iterator[None]:
     """Let a Ctrl-C inside wait for the end; a second one ends at once.
 
-    For a compiled call that consumes its arguments and the assignment of what it returns: between the two the state is nowhere.
+    For a compiled call that consumes its arguments and the assignment of what it returns: between the two the state is lost.
     """
     waiting: list[bool] = []
     try:

@@ -18,7 +18,7 @@ GIT_SECONDS = 1.0
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of what computes."""
+    """Return the versions of Python and of the packages that compute."""
     return {
         "python": platform.python_version(),
         "operant": __version__,
@@ -27,7 +27,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """Return what decides, beside versions, whether the same program gives the same bits."""
+    """Return what determines, beside versions, whether the same program gives the same bits."""
     import jax
 
     return {

@@ -1,9 +1,9 @@
 """Settings of JAX that operant runs best with. They only take effect before JAX's backend starts, and never override the user's.
 
 Measured on CPU: a policy call with NumPy in and out takes 90 microseconds with asynchronous dispatch and 20 without.
-Nothing is lost, since a driver waits for each call anyway. Where XLA has all cores it is the other way round: the thread that calls
-would compute as well, one more than there are cores, and updates of TD3, DDPG and SAC take up to 1.2 times as long
-(benchmarks/results/products.md).
+Nothing is lost, since a driver waits for each call anyway. If XLA uses all cores, it is the other way round: without
+asynchronous dispatch the calling thread would compute as well, one thread more than there are cores, and updates of TD3,
+DDPG and SAC take up to 1.2 times as long (benchmarks/results/products.md).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from operant.errors import SpecError, UsageError
 
 LIBRARY_FLAG = "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE"
-"""Lets XLA compute matrix products, and convolutions as such, by a library on CPU."""
+"""Lets XLA compute matrix products, and convolutions as such products, with a library on CPU."""
 
 
 def prepare(asynchronous: bool = False) -> None:
     """Choose how calls are dispatched on CPU, unless the user chose; called before anything runs on JAX.
 
     Args:
-        asynchronous: whether the thread that calls leaves the work to those of XLA.
+        asynchronous: whether the calling thread leaves the work to XLA's threads.
     """
     import jax
 
@@ -31,18 +31,18 @@ def prepare(asynchronous: bool = False) -> None:
 
 
 LARGE_PRODUCT = 2**22
-"""Multiplications of a matrix product from which on several threads pay.
+"""Multiplications of a matrix product from which on several threads pay off.
 
-Measured with two cores: rollouts of 64 CartPoles in batches of 2,048 through 64-64 (2**23) gain 1.35x by a second thread, TD3 and SAC
-with 256 through 256-256 (2**24) 1.4x; batches of 256 through 64-64 (2**20) lose up to 5 %.
+Measured with two cores: with a second thread, rollouts of 64 CartPoles in batches of 2,048 through 64-64 (2**23) gain 1.35x,
+TD3 and SAC with 256 through 256-256 (2**24) 1.4x; batches of 256 through 64-64 (2**20) lose up to 5 %.
 """
 
 
 def start(shapes: Sequence[tuple[int, ...]], threads: int | None = None, product: int = 0) -> None:
     """Start JAX's backend as suits observations of these shapes; no effect if it runs already.
 
-    With images, XLA computes convolutions on CPU by a library: the Nature CNN on 256 frames takes 59 ms of processor time instead of
-    180 (benchmarks/results/convolutions.md). Small dense networks gain nothing by it. A GPU does not read the flag.
+    With images, XLA computes convolutions on CPU with a library: the Nature CNN on 256 frames takes 59 ms of processor time
+    instead of 180 (benchmarks/results/convolutions.md). Small dense networks gain nothing from it. A GPU does not read the flag.
 
     Args:
         shapes: of the components of one observation.
@@ -63,7 +63,7 @@ def start(shapes: Sequence[tuple[int, ...]], threads: int | None = None, product
 
 
 def _start_with(variables: dict[str, str]) -> None:
-    """Start the backend, which reads these environment variables then."""
+    """Start the backend with these environment variables, which it reads as it starts."""
     import jax
 
     before = {name: os.environ.get(name) for name in variables}
@@ -109,7 +109,7 @@ def join(coordinator: str, n_processes: int | None, process_id: int | None) -> b
 
 
 def device(name: str) -> Any:
-    """Return JAX's device of a name: 'cpu', 'gpu', 'tpu', or with a number, 'gpu:1'.
+    """Return the JAX device of a name: 'cpu', 'gpu', 'tpu', or with a number, 'gpu:1'.
 
     Raises:
         SpecError: there is none.

@@ -12,7 +12,7 @@
 | `distribution` | `policy/std` | updates |
 | `memory` | `memory/...` | updates |
 | `variables` | `variables/<model>/<name>`: mean; and a histogram | updates |
-| `updates` | `updates/<model>/<name>-mean`, `-variance`: of what the update changed | updates |
+| `updates` | `updates/<model>/<name>-mean`, `-variance`: of the changes that the update made | updates |
 | `graph` | the networks' layers, as text | 0 |
 
 `docs/metrics.md` says what the metrics mean.
@@ -48,7 +48,7 @@ METRICS: dict[str, tuple[str, ...]] = {
     "distribution": ("policy/std",),
     "memory": ("memory/",),
 }
-"""Labels, and how the names of the metrics begin that belong to them."""
+"""Labels, and how the names of the metrics that belong to them begin."""
 LABELS = (*METRICS, "reward", "variables", "updates", "graph")
 ALIASES = {"losses": "loss", "rewards": "reward"}
 TYPES = ("scalar", "histogram", "image", "audio", "text")
@@ -76,7 +76,7 @@ class SummarizerConfig(Config):
     flush: int = option(10, "Seconds after which values are on the disk", unit="seconds", low=1)
 
     def check(self) -> Iterator[str]:
-        """Look at labels and custom summaries."""
+        """Check labels and custom summaries."""
         if not self.directory:
             yield "summarizer must say the directory: summarizer=dict(directory='data/summaries')."
         given = () if self.labels == "all" else self.labels
@@ -119,7 +119,7 @@ class Summarizer:
     def __init__(self, config: SummarizerConfig, actors: int) -> None:
         self.config = config
         self._labels = config.chosen
-        root = Path(config.directory).absolute()  # whatever becomes the working directory
+        root = Path(config.directory).absolute()  # the working directory may change
         self.folder = _new_folder(root / time.strftime(config.filename))
         self._release = weakref.finalize(self, _claim(self.folder))
         self._file = EventFile(self.folder, seconds=config.flush)
@@ -142,7 +142,7 @@ class Summarizer:
             self._add("text", "graph", f"```\n{text}\n```", 0)
 
     def go_on(self, timesteps: int, episodes: int) -> None:
-        """Count on from here, where more happened than was observed.
+        """Continue counting from here, if more happened than was observed.
 
         Args:
             timesteps: steps taken, and observed, so far.
@@ -151,7 +151,7 @@ class Summarizer:
         self._steps, self._episodes = timesteps, episodes
 
     def observe(self, actor: int, reward: float, terminal: int) -> None:
-        """Note what an action brought."""
+        """Note the outcome of an action."""
         self._steps += 1
         self._returns[actor] += reward
         self._lengths[actor] += 1
@@ -201,7 +201,7 @@ class Summarizer:
             name: one of `custom`.
             value: a number; an array of numbers (histogram); an image `[height, width, channels]` or several with a leading
                 axis, uint8 or 0 to 1; a sound `[samples]` from -1 to 1; a text.
-            step: where it stands; None: the timesteps so far.
+            step: the step to write it at; None: the timesteps so far.
 
         Raises:
             SpecError: the name was not declared, or the value does not suit its type.
@@ -245,7 +245,7 @@ class Summarizer:
             self._file.add(step, *summaries)
 
     def _sound(self, name: str, x: np.ndarray, step: int, rate: int) -> None:
-        """Write a sound as 16-bit WAV; tensorboardX would want a further package for it."""
+        """Write a sound as 16-bit WAV; tensorboardX would need another package for it."""
         from tensorboardX.proto.summary_pb2 import Summary
 
         memory = io.BytesIO()
@@ -264,7 +264,7 @@ class Summarizer:
         self._write(step, Summary(value=[Summary.Value(tag=name, audio=audio)]))
 
     def close(self) -> None:
-        """Put everything on the disk."""
+        """Force everything to the disk."""
         try:
             self._file.flush()
         finally:
@@ -275,7 +275,7 @@ class Summarizer:
 
 
 def _new_folder(path: Path) -> Path:
-    """Make a folder that nobody else has: where the name is taken, with a number behind it."""
+    """Make a folder that nobody else has; if the name is taken, a number is added to it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     name, number = path.name, 1
     while True:
@@ -288,18 +288,18 @@ def _new_folder(path: Path) -> Path:
 
 
 def _claim(folder: Path) -> Callable[[], None]:
-    """Mark a folder as an agent's that writes there; return what says that it does no more."""
+    """Mark a folder as that of an agent that writes there; return a function that says that it no longer does."""
     marker = folder / MARKER
     marker.touch(exist_ok=False)
     held = contextlib.ExitStack()
     with contextlib.suppress(OSError):  # a file system without locks, where nobody removes folders
         held.callback(os.close, durable.hold(marker))
-    marker.write_text(folder.name, encoding="utf-8")  # behind the lock: before, it is nobody's
+    marker.write_text(folder.name, encoding="utf-8")  # after the lock: until then, it is nobody's
     return held.close
 
 
 def _is_made(folder: Path) -> bool:
-    """Tell whether an agent made a folder, gave it this name, and nobody put anything into it."""
+    """Tell whether an agent made a folder under this name, and nobody else put anything into it."""
     try:
         if folder.is_symlink() or (folder / MARKER).read_text(encoding="utf-8") != folder.name:
             return False
@@ -307,19 +307,19 @@ def _is_made(folder: Path) -> bool:
             path.is_file() and (path.name == MARKER or path.name.startswith(PREFIX))
             for path in folder.iterdir()
         )
-    except (OSError, UnicodeError):  # none, somebody else's, or being removed
+    except (OSError, UnicodeError):  # no folder of an agent, or being removed
         return False
 
 
 def _order(folder: Path) -> list[Any]:
-    """Return the place of a folder among others: names, their numbers by size."""
+    """Return a key to sort folders by: their names, with numbers in them by value."""
     parts: list[Any] = re.split("([0-9]+)", folder.name)
     return [int(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
 def _remove(folder: Path) -> None:
     """Remove an agent's folder, unless the agent still writes there."""
-    with contextlib.suppress(OSError):  # it does, or somebody else removes the folder, too
+    with contextlib.suppress(OSError):  # it does, or another process removes the folder, too
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, durable.hold(folder / MARKER))
             for path in folder.iterdir():

@@ -1,4 +1,4 @@
-"""What shows the frames of episodes: videos, pictures, a window; and the vector that hands frames to them."""
+"""Outputs for the frames of episodes: videos, pictures, a window; and the vector that hands frames to them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Output(Protocol):
 
 
 class Video:
-    """Writes one mp4 file (H.264) for each episode, to a folder given as it is in `base` (None: in the working directory)."""
+    """Writes one mp4 file (H.264) for each episode, to a folder that is relative to `base` (None: to the working directory)."""
 
     def __init__(self, directory: str | Path, fps: float, base: Path | None = None) -> None:
         self.directory = Path(directory)
@@ -72,7 +72,7 @@ class Video:
                 str(path), size, fps=self.fps, macro_block_size=1, quality=7, ffmpeg_log_level="error"
             )
             with warnings.catch_warnings():
-                # It starts ffmpeg by a fork, of which JAX warns. The child runs no Python code between fork and exec.
+                # It starts ffmpeg by a fork, about which JAX warns. The child runs no Python code between fork and exec.
                 warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
                 self._writer.send(None)
         self._writer.send(np.ascontiguousarray(picture))
@@ -85,7 +85,7 @@ class Video:
 
 
 class Pictures:
-    """Writes every n-th frame as ``00042.jpg``, episodes after the first into folders of their own; as for `Video`, within `base`."""
+    """Writes every n-th frame as ``00042.jpg``, episodes after the first into folders of their own; relative to `base`, as for `Video`."""
 
     def __init__(self, directory: str | Path, frequency: int, base: Path | None = None) -> None:
         self.directory = Path(directory)
@@ -97,7 +97,7 @@ class Pictures:
         _needs("PIL", "frame_dir", "video")
 
     def frame(self, picture: np.ndarray, number: int) -> None:
-        """Write a frame, if it is its turn."""
+        """Write a frame, if its number is due."""
         from PIL import Image
 
         if number % self.frequency:
@@ -149,7 +149,7 @@ class Window:
 
 
 def _leave_sound() -> None:
-    """Keep SDL, with which environments draw, from looking for sound: where there is none, libraries complain of it at length."""
+    """Keep SDL, with which environments draw, from looking for a sound device: libraries complain at length if there is none."""
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 
 
@@ -288,14 +288,14 @@ def _renderer(env: VectorEnv) -> Callable[[], Any]:
 
 
 def _mujoco(env: Any) -> Any:
-    """Return what draws an environment of MuJoCo; None for others."""
+    """Return the renderer of a MuJoCo environment; None for others."""
     return getattr(getattr(env, "unwrapped", env), "mujoco_renderer", None)
 
 
 def _follow(env: Any) -> None:
-    """Look through the camera of a MuJoCo model that follows the body, unless another view was chosen.
+    """Use the camera of a MuJoCo model that follows the body, unless another view was chosen.
 
-    From 1.4 on, Gymnasium lets its own camera stand where the episode begins, which whatever learns to run soon leaves.
+    From 1.4 on, Gymnasium's own camera stays where the episode begins, and whatever learns to run soon leaves its view.
     """
     renderer = _mujoco(env)
     arguments = getattr(getattr(env, "spec", None), "kwargs", {})
@@ -308,7 +308,7 @@ def _follow(env: Any) -> None:
 
 
 def _drawn(env: Any) -> Any:
-    """Return a frame. MuJoCo looks for a display where it is not told that there is none."""
+    """Return a frame. MuJoCo looks for a display unless it is told that there is none."""
     try:
         return env.render()
     except Exception as error:
@@ -326,7 +326,7 @@ def _picture_of(frame: Any, name: str) -> np.ndarray:
     """Return what `render` returned as a picture, uint8 `[height, width, 3]`.
 
     Raises:
-        SpecError: it is none.
+        SpecError: it is not a picture.
     """
     if isinstance(frame, np.ndarray):
         if frame.ndim == 3 and frame.shape[-1] in (3, 4) and frame.dtype == np.uint8:

@@ -68,14 +68,14 @@ class Writers:
         return (self.recording, self.saving, self.summarizing) != (None, None, None)
 
     def begin(self, agent: Written, save: Callable[[str, str, int | None], Any]) -> None:
-        """Begin to write, where the agent stands.
+        """Begin to write, from the agent's current counts on.
 
         Args:
             agent: whose writers these are.
             save: writes a checkpoint: called with folder, name, and how many to keep.
         """
         self._agent = agent
-        if self.recording is not None:  # wherever it goes on
+        if self.recording is not None:  # the working directory may change
             self.recording = self.recording.replace(directory=str(Path(self.recording.directory).absolute()))
         self._record(agent.spaces)
         if self.saving is not None:
@@ -92,7 +92,7 @@ class Writers:
             self._summarizer.graph(agent.get_architecture())
 
     def spaces_changed(self, spaces: Spaces) -> None:
-        """Go on with other spaces: masks came with the first states."""
+        """Continue with other spaces: masks came with the first states."""
         if self._recorder is not None:
             self._record(spaces)
 
@@ -111,21 +111,21 @@ class Writers:
             self._recorder.act(actor.index, row.observation, self._agent.spaces.actions.clip(row.action))
 
     def observed(self, actor: int, reward: float, terminal: int, last: Flat | None) -> None:
-        """Note what an actor's last action brought."""
+        """Note the outcome of an actor's last action."""
         if self._recorder is not None:
             self._recorder.observe(actor, reward, terminal, last)
         if self._summarizer is not None:
             self._summarizer.observe(actor, reward, terminal)
 
     def recount(self) -> None:
-        """Count on from the agent's counters: something else than `observed` moved them."""
+        """Continue counting from the agent's counters: something other than `observed` has moved them."""
         if self._summarizer is not None:
             agent = self._agent
             acted = sum(actor.acted for actor in agent.actors)  # counted there, still to be observed
             self._summarizer.go_on(agent.timesteps - acted, agent.episodes)
 
     def updated(self) -> None:
-        """Write what an update measured; nothing behind a block in which none was due."""
+        """Write what an update measured; nothing after a block in which none was due."""
         if self._summarizer is None or self._agent.updates == self._written:
             return
         self._written = self._agent.updates
@@ -140,7 +140,7 @@ class Writers:
         self._summarizer.update(self._written, engine.metrics("summarizer"), weights)
 
     def changed(self) -> None:
-        """Take note that the agent learnt, though it counts no update."""
+        """Take note that the agent learnt, though this counts as no update."""
         if self._saver is not None:
             self._saver.changed()
             self._saver.look()
@@ -166,7 +166,7 @@ class Writers:
 
     def close(self) -> None:
         """Write what is still to be written."""
-        with contextlib.ExitStack() as stack:  # each also after another one has failed to
+        with contextlib.ExitStack() as stack:  # each even after another one has failed to
             for writer in (self._summarizer, self._saver, self._recorder):
                 if writer is not None:
                     stack.callback(writer.close)
