@@ -110,7 +110,7 @@ def terminable(stop: Callable[[], None]) -> Iterator[None]:
 def held() -> Iterator[None]:
     """Let a Ctrl-C inside wait for the end; a second one ends at once.
 
-    For a compiled call that consumes its arguments and the assignment of what it returns: between the two the state is lost.
+    For a compiled call that consumes its arguments and the assignment of what it returns: between the two there is no state.
     """
     waiting: list[bool] = []
     try:

@@ -1,4 +1,4 @@
-"""Sink that tells the user how training goes: log lines, or a live display on a terminal."""
+"""Sink that shows the user how training goes: log lines, or a live display on a terminal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Console:
         start_step: environment steps of the run before this process (a resumed run).
         start_time: its seconds of training before this process.
         start_games: its finished episodes before this process.
-        start_logged: those of them before its last line; None: all.
+        start_logged: how many of them had finished by its last line; None: all.
         start_best: its best mean before this process; minus infinity: none.
         stream: where to print; None: standard output.
     """
@@ -72,7 +72,7 @@ class Console:
         self._stream = sys.stdout if stream is None else stream
         terminal = (
             self._stream.isatty() and os.environ.get("TERM") != "dumb"
-        )  # which shows nothing before the end
+        )  # dumb ones show nothing until the end
         self._lines = not (terminal if live is None else live)
         self._best: float | None = start_best if math.isfinite(start_best) else None
         logged = start_games if start_logged is None else start_logged
@@ -87,7 +87,7 @@ class Console:
         self._bar: Progress | None = None
 
     def episodes(self, episodes: list[Episode]) -> None:
-        """Bring the display up to date; lines wait for a record."""
+        """Update the display; lines wait for a record."""
         if self.quiet or not episodes:
             return
         self.games += len(episodes)
@@ -98,7 +98,7 @@ class Console:
             self._show(last.step, last.time)
 
     def record(self, record: Record) -> None:
-        """Print a line, or bring the display up to date."""
+        """Print a line, or update the display."""
         if self.quiet:
             return
         values = record.values
@@ -122,7 +122,7 @@ class Console:
         if self._live is None:
             print(text, file=self._stream, flush=True)
         else:
-            # As it is, for the terminal to break: a command that is broken here cannot be copied.
+            # Unwrapped, for the terminal to wrap: a command with line breaks from here could not be copied.
             self._live.console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def flush(self) -> None:

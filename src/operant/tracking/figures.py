@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from operant.tracking.runs import Run
 
 FIRST_EPISODES = 20
-"""Episodes at the beginning of a run that say what an untrained policy scores, where nobody says it."""
+"""Episodes at the beginning of a run that show what an untrained policy scores, if it is not given."""
 
 
 class PlotConfig(Config):
@@ -102,7 +102,7 @@ def plot(paths: Sequence[str | Path], config: PlotConfig | None = None) -> Path:
 
 
 def _drawable(groups: Mapping[str, Mapping[str, list[Run]]], column: str) -> dict[str, dict[str, list[Run]]]:
-    """Leave out runs in which no episode has a value yet, where others remain.
+    """Leave out runs in which no episode has a value yet, if others remain.
 
     Raises:
         SpecError: none remain.
@@ -195,7 +195,7 @@ def aggregates(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfig
 
 
 def _tell_unequal(env: str, label: str, runs: Sequence[Run]) -> None:
-    """Warn where final scores are those of runs of different length."""
+    """Warn if final scores are those of runs of different lengths."""
     ends = [int(run.columns["step"][-1]) for run in runs]
     if max(ends) > 1.05 * min(ends):
         warnings.warn(
@@ -233,7 +233,7 @@ def _range(
 
 
 def _beginning(run: Run, column: str) -> float:
-    """Return the mean over the first episodes, as many of every actor: those that end first are the shortest."""
+    """Return the mean over the first episodes, equally many of every actor: those that end first are the shortest."""
     import numpy as np
 
     values = run.columns["episode_length" if column == "episode_length" else "episode_reward"]

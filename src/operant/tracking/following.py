@@ -1,4 +1,4 @@
-"""What follows a `Runner` from a shell: saves of the agent, and event files for TensorBoard."""
+"""What accompanies a `Runner` started from a shell: saves of the agent, and event files for TensorBoard."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Following:
 
 
 def _expect_place(directory: str, name: str) -> None:
-    """Refuse before the run what an agent cannot be saved to at its end."""
+    """Refuse, before the run, a place to which the agent could not be saved at its end."""
     from operant import checkpoint
 
     if not directory:

@@ -36,7 +36,7 @@ OPTIONAL = {"episode_length": "int64", "actor": "int64"}
 """Columns beside them, which a history written elsewhere may lack."""
 
 INFO = "info/"
-"""How columns begin that hold what environments said at the end of episodes (`info_keywords`); a history may have any of these."""
+"""Prefix of columns that hold what environments reported at the end of episodes (`info_keywords`); a history may have any of these."""
 
 _FIELDS = {"episode_length": "length"}  # columns whose name is not that of the field of `Episode`
 _PART = re.compile(r"part-([0-9]{6})\.parquet")
@@ -108,7 +108,7 @@ class History:
             rows = _table(batch)
             if self._written is not None:
                 rows = _joined([self._written, rows]).combine_chunks()
-            self.path.mkdir(parents=True, exist_ok=True)  # whoever removed it, the rest is still to be had
+            self.path.mkdir(parents=True, exist_ok=True)  # if it was removed, the rest can still be kept
             _write(self.path / f"part-{self._part:06d}.parquet", rows)
             del self._waiting[: len(batch)]  # only now: a failed write is tried again with the next flush
             self._written = rows
@@ -122,7 +122,7 @@ class History:
             self.flush()
 
     def _continue(self) -> None:
-        """Take up the last part of an existing history where it is not full."""
+        """Continue the last part of an existing history if it is not full."""
         parts = _parts(self.path)
         for part in parts:
             _check_columns(part)
@@ -139,7 +139,7 @@ class History:
 
 
 def check_place(path: str | Path, argument: str = "history") -> Path:
-    """Return the path of a history that can be written or continued; what is in it is not looked at.
+    """Return the path of a history that can be written or continued; its contents are not looked at.
 
     Args:
         path: of the folder.
@@ -166,7 +166,7 @@ def read_history(path: str | Path) -> dict[str, np.ndarray]:
 
     Returns:
         The columns by name, each `[episodes]`, sorted by step, then time. A history that was written elsewhere may
-        lack `episode_length` and `actor`; they are -1 then. Columns `info/NAME` are NaN where an episode did not tell.
+        lack `episode_length` and `actor`; they are -1 then. Columns `info/NAME` are NaN where none was reported.
 
     Raises:
         SpecError: if there is none, it cannot be read, or a documented column is missing.
@@ -186,9 +186,9 @@ def read_history(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def end_of(path: str | Path) -> Origin:
-    """Return where a history ends, for a run that continues it; where there is none, nothing.
+    """Return where a history ends, for a run that continues it; zero if there is none.
 
-    It ends with its last episode. What the run that wrote it did after that, in episodes that had not ended, it cannot know.
+    It ends with its last episode. Steps that its run took after that, in episodes that had not ended, are not known.
 
     Raises:
         SpecError: it cannot be read, or a documented column is missing.
@@ -233,7 +233,7 @@ def _table(episodes: Sequence[Episode]) -> pa.Table:
 
 
 def _joined(tables: Sequence[pa.Table]) -> pa.Table:
-    """Put tables behind one another, NaN where one lacks a column of `info` that another has."""
+    """Concatenate tables, with NaN where one lacks a column of `info` that another has."""
     import pyarrow as pa
 
     names = {name: None for table in tables for name in table.column_names if name.startswith(INFO)}

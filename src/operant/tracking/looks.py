@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 # Okabe and Ito 2008: told apart also by the colour-blind; yellow is left out, being unreadable on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
-"""Of lines whose colours are used up."""
+"""Line styles: the next one once all colours are used up."""
 INK = "#333333"
 GRID = "#E4E4E4"
 PALE = "#777777"
 LEGEND_WIDTH = 44
 """Characters in a line of a legend."""
 LEGEND_LINES = 12
-"""Lines of a legend, but for one of each curve: long labels are cut short for curves to be seen."""
+"""Most lines of a legend, though each curve has at least one: long labels are cut short so that curves can be seen."""
 FORMATS = (".png", ".svg", ".pdf")
 
 

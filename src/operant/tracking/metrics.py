@@ -16,7 +16,7 @@ from operant.execution.records import Episode, Record
 class MetricsFile:
     """Sink that appends a line of JSON to a file with every record: `step`, `time`, and the values under their names.
 
-    A value that is not finite is null there, as JSON has it: a missing value for those who read it. Readable at any time, by
+    A value that is not finite is null there, as JSON requires: readers see a missing value. Readable at any time, by
     ``pandas.read_json(path, lines=True)``; a run that dies leaves every record that was written, and none twice.
 
     Args:
@@ -25,7 +25,7 @@ class MetricsFile:
             again; None keeps all.
 
     Raises:
-        SpecError: something else stands at the path.
+        SpecError: something other than a file is at the path.
     """
 
     def __init__(self, path: str | Path, *, resume_at_step: int | None = None) -> None:
@@ -62,9 +62,9 @@ class MetricsFile:
 
 
 def _keep(path: Path, step: float) -> None:
-    """Cut a file off behind its last whole line of at most that step; steps never decrease. Lines before it stay, whatever they are."""
+    """Truncate a file after its last whole line of at most that step; steps never decrease. Lines before it stay, whatever they are."""
     end = position = kept = 0
-    unread: list[int] = []  # numbers of lines that are none of ours
+    unread: list[int] = []  # numbers of lines that are not ours
     with open(path, "r+b") as file:
         for number, line in enumerate(file, 1):
             at = _step(line)
@@ -85,7 +85,7 @@ def _keep(path: Path, step: float) -> None:
 
 
 def _step(line: bytes) -> float:
-    """Return the step of a line; NaN where it is none of ours."""
+    """Return the step of a line; NaN if it is not one of ours."""
     try:
         row: Any = json.loads(line)
         return float(row["step"])

@@ -162,10 +162,10 @@ def _label(benchmark: str, time_unit: str) -> str:
 
 
 def settled(history: Mapping[str, np.ndarray], plot: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return where episodes ended, in order and each place once, and the finite values of a column there.
+    """Return the distinct places where episodes ended, in order, and the finite values of a column there.
 
-    Of episodes that ended together a rolling mean is the last one's; of what each has for itself it is the mean: those of an evaluation
-    stand in the order in which they ended, the longest last.
+    For episodes that ended together, a rolling mean is that of the last one; of any other column it is their mean, since those
+    of an evaluation are in the order in which they ended, the longest last.
     """
     y = np.asarray(history[plot], np.float64)
     order = np.argsort(x, kind="stable")

@@ -10,7 +10,7 @@ from operant.execution.records import Episode, Record, Sink
 
 
 class Tracker:
-    """Hands everything to all sinks. Training outlives a sink that fails.
+    """Hands everything to all sinks. Training survives a sink that fails.
 
     The first failure of a sink is reported by a warning; the sink is tried again next time, since a full disk or a
     lost mount may come back.
@@ -34,11 +34,11 @@ class Tracker:
         self._each(lambda sink: sink.message(text))
 
     def flush(self) -> None:
-        """Have every sink put what it holds on the disk."""
+        """Have every sink force what it holds to the disk."""
         self._each(lambda sink: sink.flush())
 
     def close(self) -> None:
-        """Close every sink, also after one has failed to."""
+        """Close every sink, even after one has failed to."""
         self._each(lambda sink: sink.close())
 
     def _each(self, call: Callable[[Sink], None]) -> None:

@@ -38,7 +38,7 @@ class Repeats:
         }
 
     def write(self, path: str | Path, style: str | None = None) -> list[Path]:
-        """Write ``PATH.json`` and ``PATH.png``: the median over the repeats, and a band from the least to the most.
+        """Write ``PATH.json`` and ``PATH.png``: the median over the repeats, and a band from minimum to maximum.
 
         Args:
             path: without extension; its folder is made if missing.

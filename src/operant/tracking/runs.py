@@ -23,7 +23,7 @@ _OWN = frozenset(
         "threads", "eval_frequency", "eval_episodes", "info_keywords", *TOGETHER,
     }
 )  # fmt: skip
-"""Options of a run that do not make it another experiment."""
+"""Options in which runs of one experiment may differ."""
 
 
 class Run(NamedTuple):
@@ -35,7 +35,7 @@ class Run(NamedTuple):
     """Environment; empty where only a history is known."""
     agent: str
     settings: dict[str, Any]
-    """Options that make the experiment."""
+    """Options that define the experiment."""
     columns: Mapping[str, np.ndarray]
     """Its history."""
 
@@ -44,8 +44,8 @@ def read(paths: Sequence[str | Path], evaluations: bool = False) -> list[Run]:
     """Read runs, each once; of several that wrote to one history, the first that is given stands for all.
 
     Args:
-        paths: folders of runs, folders that hold such (or, where there are only these, several seeds each), or histories (`.parquet`).
-        evaluations: read what the evaluations of runs came to, instead of their episodes.
+        paths: folders of runs, folders that hold runs (or else folders of several seeds each), or histories (`.parquet`).
+        evaluations: read the evaluations of runs instead of their episodes.
 
     Raises:
         SpecError: there is no run, or its history cannot be read, or it was not evaluated.
@@ -103,7 +103,7 @@ def _read(path: Path, among: Sequence[Path], evaluations: bool) -> tuple[Path, R
     except (KeyError, TypeError, ValueError):
         raise SpecError(f"{str(path / 'run.json')!r} does not describe a run.") from None
     settings = {**agent, **{name: value for name, value in run.items() if name not in _OWN}}
-    # Seeds may begin with weights of their own each; whether they do is the experiment.
+    # Each seed may begin from its own weights; only whether it does is part of the experiment.
     settings["weights"] = "given" if run.get("weights") else "none"
     own = run.get("history_checkpoint")
     history = Path(own) if own else path / "history.parquet"
@@ -117,7 +117,7 @@ def _read(path: Path, among: Sequence[Path], evaluations: bool) -> tuple[Path, R
 
 
 def _name(path: Path, among: Sequence[Path]) -> str:
-    """Return as much of the end of a path as tells it from others."""
+    """Return as much of the end of a path as distinguishes it from others."""
     own = path.absolute().with_suffix("").parts
     others = {other.absolute().with_suffix("").parts for other in among} - {own}
     length = 1
@@ -137,7 +137,7 @@ def grouped(runs: Sequence[Run], labels: Sequence[str] = ()) -> dict[str, dict[s
         Runs by environment and label, in the order given.
 
     Raises:
-        UsageError: another number of labels than runs.
+        UsageError: there are not as many labels as runs.
     """
     if labels and len(labels) != len(runs):
         raise UsageError(
@@ -151,7 +151,7 @@ def grouped(runs: Sequence[Run], labels: Sequence[str] = ()) -> dict[str, dict[s
 
 
 def _label(run: Run, runs: Sequence[Run]) -> str:
-    """Name a run by its agent, and by what tells it from others of the same agent and environment."""
+    """Name a run by its agent, and by what distinguishes it from others of the same agent and environment."""
     alike = [other.settings for other in runs if (other.env, other.agent) == (run.env, run.agent)]
     names = {name: None for settings in alike for name in settings}
     differing = [name for name in names if len({_text(settings.get(name)) for settings in alike}) > 1]

@@ -1,4 +1,4 @@
-"""Statistics over seeds: what a handful of runs says about an algorithm, and how surely.
+"""Statistics over seeds: what a handful of runs says about an algorithm, and with what certainty.
 
 Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice".
 """
@@ -72,7 +72,7 @@ def interval(
 ) -> tuple[float, float, float]:
     """Return a statistic of the scores of several seeds, and the ends of its bootstrap interval.
 
-    The seeds are drawn again with replacement 2000 times; the interval holds the middle `level` of the statistics of
+    The seeds are resampled with replacement 2000 times; the interval holds the middle `level` of the statistics of
     these draws (percentile bootstrap). With fewer than about ten seeds it is narrower than it should be.
 
     Args:
@@ -105,7 +105,7 @@ def stratified(
 ) -> tuple[float, float, float]:
     """Return a statistic over the scores of several environments, and the ends of its bootstrap interval.
 
-    Seeds are drawn again within each environment (stratified bootstrap), so that every environment keeps its weight.
+    Seeds are resampled within each environment (stratified bootstrap), so that every environment keeps its weight.
 
     Args:
         scores: for each environment one normalised score per seed.

@@ -25,8 +25,8 @@ def tracker(
 ) -> Tracker:
     """Return what a run writes: history, metrics, event files, console; without a folder only what its options name.
 
-    Where a run goes on (`again`), what it wrote beyond the step where it stands is dropped. Paths of the options are given as they are in
-    `base`; None: in the working directory.
+    If a run is continued (`again`), what it wrote beyond its current step is dropped. Paths in the options are relative to
+    `base`; None: to the working directory.
     """
     resume = training.step if again or training.driver.step else None
     history = located(run, base).history_checkpoint or (
@@ -43,7 +43,7 @@ def tracker(
 
 
 def console(run: RunConfig, training: Training) -> Console:
-    """Return the console of a run, which goes on counting where the run stands."""
+    """Return the console of a run, which counts on from where the run is."""
     return Console(
         max_steps=run.max_steps,
         target_reward=run.target_reward,
@@ -59,7 +59,7 @@ def console(run: RunConfig, training: Training) -> Console:
 
 
 def monitored(directory: Path | None, run: RunConfig, training: Training, base: Path | None = None) -> WandB:
-    """Return the Weights & Biases sink of a run; a later part goes on with the same, which the folder knows, or else the progress."""
+    """Return the Weights & Biases sink of a run; a later part continues the same W&B run, whose id the folder holds, or else the progress."""
     file = None if directory is None else directory / "wandb" / "id"
     known = training.progress.monitored
     if file is not None:

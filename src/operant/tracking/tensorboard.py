@@ -12,7 +12,7 @@ class TensorBoard:
     """Writes every record's scalars at their true environment step, under their names of `METRICS`.
 
     Args:
-        directory: where the event files go; made if missing. View them by ``tensorboard --logdir DIRECTORY``.
+        directory: where the event files go; made if missing. View them with ``tensorboard --logdir DIRECTORY``.
         resume_at_step: hides what an earlier process wrote beyond this step, which a resumed run writes again.
 
     Raises:
@@ -35,7 +35,7 @@ class TensorBoard:
         """Messages are left to the console."""
 
     def flush(self) -> None:
-        """Put what was written on the disk."""
+        """Force what was written to the disk."""
         self._file.flush()
 
     def close(self) -> None:

@@ -64,16 +64,16 @@ def history(trials: Sequence[Trial], out: str | Path, title: str = "") -> Path:
 
 
 ENOUGH = 5
-"""Fewer of the best trials say little of what made them so (Optuna's own advice)."""
+"""Fewer best trials than this say little about what made them good (Optuna's own advice)."""
 
 
 def importances(shares: Mapping[str, float], out: str | Path, title: str = "", complete: int = 0) -> Path:
-    """Draw by how much each parameter tells the best tenth of the complete trials from all of them.
+    """Draw how well each parameter distinguishes the best tenth of the complete trials from all of them.
 
     Args:
         shares: by name of the parameter; they sum up to 1.
         out: file to write.
-        complete: how many trials are.
+        complete: how many trials are complete.
         title: of the picture.
     """
     names = sorted(shares, key=lambda name: shares[name])

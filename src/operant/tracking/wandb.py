@@ -18,10 +18,10 @@ HOST = "api.wandb.ai"
 class WandB:
     """Writes every record's scalars at their true environment step, under their names of `METRICS`.
 
-    W&B ignores records of steps before the last that it has: what a run that goes on from an earlier checkpoint takes again stays
-    there as it was first logged.
+    W&B ignores records of steps before the last that it has: steps that a run repeats, because it continues from an earlier
+    checkpoint, stay there as they were first logged.
 
-    Offline (files under `directory`, for ``wandb sync``) where ``WANDB_MODE`` says so, or where no key is known: a run must not
+    Offline (files under `directory`, for ``wandb sync``) if ``WANDB_MODE`` says so, or if no key is known: a run must not
     wait for someone to log in.
 
     Args:
