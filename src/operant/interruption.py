@@ -110,7 +110,7 @@ def terminable(stop: Callable[[], None]) -> Iterator[None]:
 def held() -> Iterator[None]:
     """Let a Ctrl-C inside wait for the end; a second one ends at once.
 
-    For a compiled call that consumes its arguments and the assignment of what it returns: between the two there is no state.
+    For a compiled call that consumes its arguments, up to the assignment of its results: in between, the state exists nowhere.
     """
     waiting: list[bool] = []
     try:

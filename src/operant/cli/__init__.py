@@ -41,14 +41,14 @@ _MODULES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; return its exit status (0, 1 for a failure, 2 for bad input).
 
-    What the system refuses (a folder that cannot be written to, a full disk) is told in one line, as a failure. Other
+    What the system refuses (a folder that cannot be written to, a full disk) is reported in one line, as a failure. Other
     exceptions are faults of operant or of the user's own classes, and are shown with their traceback.
     """
     try:
         return _run(argv)
     except KeyboardInterrupt:
         print("operant: interrupted", file=sys.stderr)
-        if argv is None:  # in the midst of compiling, XLA's threads do not outlive Python's own end
+        if argv is None:  # during compilation, XLA's threads do not survive Python's own exit
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(130)
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    # Whatever takes time to import is imported here: a Ctrl-C meanwhile is one of the command.
+    # Whatever takes time to import is imported here: a Ctrl-C meanwhile then interrupts the command.
     import contextlib
 
     from operant import interruption

@@ -1,6 +1,6 @@
 """`operant completion`: a script that lets a shell complete commands, agents, flags and values.
 
-The script is whole: completing starts no process, so that it comes at once.
+The script is self-contained: completing starts no process, so that it comes at once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FILES = {
     "zsh": "_files",
     "fish": "(__fish_complete_path (commandline -ct))",
     "preamble": {
-        # After a flag of several files shtab's script would offer files for ever; its variables say what was typed.
+        # After a flag that takes several files, shtab's script would offer nothing else; its variables say what was typed.
         "bash": """_operant_files_or_flags() {
   if [[ "$completing_word" == -* ]]; then
     compgen -W "${current_option_strings[*]}" -- "$completing_word"

@@ -18,14 +18,14 @@ from operant.execution.config import RunConfig
 from operant.spec import Config, default, options
 
 NAMES = ("agent", "env", "environment", "level")
-"""Options that may name something of a module."""
+"""Options that may name something from a module."""
 
 
 _NEGATIVE = re.compile(r"-((\d[\d_]*\.?|[\d_]*\.\d)[\d_]*(e[+-]?\d+)?|inf(inity)?)$", re.IGNORECASE)
 
 
 class _Parser(argparse.ArgumentParser):
-    """Argparse whose errors are operant's, and which takes for a number all that Python does."""
+    """Argparse with operant's errors, which takes for a number whatever Python does."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -36,7 +36,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def leading_agent(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the agent that a command line begins with, if it does, and the flags. A class of the user's own is imported.
+    """Return the agent that a command line begins with, if any, and the flags. A class of the user's own is imported.
 
     Raises:
         SpecError: there is no such agent.
@@ -50,7 +50,7 @@ def leading_agent(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def is_own(name: object) -> bool:
-    """Tell whether an argument names something of a module, `module:Name`; loads no environments for others."""
+    """Tell whether an argument names something from a module, `module:Name`; loads no environments for others."""
     if not isinstance(name, str) or ":" not in name:
         return False
     from operant.envs import table
@@ -59,7 +59,7 @@ def is_own(name: object) -> bool:
 
 
 def search_here(name: object) -> None:
-    """Let modules in the current folder be found, behind all others, if the command line names one."""
+    """Let modules in the current folder be found, after all others, if the command line names one."""
     here = str(working_directory())
     if is_own(name) and here not in sys.path:
         sys.path.append(here)
@@ -98,11 +98,11 @@ def parse(
 ) -> dict[str, Any]:
     """Return the options that were given, by name.
 
-    A flag is written in full: what is short for one today may be short for two tomorrow. Values are read by the option's type; a
+    A flag is written in full: an abbreviation of one today may be one of two tomorrow. Values are read by the option's type; a
     number with a schedule is written `linear:START:END:STEPS`, structured values as JSON, dicts of arguments also as `NAME=VALUE ...`.
 
     Args:
-        configs: where the options stand.
+        configs: the configs that declare the options.
         arguments: of the command line.
         command: for messages.
         short: letters of options that have one.
@@ -139,7 +139,7 @@ def parse(
 
 
 def _refused(error: argparse.ArgumentError, configs: Iterable[type[Config]]) -> UsageError:
-    """Return what argparse refuses, with the values that there are."""
+    """Return the error for what argparse refuses, with the values that are allowed."""
     names = [name for name in (error.argument_name or "").split("/") if name.startswith("--")]
     metas = [meta for config in configs for name, meta in options(config).items() if flag(name) in names]
     choices = [str(choice) for meta in metas for choice in meta.choices or ()]
@@ -148,7 +148,7 @@ def _refused(error: argparse.ArgumentError, configs: Iterable[type[Config]]) -> 
 
 
 def _meant(bad: str, known: Mapping[str, argparse.Action], command: str) -> str:
-    """Return which flags an unknown one may stand for: those that it begins, or one that is like it."""
+    """Return which flags an unknown one may stand for: those that begin with it, or one that is similar."""
     name = bad.partition("=")[0]
     flags = {each for action in known.values() for each in action.option_strings if each.startswith("--")}
     begun = sorted(each for each in flags if each.startswith(name))
@@ -162,7 +162,7 @@ def _meant(bad: str, known: Mapping[str, argparse.Action], command: str) -> str:
 def _stray(
     bad: str, arguments: list[str], known: Mapping[str, argparse.Action], command: str, tuned: bool
 ) -> UsageError:
-    """Return what is wrong with an argument that belongs to no flag: often it is a second value of the flag before.
+    """Return what is wrong with an argument that belongs to no flag: often it is a second value of the flag before it.
 
     Args:
         bad: the argument.
@@ -173,7 +173,7 @@ def _stray(
     """
 
     def before(at: int) -> tuple[int, argparse.Action | None]:
-        """Return where the flag before an argument stands (-1: there is none), and what it is, if known."""
+        """Return the index of the flag before an argument (-1: there is none), and its action, if known."""
         flags = (i for i in range(at) if arguments[i].startswith("-") and not _NEGATIVE.match(arguments[i]))
         begun = max(flags, default=-1)
         name = arguments[begun].partition("=")[0]
@@ -183,7 +183,7 @@ def _stray(
     def taken(at: int) -> bool:
         """Tell whether an argument is a value of the flag before it."""
         begun, action = before(at)
-        if action is None or action.nargs == 0 or "=" in arguments[begun]:  # which has its value
+        if action is None or action.nargs == 0 or "=" in arguments[begun]:  # it has its value
             return False
         return action.nargs is not None or begun == at - 1
 
@@ -239,7 +239,7 @@ def _add(
 
 
 def _is_switch(hint: Any) -> bool:
-    """Tell whether an option is on or off, or (None) what the agent makes of it."""
+    """Tell whether an option is a switch: on, off, or (None) left to the agent."""
     return hint in (bool, bool | None)
 
 
@@ -252,7 +252,7 @@ def _add_several(parser: argparse.ArgumentParser, name: str, hint: Any) -> argpa
 
 
 class _Switch(argparse.Action):
-    """A flag that means True where no value is given."""
+    """A flag that means True if no value is given."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         setattr(namespace, self.dest, values or [True])

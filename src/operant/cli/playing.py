@@ -63,7 +63,7 @@ def _refuse_folder(agent: str) -> None:
     """Refuse the name of an agent that is also that of a folder with something to play: the agent would play untrained.
 
     Raises:
-        UsageError: so it is.
+        UsageError: there is such a folder.
     """
     folder = Path(agent)
     if not folder.is_dir():

@@ -8,7 +8,7 @@ from operant.replay import ReplayConfig
 
 
 def run(arguments: list[str]) -> int:
-    """Repeat a run, or print help when none is named; 1 where the outcome is another one."""
+    """Repeat a run, or print help when none is named; return 1 if the outcome differs."""
     if parse.asks_for_help(arguments):
         print(help_text())
         return 0

@@ -56,16 +56,16 @@ def help_text() -> str:
 
 
 def _located(config: RunnerConfig) -> RunnerConfig:
-    """Return options whose paths stay where they are when an environment changes the working directory."""
+    """Return options whose paths remain valid when an environment changes the working directory."""
     given = {name: getattr(config, name) for name in (*FOLDERS, *FILES)}
-    # Also of FOLDER,NAME, where a folder is named.
+    # FOLDER,NAME, too, if it names a folder.
     places = {name for name in FOLDERS if given[name] and given[name][0] != ","}
     places |= {name for name in FILES if given[name] and _is_place(name, given[name])}
     return config.replace(**{name: str(working_directory() / given[name]) for name in places})
 
 
 def _is_place(option: str, value: str) -> bool:
-    """Tell whether the value of an option that may name a file does so: environments have names, too."""
+    """Tell whether the value of an option that may name a file does name one: environments have names, too."""
     path = Path(value)
     if option == "environment":
         return path.suffix == ".json" and path.is_file()
@@ -73,7 +73,7 @@ def _is_place(option: str, value: str) -> bool:
 
 
 def _once(config: RunnerConfig, agent: Any, repeats: Repeats) -> None:
-    """One run with a fresh agent of that specification."""
+    """Do one run with a fresh agent of that specification."""
     from operant.execution.runner import Runner
     from operant.tracking.following import Following
 
@@ -116,7 +116,7 @@ def _once(config: RunnerConfig, agent: Any, repeats: Repeats) -> None:
 
 @contextlib.contextmanager
 def _filmed(config: RunnerConfig) -> Iterator[Any]:
-    """Yield the environment's specification; where videos are asked for, an environment that makes them."""
+    """Yield the environment's specification; if videos are asked for, an environment that makes them."""
     given = _environment(config)
     if config.visualize_directory is None:
         yield given
@@ -147,7 +147,7 @@ def _serve(config: RunnerConfig) -> None:
 
 
 def _agent(config: RunnerConfig, number: int) -> Any:
-    """Return what the Runner takes as its agent in a repeat, its files read."""
+    """Return what the Runner takes as its agent in a repeat, with its files read."""
     from operant.execution.runner import read
 
     agent: Any = config.agent

@@ -13,7 +13,7 @@ from operant.agents import AGENTS
 from operant.spec import Config, default, options
 
 OWN = "module:Name"
-"""How something of a module is named, which may be a file in the current folder."""
+"""How something from a module is named; the module may be a file in the current folder."""
 
 
 def flag(name: str) -> str:
@@ -55,7 +55,7 @@ def agents() -> dict[str, str]:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Return a text in lines of so many characters; a word that is too long is broken behind a slash, if it has one."""
+    """Return a text in lines of so many characters; a word that is too long is broken after a slash, if it has one."""
     words: list[str] = []
     for word in text.split():
         parts = [""]
@@ -77,7 +77,7 @@ def option_rows(
     """Return a row of flag, help, default and search kind for every option, sorted by flag.
 
     Args:
-        configs: where the options stand.
+        configs: the configs that declare the options.
         fixed: defaults that differ under the agent's name.
         short: letters of options that have one.
         without: options to leave out.
@@ -96,7 +96,7 @@ def option_rows(
 
 
 def _stacked(cells: Sequence[str], width: int) -> list[str]:
-    """Return the lines of a row of which the second cell stands below the others."""
+    """Return the lines of a row whose second cell is below the others."""
     whole = "  ".join(cell for i, cell in enumerate(cells) if i != 1)
     return [
         *textwrap.wrap(
@@ -109,13 +109,13 @@ def _stacked(cells: Sequence[str], width: int) -> list[str]:
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     """Return a pipe table under a title; long help is wrapped so that it fits the terminal.
 
-    In a terminal of less than 80 columns help would become very tall: where it is long, it stands below the other cells instead.
+    In a terminal of fewer than 80 columns help would become very tall: if it is long, it is put below the other cells instead.
 
     Args:
         title: line above.
         header: names of the columns.
         rows: cells; the second column is the one that is wrapped.
-        width: columns of the terminal (default: asked, 80 when there is none).
+        width: columns of the terminal (default: what the terminal says, 80 without one).
     """
     width = shutil.get_terminal_size((80, 24)).columns if width is None else width
     others = [i for i in range(len(header)) if i != 1]

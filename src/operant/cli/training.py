@@ -66,7 +66,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _trained(flags: list[str]) -> str | None:
-    """Return the agent of the run that `--resume` names, or of the study of `--from-study`, whose options are known then.
+    """Return the agent of the run that `--resume` names, or of the study of `--from-study`, so that its options are known.
 
     Raises:
         OperantError: there is no such study, or none of its trials was finished.
@@ -123,7 +123,7 @@ def _plan(agent: str | None, given: dict[str, Any]) -> Any:
 
 
 def _studied(agent: str | None, given: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """Return agent and options, with the best settings of a study below those that were given."""
+    """Return agent and options: the best settings of a study, overridden by those that were given."""
     name, storage = given.pop("from_study", None), given.pop("storage", None)
     if name is None:
         if storage is not None:

@@ -129,7 +129,7 @@ def plan(agent: str, config: TuneConfig | None = None, **settings: Any) -> Plan:
 
 
 def _allowed(plan: Plan) -> None:
-    """Refuse settings of which neither the first nor the last of every range fit together."""
+    """Refuse settings that fit together neither with the first nor with the last value of every range."""
     faults: list[SpecError] = []
     edges = corners(plan.ranges)
     for edge in edges:

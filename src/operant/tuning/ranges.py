@@ -26,19 +26,19 @@ class Range(NamedTuple):
 def split(
     configs: Iterable[type[Config]], given: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Range]]:
-    """Tell the options that are fixed from those that are searched.
+    """Split options into those that are fixed and those that are searched.
 
     An option that has a search kind and was given a list of several values is searched; one value is fixed.
 
     Args:
-        configs: where the options stand.
+        configs: the configs that declare the options.
         given: option values by name.
 
     Returns:
         Fixed options, and ranges of the others.
 
     Raises:
-        SpecError: too many values, a range upside down, a value of the wrong type or out of bounds.
+        SpecError: too many values, a reversed range, a value of the wrong type or out of bounds.
     """
     known = {name: (config, meta) for config in configs for name, meta in options(config).items()}
     fixed: dict[str, Any] = {}

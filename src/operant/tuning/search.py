@@ -1,7 +1,7 @@
 """The search itself: asks Optuna for settings, starts a process for each trial, and keeps the study.
 
 Optuna chooses and stores in this process alone. The processes of trials know neither the study nor its storage: a trial that crashes
-takes nothing with it. Several of these processes, on one machine or many, may work on one storage.
+takes nothing with it. Several processes that search, on one machine or many, may share one storage.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Search:
         self.counts = {"complete": 0, "pruned": 0, "failed": 0, "given_up": 0}
         self._beaten = time.monotonic()
         self.say: Callable[[str], None] = _silent if plan.run.get("quiet") else _print
-        """Tells the user a line."""
+        """Prints a line for the user."""
         self.study: optuna.Study
 
     def stop(self) -> None:
@@ -98,7 +98,7 @@ class Search:
         faults: list[str] = []
         for edge in corners(self.plan.ranges):
             own, run = self.plan.settings(edge)
-            # Files of trials have other names than those given, and are none of this process.
+            # Files of trials have other names than those given, and are no concern of this process.
             run = {name: value for name, value in run.items() if name != "history_checkpoint"}
             self._spare.send(self._order("build", own, {"seed": 0, **run}))
             while not self._spare.connection.poll(0.2):
@@ -142,7 +142,7 @@ class Search:
         self.study.sampler = self._sampler(len(self.study.get_trials(deepcopy=False)))
 
     def _sampler(self, number: int) -> Any:
-        """Return the sampler of one trial: a seed, continued or shared by several processes, must not draw the same twice."""
+        """Return the sampler of one trial: a seed must not draw the same twice in a study that is continued, or shared by several processes."""
         from optuna.samplers import TPESampler
 
         seed = self.plan.run.get("seed")
@@ -184,7 +184,7 @@ class Search:
             self._drop(running)
 
     def _hear(self, running: _Running) -> None:
-        """Take in one message of a trial."""
+        """Handle one message from a trial."""
         try:
             message = running.process.receive()
         except Lost as lost:
@@ -233,14 +233,14 @@ class Search:
         self.say(f"Trial {running.trial.number} failed: {text}{shown(running.trial.params)}")
 
     def _give_up(self, running: _Running) -> None:
-        """End a trial that the user has no time for; its settings come first when the study goes on."""
+        """End a trial that is interrupted; its settings come first when the study goes on."""
         self._mark_failed(running, "Interrupted.", again=True)
         self.counts["given_up"] += 1
 
     def _mark_failed(self, running: _Running, reason: str, again: bool = False) -> None:
         from optuna.trial import TrialState
 
-        # Raises where another process took it for dead: then its settings wait already.
+        # Raises if another process took it for dead: then its settings wait already.
         running.trial.set_user_attr("error", reason[-TAIL:])
         if again:
             _enqueue(self.study, running.trial.number, running.trial.params)
@@ -273,7 +273,7 @@ def _mark_alive(trial: optuna.Trial) -> None:
 
 
 def reclaim(study: optuna.Study) -> list[int]:
-    """Fail running trials whose process is gone for long, and let their settings be tried again; return their numbers.
+    """Mark running trials as failed whose process has long been gone, and let their settings be tried again; return their numbers.
 
     In studies that operant did not make, trials of others are left alone.
     """
@@ -295,7 +295,7 @@ def reclaim(study: optuna.Study) -> list[int]:
 
 
 def _enqueue(study: optuna.Study, number: int, params: dict[str, Any]) -> None:
-    """Let a trial's settings be tried first, before it is marked as failed: a process that is killed in between loses none of them."""
+    """Queue a trial's settings to be tried first. Done before it is marked as failed, so that a process killed in between loses none."""
     waiting = any(trial.user_attrs.get("again") == number for trial in study.get_trials(deepcopy=False))
     if params and not waiting:
         study.enqueue_trial(params, {"again": number})

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FOLDER = "studies"
 """Where studies are, unless the user says otherwise: `studies/NAME/study.db` and the plots beside it."""
 EARLIER: Mapping[str, Any] = {"env_kwargs": None, "trial_episodes": None, "trial_seeds": 1}
-"""What studies did whose attributes do not say it."""
+"""What a study did if its attributes do not say, being from an earlier version."""
 JOURNALS = (".journal", ".log")
 """Endings of paths that mean Optuna's journal file."""
 DATABASES = (".db", ".sqlite", ".sqlite3")
@@ -111,7 +111,7 @@ def file_of(storage: str) -> Path | None:
 
 
 def connect(storage: str) -> Any:
-    """Open a storage, made where there is none.
+    """Open a storage, which is made if there is none.
 
     Raises:
         SpecError: it cannot be reached, or its driver is missing.
@@ -143,7 +143,7 @@ def connect(storage: str) -> Any:
                 "pip install 'operant[postgresql]'."
             ) from None
         except (sqlalchemy.exc.OperationalError, sqlalchemy.exc.IntegrityError, sqlalchemy.exc.ProgrammingError) as error:  # fmt: skip
-            # Processes that meet at a new database make its tables at once; all but one find them made by then.
+            # Processes that meet at a new database make its tables at the same time; all but one then find them made.
             known = any(word in str(error).lower() for word in ("already exists", "unique", "locked"))
             if not known or attempt == _ATTEMPTS - 1:
                 raise _unreachable(storage, error) from None
@@ -191,7 +191,7 @@ def load(name: str, storage: str | None) -> optuna.Study:
 
 
 def create(name: str, storage: str, attributes: Mapping[str, Any], **settings: Any) -> optuna.Study:
-    """Open a study, made where there is none.
+    """Open a study, which is made if there is none.
 
     Args:
         name: its name.

@@ -1,7 +1,7 @@
 """One trial of a study, in a process of its own.
 
-A fresh interpreter for each: it neither forks the process that tunes nor shares its JAX, and what it leaks or crashes ends with it.
-It knows no study: settings come in and rewards go out as JSON over a pipe; who asked for them keeps the study.
+Each is a fresh interpreter: it is no fork of the process that tunes and does not share its JAX; leaks and crashes end with it.
+It knows no study: settings come in and rewards go out as JSON over a pipe; the process that tunes keeps the study.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
     from operant.execution.training import Training
 
 REPORTS = 20
-"""How often a trial tells its mean reward: at the same steps in every trial, so that pruning compares like with like."""
+"""How often a trial reports its mean reward: at the same steps in every trial, so that pruning compares like with like."""
 TAIL = 2000
 """Characters of a failure that are kept."""
 
 
 class Lost(Exception):  # noqa: N818 - no error of the user's
-    """The process of a trial ended without a word."""
+    """The process of a trial ended without an answer."""
 
 
 class TrialProcess:
     """A process that runs one trial, seen from the one that tunes.
 
     Args:
-        silent: keep what it prints to itself, for the case that it dies.
+        silent: keep back what it prints, to show the end of it if it dies.
     """
 
     code: ClassVar[str] = "import sys; from operant.tuning.trial import work; work(int(sys.argv[1]))"
@@ -67,7 +67,7 @@ class TrialProcess:
         theirs.close()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message; that the process is gone shows when its answer is awaited."""
+        """Send a message; if the process is gone, this shows when its answer is awaited."""
         with contextlib.suppress(OSError):
             self.connection.send_bytes(json.dumps(message).encode())
 
@@ -124,7 +124,7 @@ def _send(connection: Connection, message: Mapping[str, Any]) -> None:
 
 
 def _attempt(order: Mapping[str, Any], connection: Connection | None) -> dict[str, Any]:
-    """Build what an order says, and train it if there is someone to tell."""
+    """Build what an order says, and train it if there is a connection to report to."""
     from operant.errors import OperantError
 
     try:
@@ -146,7 +146,7 @@ class _Seed(NamedTuple):
     """How it is scored; None: by the mean reward of training."""
 
     def value(self) -> float | None:
-        """Return its score where it stands; None where no episode has ended."""
+        """Return its current score; None if no episode has ended."""
         training = self.training
         if self.evaluation is None:
             return training.progress.score.mean if training.progress.score.episodes else None
@@ -160,7 +160,7 @@ def _train(order: Mapping[str, Any], connection: Connection | None) -> dict[str,
     from operant.execution.config import RunConfig, located
     from operant.session import fitting
 
-    # Whatever the environments make the working directory, those of one seed before the next one is built.
+    # The environments of one seed may change the working directory before the next one is built.
     run = located(RunConfig.from_dict(order["run"]))
     definition = fitting(define(order["agent"], **order["options"]), run.weights)
     with contextlib.ExitStack() as stack:
@@ -204,7 +204,7 @@ def _sinks(run: RunConfig, training: Training) -> Any:
 
 
 def _advance(seeds: Sequence[_Seed], steps: int | None, connection: Connection) -> dict[str, Any]:
-    """Train from report to report, until the end or until nobody wants more."""
+    """Train from report to report, until the end or until the trial is pruned."""
     assert steps is not None
     going, value, values = list(seeds), None, []
     points = report_steps(0, steps)
@@ -217,7 +217,7 @@ def _advance(seeds: Sequence[_Seed], steps: int | None, connection: Connection) 
             if reason != "max_steps":
                 going.remove(seed)
         if going and min(seed.training.step for seed in going) >= following:
-            continue  # a block went beyond the next report: others tell there what they are worth there
+            continue  # a block went beyond the next report: this score is to be compared there
         values = [seed.value() for seed in seeds]
         value = _mean(values)
         if not going:
@@ -235,13 +235,13 @@ def _advance(seeds: Sequence[_Seed], steps: int | None, connection: Connection) 
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean, if there are all values."""
+    """Return the mean; None if a value is missing."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if len(known) == len(values) else None
 
 
 def report_steps(begin: int, end: int) -> list[int]:
-    """Return the steps between which a trial tells its mean reward: equal parts, up to the end, each once.
+    """Return the steps at which a trial reports its mean reward: equal parts, up to the end, each once.
 
     >>> report_steps(0, 50000)[:3]
     [2500, 5000, 7500]
