@@ -148,7 +148,7 @@ class Agent(Interactive):
             summary: its name.
             value: what its type takes: a number, an array of numbers, an image `[height, width, channels]` (or several), a sound
                 `[samples]`, a text.
-            step: where it stands (default: the timesteps so far).
+            step: the step to write it at (default: the timesteps so far).
 
         Raises:
             UsageError: the agent has no summarizer.
@@ -172,18 +172,18 @@ class Agent(Interactive):
     ) -> None:
         """Take in experience of one or several episodes, from which `update` learns.
 
-        The log-probabilities and recurrent states that belong to the actions are computed with the networks as they are now.
+        The log-probabilities and recurrent states that belong to the actions are computed with the current networks.
 
         Args:
             states: in the structure of the specification with a leading axis `[R]`, masks included, or a list of states.
             actions: likewise. They must obey the masks.
-            terminal: `[R]`: False or 0; True or 1 at the end of an episode; 2 where it was cut. Where the last entry
-                is 0 (part of an episode), the episode counts as cut there.
+            terminal: `[R]`: False or 0; True or 1 where an episode terminates; 2 where it was truncated. If the last entry
+                is 0 (part of an episode), the episode counts as truncated there.
             reward: `[R]`.
             internals: recurrent states before each step, leaves `[R, ...]`, or a list of them, as independent calls of `act` took and
                 gave them.
-            next_states: states `[E, ...]` after the last action of each episode; without them the value of what follows a
-                cut episode is that of its last state.
+            next_states: states `[E, ...]` after the last action of each episode; without them, a truncated episode is
+                bootstrapped from its last state.
 
         Raises:
             SpaceError: something does not fit the specification, or the lengths differ.
@@ -240,7 +240,7 @@ class Agent(Interactive):
     ) -> None:
         """Learn from recorded traces.
 
-        Where the algorithm can, by imitation: policies raise the probability of the recorded actions and values are fitted to the
+        By imitation if the algorithm can: policies raise the probability of the recorded actions and values are fitted to the
         returns, Q-learners learn by a margin, deterministic actors by squared distance. Otherwise by `experience` and `update`.
 
         Args:
@@ -317,8 +317,8 @@ class Agent(Interactive):
 
         Args:
             directory: where; made if it does not exist.
-            filename: name of the file in it; the format's suffix may stand there or be left out.
-            format: 'checkpoint': everything that it needs to go on exactly (parameters, optimizer, memory, unfinished rows,
+            filename: name of the file in it, with or without the format's suffix.
+            format: 'checkpoint': everything that it needs to continue exactly (parameters, optimizer, memory, unfinished rows,
                 keys). 'numpy', 'hdf5', 'safetensors': weights and counters, as `operant.saving` describes, and the specification
                 as JSON beside them. 'stablehlo', 'onnx': the policy alone, to act without operant; see `operant.export`.
             append: add this counter's value to the name: 'timesteps', 'episodes' or 'updates'.
@@ -373,7 +373,7 @@ class Agent(Interactive):
     ) -> Agent:
         """Load an agent: from a checkpoint or weights, the newest in a folder, or the newest checkpoint of a training run.
 
-        From a checkpoint the agent goes on in the middle of the episodes that were open. Where the environments begin anew, call
+        From a checkpoint the agent continues in the middle of the episodes that were open. If the environments begin anew, call
         `reset()` after loading: it cuts these episodes.
 
         Args:
@@ -423,7 +423,7 @@ class Agent(Interactive):
         return loaded
 
     def _put_weights(self, arrays: dict[str, np.ndarray], path: Path) -> None:
-        """Take weights and counters of a file; the optimizer and the memory start afresh."""
+        """Take weights and counters from a file; the optimizer and the memory start afresh."""
         algorithm, train = self.learner.algorithm, self._engine.train
         weights = saving.unflatten(arrays, algorithm.weights(train.state), path)
         counts = {name: jnp.asarray(arrays[name], jnp.uint32) for name in saving.COUNTERS if name in arrays}
@@ -509,7 +509,7 @@ class Agent(Interactive):
         self._reported = self.updates
 
     def _last_seen(self, saved: checkpoint.Checkpoint) -> dict[str, np.ndarray]:
-        """Return the last observations `[N, ...]` of the environments in a training run's checkpoint; empty where it has none that fit."""
+        """Return the last observations `[N, ...]` of the environments in a training run's checkpoint; empty if it has none that fit."""
         found: dict[str, np.ndarray] = {}
         for place in ("['driver']['observation']", "['driver']['world'].actors.observation"):
             names = {f"{place}[{name!r}]": name for name in self.spaces.observation_components}

@@ -164,7 +164,7 @@ def buffer_options(
 def optimizer_options(
     config: type[Config], models: Mapping[str, Any], own: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the options that the optimizers of compiled Keras models stand for, but for those that are given (`own`)."""
+    """Return the options that the optimizers of compiled Keras models stand for, except those that are given (`own`)."""
     given = [m.optimizer for m in models.values() if getattr(m, "optimizer", None) is not None]
     if "optimizer" in own or not given:
         return {}

@@ -117,8 +117,8 @@ class Engine:
         n: how many actors there are.
         device: where the arrays are; None: JAX's own choice.
         precision: of matrix products and convolutions (see `jax.default_matmul_precision`); None: JAX's own.
-        guard: makes the context around each call that consumes the state. Where nobody else makes an interruption wait for the
-            end of such a call it is `operant.interruption.held`, which takes 10 µs.
+        guard: makes the context around each call that consumes the state. If nothing else makes an interruption wait for the
+            end of such a call, it is `operant.interruption.held`, which takes 10 µs.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Engine:
         self._impl = jax.random.key_impl(key)
         self._looked_at: tuple[Any, dict[str, int]] = (None, {})
         """Counters, and those known as numbers: programs ask at every step, and asking the device takes some microseconds."""
-        # At once where it stays: JAX's first device need not have room for a replay memory.
+        # Made at once where it stays: JAX's first device need not have room for a replay memory.
         with jax.default_device(device):
             train = jax.jit(learner.init)(key, learner.hyper())
             self.meter: Array = learner.meter()
@@ -267,7 +267,7 @@ class Engine:
             return jax.device_put(seen[path], self.device) if path in seen else now
 
         state = jax.tree.map_with_path(as_before, self.train.state)
-        # What the next update waits for counts on from the counters that were put back.
+        # The conditions of the next update count from the counters that were put back.
         if isinstance(algorithm, Counting):
             state = algorithm.resumed(state, counters)
         self.train = self.train._replace(state=state, counters=counters)
@@ -303,7 +303,7 @@ class Engine:
 
     def absorb_columns(self, block: Block, columns: list[int]) -> None:
         """Learn from a block whose columns belong to these actors, in this order; an actor may have two, and `n` stands for none."""
-        with self._guard():  # all or nothing: columns that were left out could not be brought later
+        with self._guard():  # all or nothing: columns that were left out could not be added later
             for i, index in enumerate(columns):
                 if index == self.n:
                     continue

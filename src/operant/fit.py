@@ -99,7 +99,7 @@ class _OfObjects:
 
 
 class Trainer:
-    """An algorithm with the environments that it trains in. Each call of `fit` goes on where the last one stopped.
+    """An algorithm with the environments that it trains in. Each call of `fit` continues where the last one stopped.
 
     Args:
         envs: Gymnasium environments (a list of objects), or an id, a vector (Gymnasium's, or of `operant.envs.vector.create`)
@@ -120,7 +120,7 @@ class Trainer:
     Networks given as compiled Keras models bring their optimizer. Their weights are the trained ones after `fit`.
 
     Raises:
-        OperantError: environments, networks and options do not fit; the message names which and the remedy.
+        OperantError: environments, networks and options do not fit together; the message names which and the remedy.
     """
 
     agent: ClassVar[str]
@@ -137,7 +137,7 @@ class Trainer:
         trial: Any = None,
         **settings: Any,
     ) -> None:
-        # Relative paths start here, also when the working directory is another one by the time `fit` is called.
+        # Relative paths start here, even if the working directory is another one by the time `fit` is called.
         self._base = working_directory()
         refuse_no_environments(envs)
         refuse_other_count(envs, n_envs)
@@ -287,7 +287,7 @@ class Trainer:
             return self._train(training, directory, run)
 
     def _expect_own_rows(self, history: str) -> None:
-        """Refuse to go on with a history that another run has continued meanwhile: what it wrote would be dropped."""
+        """Refuse to continue a history that another run has continued meanwhile: what that run wrote would be dropped."""
         if self._history_end is not None and (reached := end_of(history).step) > self._history_end:
             raise UsageError(
                 f"The history {history!r} goes up to step {reached}, this object wrote it up to step {self._history_end}: another run has "
@@ -332,14 +332,14 @@ class Trainer:
         return outcome
 
     def act(self, observation: Any, internals: Any = None, deterministic: bool = True) -> Any:
-        """Choose actions with the policy as it is; training is not touched, and nothing is learnt from it.
+        """Choose actions with the current policy; training is not touched, and nothing is learnt from it.
 
-        Observations and actions are those of the environments: of Gymnasium's what `reset` and `step` return and `step` takes, of others in the
-        structure of their specification. Masks come in the observation.
+        Observations and actions are those of the environments: for Gymnasium's what `reset` and `step` return and `step` takes,
+        for others in the structure of their specification. Masks come in the observation.
 
         Args:
             observation: one, or several at once with one more leading axis of every array, as vectors of Gymnasium return them.
-            internals: recurrent state, for recurrent networks: what the call before returned, first `initial_internals()`.
+            internals: recurrent state, for recurrent networks: what the previous call returned, at first `initial_internals()`.
             deterministic: take the best action; False draws as in training.
 
         Returns:
@@ -406,7 +406,7 @@ class Trainer:
         episodes: int = 1,
         env: Any = None,
     ) -> Played:
-        """Play with the policy as it is, in an environment of its own; training is not touched.
+        """Play with the current policy, in a separate environment; training is not touched.
 
         Every call plays new episodes, none of which training has seen; a program that is run again plays the same ones.
 
@@ -419,12 +419,13 @@ class Trainer:
             action_idx: 0: the best action, 1: one drawn from the policy.
             frame_frequency: write every n-th frame to `frame_dir`.
             episodes: how many.
-            env: the environment: an id, an object (left open; made with `render_mode='rgb_array'` where pictures are asked for), or a class or
-                function that makes one. The run's time limit and `env_kwargs` apply only to the id, class or function that also trains.
-                Default: one like those that train, where they are an id, a class or a function, or were made by `gymnasium.make`.
+            env: the environment: an id, an object (left open; made with `render_mode='rgb_array'` if pictures are asked for), or
+                a class or function that makes one. The run's time limit and `env_kwargs` apply only to the id, class or function
+                that also trains. Default: one like those that train, if they are an id, a class or a function, or were made by
+                `gymnasium.make`.
 
         Raises:
-            SpecError: the environment cannot be rendered, or made once more, or trains.
+            SpecError: the environment cannot be rendered, cannot be made once more, or is one that trains.
             SpaceError: it has other states or actions than those that train.
         """
         config = PlayConfig.from_dict(
@@ -465,10 +466,10 @@ class Trainer:
 
     @naming_misspelt
     def save(self, directory: str | Path, **others: Any) -> str:
-        """Write a checkpoint of everything that going on needs.
+        """Write a checkpoint of everything that is needed to continue.
 
-        `load` continues from it, and `Agent.load(directory)` makes an agent of it, which acts in a program and writes weights and policies
-        in other formats. A callback of `fit` may save, too.
+        `load` continues from it, and `Agent.load(directory)` makes an agent from it, which acts in a program and writes weights
+        and policies in other formats. A callback of `fit` may save, too.
 
         Args:
             directory: folder to which it is added, as `step-N`.
@@ -493,7 +494,7 @@ class Trainer:
     def load(self, directory: str | Path) -> None:
         """Continue from a checkpoint: of `save`, or of a run of the same algorithm with the same options and as many environments.
 
-        What was learnt here before is lost; counts and mean rewards go on with those of the checkpoint.
+        What was learnt here before is lost; counts and mean rewards continue from those of the checkpoint.
 
         Args:
             directory: a checkpoint, a folder of such (the newest is taken), or the folder of a run.
@@ -524,10 +525,10 @@ class Trainer:
         load = _OfObjects(load)
 
     def _differing(self, found: checkpoint.Checkpoint) -> str:
-        """Say in a sentence with which other options, or in which other spaces, a checkpoint was made; empty if in the same.
+        """Say in a sentence with which other options, or in which other spaces, a checkpoint was made; empty if there are none.
 
         Raises:
-            CheckpointError: it was by another agent, or in another number of environments.
+            CheckpointError: it was made by another agent, or with another number of environments.
         """
         saved, own = (
             found.header.get("specification") or {},
@@ -562,7 +563,7 @@ class Trainer:
             outcome = training.loop()
             if outcome.reason != "max_steps":
                 break
-            # Where a block went beyond the next report, others tell there what they are worth there.
+            # If a block went beyond the next report, the mean is reported there, for comparison with other trials.
             if training.step >= following or not training.progress.score.rewards:
                 continue
             self.trial.report(outcome.mean_reward, step)
@@ -585,7 +586,7 @@ class Trainer:
     if not TYPE_CHECKING:  # a type checker knows what there is
 
         def __getattr__(self, name: str) -> Any:
-            """Say what stands here for a method of another library."""
+            """Say what to call here in place of a method of another library."""
             remedy = f" Use {ELSEWHERE[name]}." if name in ELSEWHERE else ""
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.{remedy}")
 
@@ -611,7 +612,7 @@ class Trainer:
 
     @property
     def evaluated(self) -> Evaluated:
-        """What the evaluations came to: step and mean of the last one and of the best one."""
+        """Results of the evaluations: step and mean of the last one and of the best one."""
         return self._progress.evaluated
 
     @property

@@ -41,7 +41,7 @@ class Settings(Config):
 
 
 class Told(NamedTuple):
-    """What `observe` was told about one actor, checked."""
+    """What `observe` was given for one actor, checked."""
 
     actor: Actor
     reward: float
@@ -55,11 +55,11 @@ class Lent(NamedTuple):
 
     train: Train
     last: dict[str, np.ndarray] | None
-    """Last observations `[N, ...]` of the actors' episodes, which no block holds yet; None: nobody has acted yet."""
+    """Last observations `[N, ...]` of the actors' episodes, which no block holds yet; None: no actor has acted yet."""
 
 
 class Interactive:
-    """An algorithm that acts and learns as a program tells it what happens.
+    """An algorithm that acts when a program calls it, and learns from what the program reports.
 
     Args:
         definition: algorithm and options.
@@ -104,7 +104,7 @@ class Interactive:
         self._start()
 
     def _declare_masks(self, states: Any) -> None:
-        """Declare masks that the specification did not mention, where the first states bring them."""
+        """Declare masks that the specification did not mention, if the first states contain them."""
         if not isinstance(states, Mapping):
             return
         known = self.spaces.actions.components
@@ -213,7 +213,7 @@ class Interactive:
                 self.actors.collect(actor)
             self._learn()
             return self._act_recorded(actors, observation, batched)
-        except BaseException:  # Ctrl-C, too: rows without an action would stand in what is saved
+        except BaseException:  # Ctrl-C, too: rows without an action would be in what is saved
             for actor in actors:
                 actor.drop_open()
             raise
@@ -362,7 +362,7 @@ class Interactive:
         return told
 
     def _told(self, actor: Actor, reward: Any, terminal: Any, next_states: Any) -> Told:
-        """Check what an actor's last action brought."""
+        """Check the outcome of an actor's last action."""
         if not actor.acted:
             raise UsageError(f"observe was called without act for parallel={actor.index}. Call act first.")
         try:
@@ -422,7 +422,7 @@ class Interactive:
             )
 
     def reset(self, parallel: Any = None, next_states: Any = None) -> None:
-        """Cut unfinished episodes as a time limit would: what they brought so far is kept.
+        """Cut unfinished episodes as a time limit would: their experience so far is kept.
 
         An action that no call of `observe` followed is left out, as its reward is unknown: the episode is cut at the state that it
         was chosen for, whatever `next_states` says. So is an episode whose call of `act` was interrupted while the agent learnt.
@@ -478,10 +478,10 @@ class Interactive:
     # Another driver
 
     def lend(self, n: int) -> Lent | None:
-        """Return what another driver of `n` actors needs to go on, or None where something would be lost.
+        """Return what another driver of `n` actors needs to continue, or None if something would be lost.
 
         Nothing is lent while experience waits for an update, while a recorder, saver or summarizer is on, while updates are held
-        back, or where a device, a precision or `debug` was chosen, which other drivers do not have. The agent must not be used
+        back, or if a device, a precision or `debug` was chosen, which other drivers do not support. The agent must not be used
         until `take_back`.
         """
         settings = (self._device, self._precision, self._limit)
@@ -491,7 +491,7 @@ class Interactive:
         return Lent(self._engine.train, self.actors.last) if self.actors.idle else None
 
     def take_back(self, train: Train, last: dict[str, np.ndarray]) -> None:
-        """Go on with what a driver returns of what it was lent; its episodes are cut at these observations `[N, ...]`."""
+        """Continue with what a driver returns of what it was lent; its episodes are cut at these observations `[N, ...]`."""
         self._engine.put(train)
         self._start()
         self.actors.end_at(last, self.learner.block_shape(1))
