@@ -48,7 +48,7 @@ class Actor:
         return not self.first and bool(self.rows) and not self.rows[-1].valid
 
     def begin_row(self, observation: dict[str, np.ndarray]) -> None:
-        """Open a row: all but the observation is not known yet."""
+        """Open a row: nothing but the observation is known yet."""
         if self.interrupted:
             self._last = self.rows.pop()
         carry = self.start_carry if self.first else self.carry
@@ -211,7 +211,7 @@ class Actors:
         return taken
 
     def blocks(self) -> Iterator[tuple[Block, list[int] | None]]:
-        """Yield complete blocks `[T, N]`, each with the actor of every column (N: padding), or None where column `i` is actor `i`."""
+        """Yield complete blocks `[T, N]`, each with the actor of every column (N: padding), or None if column `i` is actor `i`."""
         n = len(self)
         while len(self._columns) >= n:
             taken, self._columns = self._columns[:n], self._columns[n:]

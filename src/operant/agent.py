@@ -549,7 +549,7 @@ def specified(agent: Any) -> dict[str, Any]:
 
     Args:
         agent: any specification; a dict or JSON file may hold the arguments beside options, and one in it (`agent`) those that
-            count where the outer one gives none.
+            count if the outer one gives none.
 
     Raises:
         SpecError: a file cannot be read, `config` is no dict, or the seed is given twice.

@@ -67,7 +67,7 @@ def act_independently(
         key: root of all randomness.
         draw: number of the call among those that explore.
         observation: flat, `[*B, ...]` with one leading axis or none.
-        internals: recurrent states `[*B, ...]`; None: those at the start of an episode, where actions do not depend on them.
+        internals: recurrent states `[*B, ...]`; None: those at the start of an episode, allowed if actions do not depend on them.
         explore: draw actions as in training; otherwise take the best.
 
     Returns:

@@ -200,7 +200,7 @@ class Trainer:
         return self._progress.elapsed
 
     def _tell_form(self, definition: Definition, own: Mapping[str, Any]) -> None:
-        """Warn where an option turns the algorithm into another agent's form of it."""
+        """Warn if an option turns the algorithm into another agent's form of it."""
         config = config_class(self.agent)
         if definition.name == self.agent or self.agent == DEFAULT:
             return
@@ -242,7 +242,7 @@ class Trainer:
             monitor_session: name of a Weights & Biases run to write metrics to, the same one in all calls.
             callback: called with this object and a `Record` of step, time and metrics whenever training reports: about every second, or
                 every `log_frequency` episodes, and after each evaluation. Numbers that it adds to `record.values`, or changes there, are
-                recorded with the others. Training ends where it returns False. A list: all are called with the same record, in order.
+                recorded with the others. Training ends if it returns False. A list: all are called with the same record, in order.
 
         Raises:
             UsageError: neither was given, or no `max_steps` with a trial.

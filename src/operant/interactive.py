@@ -175,7 +175,7 @@ class Interactive:
         """Choose actions.
 
         Args:
-            states: one state in the structure of the specification, with `'<action>_mask'` entries where actions are
+            states: one state in the structure of the specification, with `'<action>_mask'` entries if actions are
                 masked; with a list as `parallel`, one more leading axis (or a list of states).
             internals: recurrent state, for independent calls of a recurrent agent: what `initial_internals` or the call
                 before gave.

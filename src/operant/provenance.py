@@ -52,8 +52,8 @@ def digest(path: str | Path) -> str:
 def git_state(directory: str | Path = ".") -> dict[str, Any] | None:
     """Return commit, branch and whether tracked files have changes that are not committed.
 
-    None where git or a repository with a commit is missing, or gives no answer in time. The branch is None where none is checked out;
-    `changes` is None where looking for them takes too long.
+    None if git or a repository with a commit is missing, or gives no answer in time. The branch is None if none is checked out;
+    `changes` is None if looking for them takes too long.
     """
     found = _git(directory, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
     lines = [] if found is None else found.split()

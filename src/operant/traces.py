@@ -46,7 +46,7 @@ class Trace(NamedTuple):
     terminal: np.ndarray
     """`[R]`: 0, 1 or 2; never 0 at the last step."""
     last: Flat | None = None
-    """`[E, ...]`: observations after the last action of each episode, where they are known."""
+    """`[E, ...]`: observations after the last action of each episode, if they are known."""
 
     @classmethod
     def read(

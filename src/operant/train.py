@@ -368,7 +368,7 @@ def _restored(training: Training, directory: Path, changed: Collection[str] = ()
     Numbers that updates use are taken from the options if they are in `changed`, else from the checkpoint.
 
     Raises:
-        SpecError: the run continued another run's history, and its `run.json`, of an earlier version, does not say where from.
+        SpecError: the run continued another run's history, and its `run.json`, of an earlier version, does not say where that ended.
     """
     newest = checkpoint.newest(directory / "checkpoints")
     if newest is not None:

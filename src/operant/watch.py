@@ -303,7 +303,7 @@ def _follow(env: Any) -> None:
         return
     import mujoco
 
-    # -1, Gymnasium's own, where the model has no such camera.
+    # -1, Gymnasium's own, if the model has no such camera.
     renderer.camera_id = mujoco.mj_name2id(renderer.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
 
 

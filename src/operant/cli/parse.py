@@ -79,7 +79,7 @@ BESIDE_TRAINING = ("play", "tune")
 
 
 def peek(arguments: Sequence[str], name: str) -> str | None:
-    """Return the value of one flag, whatever the others are; None where it is not given."""
+    """Return the value of one flag, whatever the others are; None if it is not given."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument(name, dest="value", nargs="?")
     value: str | None = parser.parse_known_args(list(arguments))[0].value
@@ -276,7 +276,7 @@ class _Arguments(argparse.Action):
 
 
 def _argument(name: str, word: str) -> tuple[str, Any]:
-    """Read `NAME=VALUE`; the value is JSON where it can be read as such, or True, False, None, a number, else a string."""
+    """Read `NAME=VALUE`; the value is JSON if it can be read as such, or True, False, None, a number, else a string."""
     key, equals, text = word.partition("=")
     if not (equals and key.isidentifier()):
         raise UsageError(

@@ -78,7 +78,7 @@ def _refuse_folder(agent: str) -> None:
 
 
 def _leading_place(first: str) -> str | None:
-    """Return the option that a first argument stands for, `run_dir` or `policy`; None where it is an agent or a flag.
+    """Return the option that a first argument stands for, `run_dir` or `policy`; None if it is an agent or a flag.
 
     Raises:
         SpecError: it is neither an agent nor a path at which there is something to play.

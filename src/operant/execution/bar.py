@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 EVERY = 10.0
-"""Seconds between two lines where there is no terminal to draw on."""
+"""Seconds between two lines if there is no terminal to draw on."""
 
 
 class Bar:

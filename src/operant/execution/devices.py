@@ -18,7 +18,7 @@ T = TypeVar("T", bound=Tree)
 
 
 class Devices:
-    """The first `n` of JAX's devices, those of all processes where several run together (`operant.runtime.join`).
+    """The first `n` of JAX's devices, those of all processes if several run together (`operant.runtime.join`).
 
     The learning state is replicated on each of them, actors are divided among them, and XLA sums gradients over devices. A run
     computes the same numbers on any number of devices, up to the order of summation.

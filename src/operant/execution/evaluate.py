@@ -97,7 +97,7 @@ class Evaluation:
         """Run the episodes that are due at a step of training, by the policy's best actions.
 
         Returns:
-            The episodes; None where `stop` was True before all of them had ended.
+            The episodes; None if `stop` was True before all of them had ended.
         """
         seeds = np.random.SeedSequence([self.seed, step // self.frequency])
         seed = int(seeds.generate_state(1)[0] >> 1)

@@ -76,7 +76,7 @@ class HostDriver:
                 block = self._block(finished)
                 noise = self.engine.noise(self._row)
                 self._next = self.engine.advance(block, self._carry, self._first, noise)
-                # The buffer is written to again: where dispatch is asynchronous, JAX may still be reading it.
+                # The buffer is written to again: if dispatch is asynchronous, JAX may still be reading it.
                 jax.block_until_ready(self._next.action)
         self.unreported = ()
         return finished

@@ -264,7 +264,7 @@ class Runner:
             mean_horizon: episodes over which the bar's figures and the score are averaged.
             evaluation: only evaluate, in a single environment: best actions, nothing recorded by the agent or learnt.
             save_best_agent: directory where the agent is saved, as ``best-model``, whenever the score is the best of
-                this run. The score is taken after each episode of evaluation, or of training where there is none, as
+                this run. The score is taken after each episode of evaluation, or of training if there is none, as
                 soon as there are `mean_horizon` of them.
             evaluation_callback: called as ``evaluation_callback(runner)``, returns the score (or None for none); or a
                 number of episodes over which to average the return instead of `mean_horizon`.

@@ -116,7 +116,7 @@ class Console:
             self._log(record)
 
     def message(self, text: str) -> None:
-        """Print one line, above the display where there is one."""
+        """Print one line, above the display if there is one."""
         if self.quiet:
             return
         if self._live is None:

@@ -107,7 +107,7 @@ def learning_curve(
         points: of each curve.
         time_unit: unit of time where `benchmark` is ``time``.
         colors: by label, so that several pictures agree; None: in order.
-        dashes: matplotlib's line styles by label, likewise; None: full lines where `colors` are given, else in order.
+        dashes: matplotlib's line styles by label, likewise; None: solid lines if `colors` are given, else in order.
         ax: where to draw; None: a new figure, ``ax.figure``.
 
     Returns:

@@ -32,7 +32,7 @@ class Run(NamedTuple):
     path: Path
     """Folder of the run, or the history."""
     env: str
-    """Environment; empty where only a history is known."""
+    """Environment; empty if only a history is known."""
     agent: str
     settings: dict[str, Any]
     """Options that define the experiment."""

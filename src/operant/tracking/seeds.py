@@ -114,7 +114,7 @@ def stratified(
         seed: of the resampling.
 
     Returns:
-        Estimate, low and high. Low and high are NaN where no environment has two seeds.
+        Estimate, low and high. Low and high are NaN if no environment has two seeds.
 
     Raises:
         SpecError: no scores, scores that are not finite, an unknown statistic or level.
