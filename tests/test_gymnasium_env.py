@@ -245,9 +245,6 @@ def test_an_entry_of_text_is_left_out_as_its_refusal_says():
     assert environment.reset().keys() == {"direction", "speed"}
 
 
-@pytest.mark.parametrize(
-    "space", [spaces.Text(20), spaces.Dict(a=spaces.Dict(b=spaces.Text(2)), c=spaces.Discrete(2))]
-)
 class Grey(gymnasium.Env):
     """Declares bytes and shows fractions, as where an image was divided by 255 already."""
 
@@ -290,6 +287,9 @@ def test_gymnasiums_vector_that_holds_others_still_is_not_used():
     given.close()
 
 
+@pytest.mark.parametrize(
+    "space", [spaces.Text(20), spaces.Dict(a=spaces.Dict(b=spaces.Text(2)), c=spaces.Discrete(2))]
+)
 def test_what_no_filter_leaves_out_is_not_told_to_be(space):
     with pytest.raises(SpaceError, match=r"Convert it with a wrapper\.$"):
         from_gymnasium(space, spaces.Discrete(2))
