@@ -481,6 +481,7 @@ def test_classes_save_and_load():
     other.close()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_loaded_costs_nothing():
     """A class goes on with its own memory."""
 

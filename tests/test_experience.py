@@ -390,6 +390,7 @@ def test_pretraining_imitates(name, tmp_path):
     agent.close()
 
 
+@pytest.mark.slow
 def test_pretraining_of_recurrent_networks_goes_on_from_the_states_of_what_was_learnt(tmp_path, monkeypatch):
     """Episodes are cut into columns: one within an episode begins in the state that the network has there by now."""
     model = [{"type": "lstm", "size": 4}]

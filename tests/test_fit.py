@@ -551,6 +551,7 @@ def test_a_trial_is_told_and_may_end_it(monkeypatch):
     agent.close()
 
 
+@pytest.mark.slow
 def test_a_block_longer_than_the_way_between_reports_is_told_once():
     """Under each report stands what a policy is worth there: others that go by smaller steps are compared with it."""
     told, trial = [], Trial(100)

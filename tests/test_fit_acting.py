@@ -347,6 +347,7 @@ def test_objects_are_made_again_with_their_arguments():
     assert not is_id(made) and is_id(create_envs("FrozenLake-v1", 2, preprocess=False))
 
 
+@pytest.mark.slow
 def test_environments_that_are_made_end_by_their_time_limit():
     """Also in a loop of the program's own, and within a wrapper that repeats actions."""
     for env, actions in [

@@ -169,6 +169,7 @@ def test_checkpoints_without_the_memory(agent, tmp_path, monkeypatch, capsys):
     assert "with an empty replay memory" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_no_two_replay_memories_are_there_at_once(tmp_path, monkeypatch):
     """A device that has room for one could not go on with a run otherwise."""
     monkeypatch.chdir(tmp_path)
