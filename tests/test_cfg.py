@@ -788,7 +788,8 @@ def test_a_key_that_no_section_takes_is_refused_in_default_too():
 def test_an_embedding_reads_one_state_of_so_many_choices():
     cfg = Cfg.parse("[embedding]\nvalues=9\nunits=3\n[flatten]\n[dense]\noutput=1")
     heads = {"q": Head((2,))}
-    build(cfg, {"state": Leaf("int", (), num_values=9)}, heads)
+    for leaf in (Leaf("int", (), num_values=9), Leaf("bool", (3,))):
+        build(cfg, {"state": leaf}, heads)
     for fed in (
         {"state": Leaf("float", (4,))},
         {"state": Leaf("int", (), num_values=10)},

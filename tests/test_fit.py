@@ -23,7 +23,7 @@ from operant.envs import vector as vectors
 from operant.envs.classic import CartPole
 from operant.errors import CheckpointError, EnvironmentError, MismatchError, SpecError, UsageError
 from operant.execution.environments import host_vector
-from operant.fit import CLASSES, trainer
+from operant.fit import CLASSES, _expect_apart, trainer
 from operant.inputs import create_envs
 from operant.replay import ReplayConfig, replay
 from operant.spec import options
@@ -54,6 +54,9 @@ def test_keras_models_that_share_weights_are_refused():
     critic = k.Model([state, action], k.layers.Dense(1)(k.layers.Concatenate()([encoder(state), action])))
     with pytest.raises(SpecError, match="actor_model and critic_model share the weights 'encoder/kernel'"):
         operant.DDPG("Pendulum-v1", actor, critic, quiet=True)
+    encoder.trainable = False  # so that nothing overwrites them
+    _expect_apart({"actor_model": actor, "critic_model": critic})
+    _expect_apart({"actor_model": k.Model, "critic_model": keras_model})  # what makes models
 
 
 @pytest.fixture(scope="module")

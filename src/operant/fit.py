@@ -634,10 +634,12 @@ class Trainer:
 
 
 def _expect_apart(models: Mapping[str, Any]) -> None:
-    """Refuse Keras models that share weights: each network is trained by itself, and the last would overwrite the others'."""
+    """Refuse Keras models that share trained weights: each network is trained by itself, and the last would overwrite the others'."""
     owners: dict[int, str] = {}
     for option, model in models.items():
-        for variable in getattr(model, "variables", ()) if hasattr(model, "stateless_call") else ():
+        # A class makes models that are not made yet; what is not trained stays as it is, in both networks.
+        made = hasattr(model, "stateless_call") and not isinstance(model, type)
+        for variable in model.trainable_variables if made else ():
             if (other := owners.setdefault(id(variable), option)) != option:
                 raise SpecError(
                     f"{other} and {option} share the weights {variable.path!r}, and each network is trained by itself. Give each layers of its own."

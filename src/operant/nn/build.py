@@ -282,9 +282,9 @@ def _from_cfg(
     vector = None
     if cfg.first == "embedding":
         (name, leaf), *more = fed.items()
-        values = cfg.sections[0].values["values"]
-        if more or leaf.num_values is None or leaf.num_values > values:
-            choices = "" if leaf.num_values is None else f" of {leaf.num_values} choices"
+        values, count = cfg.sections[0].values["values"], 2 if leaf.type == "bool" else leaf.num_values
+        if more or count is None or count > values:
+            choices = "" if count is None else f" of {count} choices"
             raise SpecError(
                 f"{cfg.source} begins with an embedding of {values} values, so it reads one state of at most as many choices. Received: "
                 f"{', '.join(fed)}{choices}."
