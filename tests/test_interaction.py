@@ -328,6 +328,15 @@ def run_lost(connections, plan):
     return agent, ledger
 
 
+def test_a_lost_evaluation_runs_no_more_episodes_than_asked():
+    """Only actors whose episodes were wanted get others in their place."""
+    connection = Late(Crowd([2, 2]), lose_at=3)
+    ledger = Ledger(None, Order.read(), 2, False)
+    seat = Seat(connection, 0, trains=False, counts=True)
+    Interaction(Checker(2), [seat], Plan(num_episodes=3), ledger, seed=0).run()
+    assert connection.restarts == 1 and ledger.episodes == 3
+
+
 def scripts(*lengths):
     return [Late(Script(each)) for each in lengths]
 

@@ -32,7 +32,7 @@ from operant.envs.inprocess import InProcess
 from operant.envs.process import processors
 from operant.envs.remote import connect
 from operant.envs.vector import create
-from operant.envs.vector_env import seed_of
+from operant.envs.vector_env import Step, seed_of
 from operant.errors import EnvironmentError, SpecError, UsageError
 from operant.execution.evaluate import run_episodes
 from operant.execution.host import HostDriver
@@ -908,6 +908,28 @@ def test_an_evaluation_ends_where_one_environment_is_lost_again_and_again(module
 
         with pytest.raises(EnvironmentError, match="Environment 0 of .* was lost 4 times without an episode"):
             run_episodes(choose, (), env, 2, seed=1)
+
+
+def test_an_evaluation_may_lose_environments_between_episodes_that_came_to_their_ends():
+    """Also those that have run their share, while others still run theirs."""
+
+    class Losing:
+        """The first has one episode of 20 steps, the second many of one, every other of which is lost."""
+
+        num_envs, name, game, infos = 2, "losing", None, types.MappingProxyType({})
+
+        def reset(self, seed):
+            self.row = 0
+            return {}
+
+        def step(self, action):
+            self.row += 1
+            self.lost = np.asarray([False, self.row % 4 == 3])
+            ended = np.asarray([self.row == 20, self.row % 4 == 1])
+            return Step({}, np.ones(2, np.float32), ended, self.lost)
+
+    found = run_episodes(lambda observation, carry, first, row: ({}, carry), (), Losing(), 2, seed=1)
+    assert [(episode.actor, episode.length) for episode in found] == [(1, 1), (0, 20)]
 
 
 def test_an_evaluation_of_a_runner_plays_another_episode_for_one_that_was_lost(module, tmp_path):

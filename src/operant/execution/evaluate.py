@@ -169,10 +169,12 @@ def run_episodes(
                 f"Environment {np.argmax(in_a_row)} of {env.name!r} was lost {LOSSES + 1} times without an episode that came to its end."
             )
         for episode in over:
-            if left[episode.actor] > 0 and not lost[episode.actor]:
+            if lost[episode.actor]:
+                continue
+            in_a_row[episode.actor] = 0
+            if left[episode.actor] > 0:
                 left[episode.actor] -= 1
                 finished.append(episode)
-                in_a_row[episode.actor] = 0
         if max_steps is not None and steps >= max_steps:
             break
         observation, row = after.observation, row + 1

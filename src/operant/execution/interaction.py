@@ -168,7 +168,8 @@ class Interaction:
             ledger.timesteps += 1
             go_on = self._called_off or ledger.timestep(actor)
         wanted = feedback.actor in seat.counted and not self._called_off
-        if feedback.lost and not seat.trains:  # no episode of the evaluation: another is run in its place
+        if wanted and feedback.lost and not seat.trains:
+            # Not an episode of the evaluation: another is run in its place.
             wanted, self._begun = False, self._begun - seat.counts
         if feedback.terminal and wanted:
             if seat.counts:
