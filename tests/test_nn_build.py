@@ -173,6 +173,16 @@ def test_an_embedding_of_ones_own_gets_numbers():
     assert built.init(jax.random.key(0))["params"]["head.q/kernel"].shape == (4, 2)
 
 
+@pytest.mark.parametrize("within", [False, True])
+def test_an_embedding_first_in_a_sequential_gets_numbers(within):
+    """Without an `Input` the model does not say what it reads."""
+    k = keras()
+    model = k.Sequential([k.layers.Embedding(5, 4), k.layers.Flatten(), k.layers.Dense(2)])
+    built = build([model] if within else model, {"state": Leaf("int", (), num_values=5)}, Q)
+    shapes = [x.shape for x in built.init(jax.random.key(0))["params"].values()]
+    assert (5, 4) in shapes and (4, 2) in shapes and (20, 2) not in shapes
+
+
 def test_a_list_of_layers_that_nothing_reads_is_refused():
     dense = {"type": "dense", "size": 4}
     with pytest.raises(SpecError, match=r"network\[0\]: nothing reads its result"):

@@ -16,7 +16,7 @@ from operant.nn.cfg import Cfg
 from operant.nn.graph import Bounds, Carries, Graph, activation, reshaped, safe_name
 from operant.nn.model import Model, Port
 from operant.nn.network import Auto, KerasModel, Layered, Preprocessed, parse
-from operant.nn.structure import config, from_config
+from operant.nn.structure import config, from_config, takes_integers
 from operant.nn.weights import collect
 from operant.spaces import Leaf
 
@@ -362,7 +362,7 @@ def _called(
     graph = _graph(tensors, fed)
     declared = list(getattr(model, "inputs", None) or [])
     if not declared:
-        arguments = [graph.encode(x) for x in tensors.values()]
+        arguments = [x if takes_integers(model) else graph.encode(x) for x in tensors.values()]
         return model(arguments[0] if len(arguments) == 1 else dict(zip(tensors, arguments, strict=True)))
     by_name = {x.name: x for x in declared}
     if set(by_name) == {safe_name(n) for n in tensors}:

@@ -142,8 +142,7 @@ class KerasLayer(Layer):
     def __call__(self, graph: Graph, x: Any) -> Any:
         """Add a copy of the layer."""
         kind = type(self.layer).__name__
-        kinds = {cls.__name__ for cls in type(self.layer).__mro__}
-        x = x if kinds & TAKES_INTEGERS else graph.encode(x)
+        x = x if takes_integers(self.layer) else graph.encode(x)
         data = config(self.layer)
         data["config"]["name"] = graph.name(kind.lower(), self.name)
         copy = from_config(data)
@@ -159,6 +158,13 @@ class KerasLayer(Layer):
         data = config(self.layer)
         data["config"].pop("name", None)
         return {"type": self.type, "layer": data, **({"name": self.name} if self.name else {})}
+
+
+def takes_integers(layer: Any) -> bool:
+    """Tell whether a Keras layer, or the first one of a `Sequential`, reads choices as numbers."""
+    if isinstance(layer, keras().Sequential) and layer.layers:
+        return takes_integers(layer.layers[0])
+    return bool(TAKES_INTEGERS & {cls.__name__ for cls in type(layer).__mro__})
 
 
 def keras_layer(layer: Any, name: str | None = None, **arguments: Any) -> KerasLayer:
