@@ -203,6 +203,16 @@ class SocketConnection(Replaceable):
         else:
             self._channel.send(kind, content, seconds=self._limits.timeout_seconds)
 
+    def _arrived(self, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        try:
+            if self._dial is not None and not self._reached(seconds):
+                return False
+            assert self._channel is not None
+            return self._channel.poll(until - time.monotonic())
+        except WireError as error:
+            raise LostError(f"sent {error}") from None
+
     def _read(self, seconds: float) -> tuple[Answer, float | None] | None:
         until = time.monotonic() + seconds
         try:

@@ -145,6 +145,16 @@ class RayConnection(Replaceable):
         # An actor serves one call after another, so this may be sent before the environment is made.
         self._reply = self._actor.obey.remote(kind, content)
 
+    def _arrived(self, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        try:
+            return (
+                self._is_made(seconds)
+                and self._wait(self._reply, max(0.0, until - time.monotonic())) is not None
+            )
+        except WireError as error:
+            raise LostError(f"sent {error}") from None
+
     def _read(self, seconds: float) -> tuple[Answer, float | None] | None:
         until = time.monotonic() + seconds
         try:

@@ -100,6 +100,9 @@ class ProcessConnection(Replaceable):
         else:
             self._worker.send(RESET + repr(request).encode())
 
+    def _arrived(self, seconds: float) -> bool:
+        return self._worker.poll(seconds)
+
     def _read(self, seconds: float) -> tuple[Answer, float | None] | None:
         until = time.monotonic() + seconds
         try:

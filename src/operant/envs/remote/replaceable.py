@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import logging
 import time
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from operant import interruption
 from operant.envs.connection import Answer
 from operant.envs.environment import take
 from operant.envs.spawn import LostError, times
@@ -116,6 +118,14 @@ class Replaceable(abc.ABC):
         """Send a request: a seed (or None), to begin an episode, or actions."""
 
     @abc.abstractmethod
+    def _arrived(self, seconds: float) -> bool:
+        """Wait for at most `seconds` until there is something to read; return whether there is.
+
+        Raises:
+            LostError: the other side is gone, or sent something that makes no sense.
+        """
+
+    @abc.abstractmethod
     def _read(self, seconds: float) -> tuple[Answer, float | None] | None:
         """Return the answer and the environment's own return, or None if they do not arrive within `seconds`.
 
@@ -161,10 +171,15 @@ class Replaceable(abc.ABC):
             )
 
     def _begin(self, request: int | Flat | None) -> None:
-        self._request, self._asked, self._answer, self._error = request, True, None, None
-        try:
-            self._attempt()
-        except LostError as lost:
+        lost = None
+        # A Ctrl-C in between would have an answer awaited that nobody was asked for. Who is replaced may take longer.
+        with interruption.held() if self._there else contextlib.nullcontext():
+            self._request, self._asked, self._answer, self._error = request, True, None, None
+            try:
+                self._attempt()
+            except LostError as error:
+                lost = error
+        if lost is not None:
             self._lose(lost)
         if self._blocking:
             self.ready(_FOREVER)
@@ -231,10 +246,11 @@ class Replaceable(abc.ABC):
         while self._asked and self._answer is None and self._error is None:
             now = time.monotonic()
             try:
-                read = self._read(max(0.0, min(until, self._deadline) - now))
-                if read is not None:
-                    self._answer, self._return = read
-                    self._fresh = False
+                if self._arrived(max(0.0, min(until, self._deadline) - now)):
+                    with interruption.held():  # a Ctrl-C in between would lose an answer that was read
+                        if (read := self._read(0.0)) is not None:
+                            self._answer, self._return = read
+                            self._fresh = False
                 elif time.monotonic() >= self._deadline:
                     raise LostError(self._late())
                 elif time.monotonic() >= until:
