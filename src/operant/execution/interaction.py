@@ -111,10 +111,10 @@ class Interaction:
                 return False
             self._begun += count
         index = self.seats.index(seat)
+        for actor in range(seat.size):  # before the reset, whose time is the environment's, too
+            self.tally.begin(seat.first + actor)
         seat.reset(count, self._seeds[index])
         self._seeds[index] = None
-        for actor in range(seat.size):
-            self.tally.begin(seat.first + actor)
         seat.internals = [self._start_internals] * seat.size
         return True
 
