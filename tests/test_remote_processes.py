@@ -389,10 +389,10 @@ def test_a_ctrl_c_between_two_lines_loses_neither_request_nor_answer(counts, mon
     first = ask(counts)
     original = getattr(counts, where)
 
-    def pressed(value):
+    def pressed(*value):
         if where == "_ask":
             signal.raise_signal(signal.SIGINT)
-        found = original(value)
+        found = original(*value)
         if found is not None:
             signal.raise_signal(signal.SIGINT)
         return found
@@ -403,7 +403,11 @@ def test_a_ctrl_c_between_two_lines_loses_neither_request_nor_answer(counts, mon
         counts.receive()
     monkeypatch.undo()
     counts.forget()
-    assert counts.restarts == 0 and ask(counts).states["pid"] == first.states["pid"]
+    began = time.monotonic()
+    again = ask(counts)
+    assert counts.restarts == 0 and time.monotonic() - began < 30
+    if where == "_read":  # nobody can tell whether it was asked: then the process is begun anew
+        assert again.states["pid"] == first.states["pid"]
 
 
 def test_what_was_interrupted_while_it_was_replaced_is_replaced_again(counts, monkeypatch):

@@ -211,7 +211,7 @@ def memory_file() -> int:
         return os.dup(file.fileno())
 
 
-def main_program(literals: Sequence[str]) -> dict[str, str] | None:
+def main_program(literals: Sequence[str]) -> tuple[str, str] | None:
     """Return the user's program, if an environment is defined there and workers must run it: its `module` (`python -m`), or its `path`."""
     if not any("__main__:" in literal for literal in literals):
         return None
@@ -223,8 +223,8 @@ def main_program(literals: Sequence[str]) -> dict[str, str] | None:
             f"or run it in this process: {HERE}."
         )
     if spec is not None and spec.name != "__main__":
-        return {"module": spec.name}
-    return {"path": os.path.abspath(file)}
+        return "module", spec.name
+    return "path", os.path.abspath(file)
 
 
 def _in_rerun() -> bool:

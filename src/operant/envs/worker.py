@@ -207,7 +207,7 @@ def _make(begin: Mapping[str, Any]) -> Task:
     if begin["main"] is not None:
         # As multiprocessing does: the user's program under another name, so that its guarded part does not run.
         module = types.ModuleType("__mp_main__")
-        ((how, what),) = begin["main"].items()
+        how, what = begin["main"]
         run = functools.partial(runpy.run_module, alter_sys=True) if how == "module" else runpy.run_path
         module.__dict__.update(run(what, run_name="__mp_main__"))
         sys.modules["__main__"] = sys.modules["__mp_main__"] = module

@@ -213,14 +213,9 @@ class SocketConnection(Replaceable):
         except WireError as error:
             raise LostError(f"sent {error}") from None
 
-    def _read(self, seconds: float) -> tuple[Answer, float | None] | None:
-        until = time.monotonic() + seconds
+    def _read(self) -> tuple[Answer, float | None] | None:
+        assert self._channel is not None
         try:
-            if self._dial is not None and not self._reached(seconds):
-                return None
-            assert self._channel is not None
-            if not self._channel.poll(until - time.monotonic()):
-                return None
             kind, content = self._channel.receive(0.0)
             if kind == wire.FAULT:
                 raise lost_by(content)

@@ -88,6 +88,7 @@ class RayConnection(Replaceable):
         self._called = "Ray actor"
         self._made: Any = None
         self._reply: Any = None
+        self._arrival: tuple[int, bytes] | None = None
         self._acted = 0
         self._open()
 
@@ -148,20 +149,17 @@ class RayConnection(Replaceable):
     def _arrived(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
         try:
-            return (
-                self._is_made(seconds)
-                and self._wait(self._reply, max(0.0, until - time.monotonic())) is not None
-            )
+            if not self._is_made(seconds):
+                return False
         except WireError as error:
             raise LostError(f"sent {error}") from None
+        self._arrival = self._wait(self._reply, max(0.0, until - time.monotonic()))
+        return self._arrival is not None
 
-    def _read(self, seconds: float) -> tuple[Answer, float | None] | None:
-        until = time.monotonic() + seconds
+    def _read(self) -> tuple[Answer, float | None] | None:
+        assert self._arrival is not None
         try:
-            if not self._is_made(seconds):
-                return None
-            reply = self._wait(self._reply, max(0.0, until - time.monotonic()))
-            return None if reply is None else self._schema.unpack_answer(_content(reply), self._acted)
+            return self._schema.unpack_answer(_content(self._arrival), self._acted)
         except WireError as error:
             raise LostError(f"sent {error}") from None
 

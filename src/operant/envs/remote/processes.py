@@ -103,18 +103,14 @@ class ProcessConnection(Replaceable):
     def _arrived(self, seconds: float) -> bool:
         return self._worker.poll(seconds)
 
-    def _read(self, seconds: float) -> tuple[Answer, float | None] | None:
-        until = time.monotonic() + seconds
+    def _read(self) -> tuple[Answer, float | None] | None:
         try:
-            if not self._met:
-                if not self._worker.poll(seconds):
-                    return None
-                if self._worker.receive(until + 1.0, seconds) != self._described:
+            found = self._worker.receive(time.monotonic() + 1.0, 1.0)
+            if not self._met:  # a replacement describes itself first
+                if found != self._described:
                     raise LostError("came back as another environment")
                 self._met = True
-            if not self._worker.poll(until - time.monotonic()):
                 return None
-            self._worker.receive(until + 1.0, seconds)
         except OperantError as fault:
             raise LostError(f"failed: {fault}") from None
         return self._answered()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import logging
 import time
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from operant import interruption
 from operant.envs.connection import Answer
 from operant.envs.environment import take
 from operant.envs.spawn import LostError, times
@@ -78,6 +76,8 @@ class Replaceable(abc.ABC):
         self._asked = False
         self._answer: Answer | None = None
         self._error: EnvironmentError | None = None
+        self._midway = ""
+        """What a Ctrl-C would leave half done: `asking` or `reading`. Deferring signals instead takes as long as half a step."""
         self._deadline = 0.0
         self._actors: Any = None
         self._last: Any = None
@@ -126,8 +126,8 @@ class Replaceable(abc.ABC):
         """
 
     @abc.abstractmethod
-    def _read(self, seconds: float) -> tuple[Answer, float | None] | None:
-        """Return the answer and the environment's own return, or None if they do not arrive within `seconds`.
+    def _read(self) -> tuple[Answer, float | None] | None:
+        """Return the answer that has arrived and the environment's own return, or None if it was something else.
 
         Raises:
             LostError: the other side is gone, or sent something that makes no sense.
@@ -171,15 +171,11 @@ class Replaceable(abc.ABC):
             )
 
     def _begin(self, request: int | Flat | None) -> None:
-        lost = None
-        # A Ctrl-C in between would have an answer awaited that nobody was asked for. Who is replaced may take longer.
-        with interruption.held() if self._there else contextlib.nullcontext():
-            self._request, self._asked, self._answer, self._error = request, True, None, None
-            try:
-                self._attempt()
-            except LostError as error:
-                lost = error
-        if lost is not None:
+        self._midway = "asking"
+        self._request, self._asked, self._answer, self._error = request, True, None, None
+        try:
+            self._attempt()
+        except LostError as lost:
             self._lose(lost)
         if self._blocking:
             self.ready(_FOREVER)
@@ -193,14 +189,16 @@ class Replaceable(abc.ABC):
         if self._fresh:
             seconds = max(seconds, self._limits.start_seconds)
         self._deadline = time.monotonic() + seconds
+        self._midway = "asking"
         self._ask(self._request)
+        self._midway = ""
 
     def _lose(self, lost: LostError) -> None:
         """Handle the loss of the other side: end the episode, or, for a reset, ask the replacement."""
         if not self._is_open:  # closed from another thread: no replacement is needed
             self._error = EnvironmentError(f"{self.where} was closed.")
             return
-        self._there = False
+        self._there, self._midway = False, ""
         self._drop()
         which = self.where
         while True:
@@ -247,10 +245,11 @@ class Replaceable(abc.ABC):
             now = time.monotonic()
             try:
                 if self._arrived(max(0.0, min(until, self._deadline) - now)):
-                    with interruption.held():  # a Ctrl-C in between would lose an answer that was read
-                        if (read := self._read(0.0)) is not None:
-                            self._answer, self._return = read
-                            self._fresh = False
+                    self._midway = "reading"
+                    if (read := self._read()) is not None:
+                        self._answer, self._return = read
+                        self._fresh = False
+                    self._midway = ""
                 elif time.monotonic() >= self._deadline:
                     raise LostError(self._late())
                 elif time.monotonic() >= until:
@@ -295,12 +294,23 @@ class Replaceable(abc.ABC):
         Raises:
             EnvironmentError: the environment was lost too often; it is closed.
         """
-        if self._asked and self._there:
-            self.receive()
-        elif self._asked:  # it was being replaced
+        if self._asked and self._there and self._midway != "asking":
+            if not self._was_read():
+                self.receive()
+        elif self._asked:  # it was being replaced; or nobody can tell whether it was asked
             self._drop()
-            self._asked = False
+            self._there = False
+        self._asked, self._midway = False, ""
         self._actors = None
+
+    def _was_read(self) -> bool:
+        """Tell whether an answer was read and, interrupted, not noted: it had arrived before, and is not there any more."""
+        if self._midway != "reading" or self._answer is not None:
+            return False
+        try:
+            return not self._arrived(0.0)
+        except LostError:  # for `receive` to handle
+            return False
 
     def episode_return(self) -> float | None:
         """Return what the environment itself reports as the last episode's return, or None."""
