@@ -36,7 +36,9 @@ class _Share(Worker):
         super().__init__(index, begin, descriptor)
         self.rows = rows
         self.replaced = 0
-        """How often it was replaced since one of its episodes ended."""
+        """How often it was replaced until each of its environments has come to the end of an episode."""
+        self.unproven = np.zeros(rows.stop - rows.start, np.bool_)
+        """Which of its environments have not, since it was last replaced."""
         self.lost = ""
         """Why it was lost, until it is replaced; empty: it was not."""
 
@@ -62,7 +64,7 @@ class Processes(VectorEnv):
         check: see `vector.create`.
         num_workers: processes; None: one per processor.
         timeout_seconds: how long a step of a worker's environments may take.
-        max_restarts: how often a worker may be replaced without an episode ending in between.
+        max_restarts: how often a worker may be replaced without an episode of each of its environments ending in between.
         info_keywords: names in `info` whose values at the end of episodes are recorded.
 
     Raises:
@@ -203,7 +205,8 @@ class Processes(VectorEnv):
         self._ended, self._last = step.terminated | step.truncated, observation
         if self.restarts and not lost:
             for worker in self._workers:
-                if self._ended[worker.rows].any():
+                worker.unproven &= ~self._ended[worker.rows]
+                if not worker.unproven.any():
                     worker.replaced = 0
         return step._replace(observation=dict(observation))
 
@@ -261,6 +264,7 @@ class Processes(VectorEnv):
                 "Mend the environment, or raise timeout_seconds or max_restarts of operant.envs.vector.create, whose vectors algorithm classes take."
             )
         worker.replaced += 1
+        worker.unproven[:] = True
         self.restarts += 1
         _log.warning("Worker %d of %r (%s) %s; it is replaced.", worker.index, self.name, which, reason)
         try:

@@ -81,7 +81,7 @@ def create(
             with shapes and ranges), `always`, or `never`. Rewards are always checked.
         num_workers: worker processes (default: one per processor, at most one per environment).
         timeout_seconds: how long a worker may take for one step of its environments before it is replaced.
-        max_restarts: how often a worker may be replaced without an episode ending in between.
+        max_restarts: how often a worker may be replaced without an episode of each of its environments ending in between.
         env_kwargs: arguments of the environment itself.
         info_keywords: names of numbers in `info` (of an `Environment`: in `episode_info`), such as `is_success`, that
             `VectorEnv.infos` gives for every episode that ends. If an environment's first episode ends without one of

@@ -13,15 +13,11 @@ import numpy as np
 from operant.agents.learner import Learner, Train
 from operant.engine import Ahead
 from operant.envs.vector_env import VectorEnv
-from operant.errors import EnvironmentError, whole
+from operant.errors import whole
 from operant.execution.episodes import Accounts, Finished
 from operant.execution.records import Sink
 
 Choose: TypeAlias = Callable[[Any, Any, np.ndarray, int], tuple[Any, Any]]
-
-
-LOSSES = 3
-"""How many times in a row an environment of an evaluation may be lost before it completes an episode."""
 
 
 class Evaluator:
@@ -150,7 +146,7 @@ def run_episodes(
     episodes = whole("episodes", episodes)
     n = env.num_envs
     left = np.full(n, episodes // n) + (np.arange(n) < episodes % n)
-    accounts, finished, in_a_row = Accounts(n), list[Finished](), np.zeros(n, np.int64)
+    accounts, finished = Accounts(n), list[Finished]()
     first, ended = np.ones(n, bool), np.zeros(n, bool)
     observation, row, steps = env.reset(seed), 0, 0
     while left.any() and not stop():
@@ -162,17 +158,8 @@ def run_episodes(
         over: list[Finished] = []
         score, ends = (after.reward, ended) if env.game is None else env.game
         accounts.row(over, steps, score, valid, ends, env.infos)
-        lost = np.zeros(n, bool) if env.lost is None else env.lost
-        in_a_row[lost] += 1
-        if (in_a_row > LOSSES).any():
-            raise EnvironmentError(
-                f"Environment {np.argmax(in_a_row)} of {env.name!r} was lost {LOSSES + 1} times without an episode that came to its end."
-            )
         for episode in over:
-            if lost[episode.actor]:
-                continue
-            in_a_row[episode.actor] = 0
-            if left[episode.actor] > 0:
+            if left[episode.actor] > 0 and (env.lost is None or not env.lost[episode.actor]):
                 left[episode.actor] -= 1
                 finished.append(episode)
         if max_steps is not None and steps >= max_steps:
