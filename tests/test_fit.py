@@ -18,12 +18,12 @@ import pytest
 import operant
 from operant import ModelReader, checkpoint
 from operant.agents import AGENTS, config_class
-from operant.arguments import ReplayBuffer1, ReplayBuffer2
+from operant.arguments import ReplayBuffer1, ReplayBuffer2, refuse_shared_weights
 from operant.envs import vector as vectors
 from operant.envs.classic import CartPole
 from operant.errors import CheckpointError, EnvironmentError, MismatchError, SpecError, UsageError
 from operant.execution.environments import host_vector
-from operant.fit import CLASSES, _expect_apart, trainer
+from operant.fit import CLASSES, trainer
 from operant.inputs import create_envs
 from operant.replay import ReplayConfig, replay
 from operant.spec import options
@@ -55,8 +55,8 @@ def test_keras_models_that_share_weights_are_refused():
     with pytest.raises(SpecError, match="actor_model and critic_model share the weights 'encoder/kernel'"):
         operant.DDPG("Pendulum-v1", actor, critic, quiet=True)
     encoder.trainable = False  # so that nothing overwrites them
-    _expect_apart({"actor_model": actor, "critic_model": critic})
-    _expect_apart({"actor_model": k.Model, "critic_model": keras_model})  # what makes models
+    refuse_shared_weights({"actor_model": actor, "critic_model": critic})
+    refuse_shared_weights({"actor_model": k.Model, "critic_model": keras_model})  # what makes models
 
 
 @pytest.fixture(scope="module")

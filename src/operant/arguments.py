@@ -180,3 +180,16 @@ def optimizer_options(
             "critic may differ for agents with a critic_lr), or give optimizer= and lr=."
         )
     return {name: value for name, value in (found[0] | apart).items() if name not in own}
+
+
+def refuse_shared_weights(models: Mapping[str, Any]) -> None:
+    """Refuse Keras models that share trained weights: each network is trained by itself, and the last would overwrite the others'."""
+    owners: dict[int, str] = {}
+    for option, model in models.items():
+        # A class makes models that are not made yet; what is not trained stays as it is, in both networks.
+        made = hasattr(model, "stateless_call") and not isinstance(model, type)
+        for variable in model.trainable_variables if made else ():
+            if (other := owners.setdefault(id(variable), option)) != option:
+                raise SpecError(
+                    f"{other} and {option} share the weights {variable.path!r}, and each network is trained by itself. Give each layers of its own."
+                )

@@ -21,12 +21,11 @@ import jax
 from operant import checkpoint, interruption
 from operant.agents import AGENTS, DEFAULT, config_class
 from operant.agents.making import Definition, define, words
-from operant.arguments import MODELS, buffer_options, named, optimizer_options, split
+from operant.arguments import MODELS, buffer_options, named, optimizer_options, refuse_shared_weights, split
 from operant.engine import act_independently
 from operant.errors import (
     CheckpointError,
     MismatchError,
-    OperantError,
     SpecError,
     UsageError,
     naming_misspelt,
@@ -57,9 +56,9 @@ from operant.session import Session, fitting
 from operant.spaces import Codec
 from operant.spec import default, options, plain
 from operant.tracking import Tracker
-from operant.tracking.history import check_place, end_of
+from operant.tracking.history import check_place
 from operant.tracking.sinks import tracker
-from operant.train import evaluating, history_origin
+from operant.train import evaluating, history_origin, refuse_rows_of_others
 from operant.tuning.trial import report_steps
 
 CLASSES = {entry.cls: agent for agent, entry in reversed(AGENTS.items())}
@@ -146,7 +145,7 @@ class Trainer:
         given = named(self.agent, parts, settings)
         run, own = split(self.agent, given)
         self.models = {name: own[name] for name in MODELS if name in own}
-        _expect_apart(self.models)
+        refuse_shared_weights(self.models)
         config = config_class(self.agent)
         own |= buffer_options(config, own.pop("buffers", None), self._count(n_envs), own)
         own = {**optimizer_options(config, self.models, own), **own}
@@ -191,8 +190,8 @@ class Trainer:
         self._acted: Any = None
         """The training state that acted last, and what acting needs of it."""
         self._loaded: str | None = None
-        self._history_end: int | None = None
-        """Last step of the history as this object left it; None: it has not written it."""
+        self._wrote = False
+        """Whether its rows in the history go up to where it stands: not after `load`, until it has trained again."""
 
     @property
     def elapsed(self) -> float:
@@ -275,9 +274,9 @@ class Trainer:
             if not self._begun:
                 self._progress.begin_at(history_origin(here))
                 self._begun = True
-            if here.history_checkpoint is not None:
-                self._expect_own_rows(here.history_checkpoint)
-                stack.callback(self._note_rows, here.history_checkpoint)
+            elif self._wrote:
+                refuse_rows_of_others(training)
+            self._wrote = True
             if directory is not None:
                 directory.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(held(directory))
@@ -285,19 +284,6 @@ class Trainer:
                     new_directory(here, self.agent)
                 self._describe(directory, run)
             return self._train(training, directory, run)
-
-    def _expect_own_rows(self, history: str) -> None:
-        """Refuse to continue a history that another run has continued meanwhile: what that run wrote would be dropped."""
-        if self._history_end is not None and (reached := end_of(history).step) > self._history_end:
-            raise UsageError(
-                f"The history {history!r} goes up to step {reached}, this object wrote it up to step {self._history_end}: another run has "
-                "continued it. Make another object that continues the history, with this one's weights."
-            )
-
-    def _note_rows(self, history: str) -> None:
-        """Note how far this object has written the history."""
-        with contextlib.suppress(OperantError):
-            self._history_end = end_of(history).step
 
     def _describe(self, directory: Path, run: RunConfig) -> None:
         """Write into the folder of the run what is trained."""
@@ -518,7 +504,7 @@ class Trainer:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        self._begun, self._loaded = True, str(place)
+        self._begun, self._wrote, self._loaded = True, False, str(place)
         self._put_back()
 
     if not TYPE_CHECKING:  # to a type checker it is a method like others
@@ -631,19 +617,6 @@ class Trainer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _expect_apart(models: Mapping[str, Any]) -> None:
-    """Refuse Keras models that share trained weights: each network is trained by itself, and the last would overwrite the others'."""
-    owners: dict[int, str] = {}
-    for option, model in models.items():
-        # A class makes models that are not made yet; what is not trained stays as it is, in both networks.
-        made = hasattr(model, "stateless_call") and not isinstance(model, type)
-        for variable in model.trainable_variables if made else ():
-            if (other := owners.setdefault(id(variable), option)) != option:
-                raise SpecError(
-                    f"{other} and {option} share the weights {variable.path!r}, and each network is trained by itself. Give each layers of its own."
-                )
 
 
 @functools.cache

@@ -213,7 +213,8 @@ def _train(
         session = Session(definition, environments, run)
         training = session.training(run, Tracker(), directory / "checkpoints" if first else None)
         if plan.resume is not None and _restored(training, directory, plan.options):
-            _refuse_rows_of_others(training)
+            if training.ended is not None:  # it had written all of its rows
+                refuse_rows_of_others(training)
         else:
             if plan.resume is None:
                 training.progress.begin_at(origin)
@@ -401,20 +402,17 @@ def _lost_history(directory: Path, run: RunConfig, training: Training) -> bool:
     return training.progress.score.episodes > 0 and not any(history.glob("*.parquet"))
 
 
-def _refuse_rows_of_others(training: Training) -> None:
+def refuse_rows_of_others(training: Training) -> None:
     """Refuse to continue a history that another run has continued since: its rows beyond this run would be dropped.
 
     Raises:
-        UsageError: it has rows beyond this run, which came to an end, and so had written all of its own.
+        UsageError: it has rows beyond the step where the run stands, which has written all of its own.
     """
     history = training.run.history_checkpoint
-    if history is None or training.ended is None:
-        return
-    reached = end_of(history).step
-    if reached > training.step:
+    if history is not None and (reached := end_of(history).step) > training.step:
         raise UsageError(
             f"This run ended at step {training.step}, and the history {shown(history)!r} goes up to step {reached}: another run has "
-            "continued it. Start a new run that continues the history, from this one's weights (--weights), or resume the other run."
+            "continued it. Start a new run that continues the history, from this one's weights (--weights), or continue the other run."
         )
 
 
