@@ -387,7 +387,7 @@ def test_pictures_of_a_study(tmp_path):
         word in words for word in ("title", "complete", "pruned", "failed", "best so far", "mean reward")
     )
     words = texts(
-        pictures.importances({"lr": 0.9, "n_steps": 0.099, "x": 0.001}, tmp_path / "i.svg", "title")
+        pictures.importances({"lr": 0.9, "n_steps": 0.099, "x": 0.001}, 60, tmp_path / "i.svg", "title")
     )
     assert all(word in words for word in ("0.90", "0.10", "<0.01", "n steps"))
     complete = [t for t in trials if t.state == "complete"]

@@ -135,9 +135,8 @@ class Engine:
         self.device = device
         self.precision = precision
         self._guard = guard
-        self._counts = isinstance(
-            learner.algorithm, Counting
-        )  # asked once: the answer takes as long as acting
+        # Asked once: the answer takes as long as acting.
+        self._counts = isinstance(learner.algorithm, Counting)
         self._acts = {
             explore: self._compiled(functools.partial(self._act, explore)) for explore in (True, False)
         }

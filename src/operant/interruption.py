@@ -56,9 +56,7 @@ def orderly(stop: Callable[[], None], numbers: Sequence[signal.Signals] | None =
         if not asked:
             asked = True
             stop()
-        elif (
-            number == signal.SIGINT
-        ):  # a person's second one: schedulers and `timeout` send theirs more than once
+        elif number == signal.SIGINT:  # schedulers and `timeout` send theirs more than once
             raise KeyboardInterrupt
 
     try:

@@ -195,9 +195,8 @@ def find(directory: Path, filename: str | None, format: str | None) -> Path | No
             else [f"{filename}{suffix}" for suffix in suffixes]
         )
         found = [directory / name for name in names if (directory / name).is_file()]
-        if (
-            not found and format is not None and directory.is_dir()
-        ):  # as of checkpoints, which come first without a format
+        # As of checkpoints, which come first without a format.
+        if not found and format is not None and directory.is_dir():
             endings = "|".join(map(re.escape, suffixes))
             numbered = re.compile(rf"{re.escape(filename)}-\d+({endings})")
             found = [path for path in directory.iterdir() if numbered.fullmatch(path.name)]

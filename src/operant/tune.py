@@ -132,7 +132,7 @@ def draw(study: optuna.Study, folder: Path) -> list[Path]:
             shares = optuna.importance.get_param_importances(study)
         if shares is not None:
             place = folder / "importances.png"
-            files.append(pictures.importances(shares, place, study.study_name, len(complete)))
+            files.append(pictures.importances(shares, len(complete), place, study.study_name))
         scales = {
             name
             for t in study.get_trials(deepcopy=False)

@@ -260,9 +260,8 @@ def _subset(sample: Sample) -> tuple[Any, Array]:
         return rows, _in_place(sample)
     length = min(len(order), CHUNK)
     apart = jnp.maximum(size.astype(jnp.float32) / length, 1.0)
-    chosen = _again(order, size, len(order))[
-        (jnp.arange(length, dtype=jnp.float32) * apart).astype(jnp.int32)
-    ]
+    index = (jnp.arange(length, dtype=jnp.float32) * apart).astype(jnp.int32)
+    chosen = order[index % jnp.maximum(size, 1)]
     return jax.tree.map(lambda x: x[chosen], rows), _weights(0, length, jnp.minimum(size, length))
 
 

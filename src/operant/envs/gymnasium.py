@@ -443,10 +443,8 @@ def _leaves_observations(env: gymnasium.Wrapper[Any, Any, Any, Any]) -> bool:
     """Tell whether a wrapper leaves observations as they are. An unknown one may change the same frame differently in two stacks."""
     if isinstance(env, gymnasium.RewardWrapper | gymnasium.ActionWrapper):
         return True
-    if type(env).__name__ in (
-        "MaxAndSkipObservation",
-        "RepeatAction",
-    ):  # a step of theirs brings several frames
+    # A step of these brings several frames.
+    if type(env).__name__ in ("MaxAndSkipObservation", "RepeatAction"):
         return False
     own = type(env).__module__.split(".")[0] == "gymnasium"
     same = env.observation_space == env.env.observation_space

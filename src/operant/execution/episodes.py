@@ -49,9 +49,8 @@ class Accounts:
         self.length += valid
         if not ended.any():
             return
-        for i in np.flatnonzero(
-            ended & (self.length > 0)
-        ):  # length 0: its environment was lost at the first step
+        # Length 0: its environment was lost at the first step.
+        for i in np.flatnonzero(ended & (self.length > 0)):
             info = {key: float(values[i]) for key, values in infos.items()}
             finished.append(Finished(step, float(self.reward[i]), int(self.length[i]), int(i), info))
         self.reward[ended] = 0.0

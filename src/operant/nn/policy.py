@@ -139,9 +139,8 @@ class Policy:
         finite = np.isfinite(leaf.low) & np.isfinite(leaf.high)
         centre = np.where(finite, np.where(finite, leaf.low, 0) / 2 + np.where(finite, leaf.high, 0) / 2, 0.0)
         half = np.where(finite, np.where(finite, leaf.high, 2) / 2 - np.where(finite, leaf.low, 0) / 2, 1.0)
-        width = np.where(
-            half > 0, half, 1.0
-        )  # a density needs a width, even for an element with only one value
+        # A density needs a width, even for an element with only one value.
+        width = np.where(half > 0, half, 1.0)
         return Normal(
             _like(centre, mean) + _like(half, mean) * mean, _like(np.log(width), mean) + log_std, event
         )

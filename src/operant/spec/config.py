@@ -243,9 +243,8 @@ def _checked(cls: type[Config], name: str, meta: Option, value: Any) -> Any:
         wanted = _wanted(error)
         raise value_error(name, wanted, value, _default_hint(cls, name)) from None
     _bounded(name, meta, value)
-    if isinstance(value, float) and math.isinf(
-        value
-    ):  # otherwise it would only show later, as numbers that are not finite
+    # Otherwise it would only show later, as numbers that are not finite.
+    if isinstance(value, float) and math.isinf(value):
         raise value_error(name, "a finite number", value)
     if meta.choices is not None and value is not None and value not in meta.choices:
         raise SpecError(

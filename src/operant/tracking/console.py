@@ -70,9 +70,8 @@ class Console:
         self.quiet = quiet
         self.games = start_games
         self._stream = sys.stdout if stream is None else stream
-        terminal = (
-            self._stream.isatty() and os.environ.get("TERM") != "dumb"
-        )  # dumb ones show nothing until the end
+        # A dumb terminal would show nothing until the end.
+        terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._lines = not (terminal if live is None else live)
         self._best: float | None = start_best if math.isfinite(start_best) else None
         logged = start_games if start_logged is None else start_logged

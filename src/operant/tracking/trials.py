@@ -67,13 +67,13 @@ ENOUGH = 5
 """Fewer best trials than this say little about what made them good (Optuna's own advice)."""
 
 
-def importances(shares: Mapping[str, float], out: str | Path, title: str = "", complete: int = 0) -> Path:
+def importances(shares: Mapping[str, float], complete: int, out: str | Path, title: str = "") -> Path:
     """Draw how well each parameter distinguishes the best tenth of the complete trials from all of them.
 
     Args:
         shares: by name of the parameter; they sum up to 1.
-        out: file to write.
         complete: how many trials are complete.
+        out: file to write.
         title: of the picture.
     """
     names = sorted(shares, key=lambda name: shares[name])
