@@ -139,7 +139,7 @@ def test_modules_are_read_into_options(given, wanted):
         ({"optimizer": {"optimizer": "adam", "multi_stepp": 3}}, r"takes no argument 'multi_stepp'\. Did you mean 'multi_step'"),
         ({"optimizer": {"optimizer": "adam", "doublecheck_update": 1}}, "doublecheck_update must be True or False"),
         ({"optimizer": {"type": "clipping_step", "optimizer": "adam", "threshold": 0.5, "mode": "value"}}, "mode must be 'global_norm'.*clipvalue"),
-        ({"optimizer": {"type": "doublechek_step", "optimizer": "adam"}}, r"'doublechek_step' is no optimizer around another one\. Did you mean 'doublecheck_step'"),
+        ({"optimizer": {"type": "doublechek_step", "optimizer": "adam"}}, r"'doublechek_step' is not an optimizer that wraps another\. Did you mean 'doublecheck_step'"),
         ({"policy": {"network": "auto", "distributions": {"move": {"type": "beta"}}}}, r"distributions are those of all actions of a type, .*Received: 'move'"),
         ({"policy": {"network": "auto", "distributions": {"int": {"type": "categorical", "temperature_mode": "global"}}}}, r"categorical takes no argument 'temperature_mode'"),
         ({"tracking": "all"}, r"tracking has no counterpart.*summarizer"),

@@ -28,16 +28,17 @@ from operant.writers import Writers
 class Settings(Config):
     """Settings of an agent that are not hyperparameters. Of these only the seed is saved with the agent."""
 
-    seed: int = option(0, "Root of all randomness", low=0, high=2**32 - 1)
+    seed: int = option(0, "Seed of all randomness", low=0, high=2**32 - 1)
     device: str | None = option(
-        None, "Where the arrays are: cpu, gpu, tpu, gpu:1 (default: JAX's own choice)"
+        None, "Device that holds the arrays: cpu, gpu, tpu, gpu:1 (default: JAX's own choice)"
     )
     precision: str | None = option(
         None,
-        "Of matrix products and convolutions of float32 numbers, on processors that have a choice (default: JAX's own)",
+        "Precision of float32 matrix products and convolutions, on processors that offer a choice "
+        "(default: JAX's own)",
         choices=("bfloat16", "tensorfloat32", "float32"),
     )
-    debug: bool = option(False, "Make an update that is not finite an error, instead of leaving it out")
+    debug: bool = option(False, "Raise an error at an update that is not finite, instead of skipping it")
 
 
 class Told(NamedTuple):

@@ -34,14 +34,14 @@ class PlayConfig(Config):
     env_kwargs: dict[str, Any] | None = option(
         None, f"{ENVIRONMENTS}\n(default: the run's, of which these replace those of the same name)"
     )
-    run_dir: str | None = option(None, "Folder of a run, or of a saved agent, whose policy plays")
+    run_dir: str | None = option(None, "Folder of a run or of a saved agent, whose policy plays")
     best: bool = option(
-        False, "With a run: the policy of its best evaluation (--eval-frequency), not the newest"
+        False, "With a run: the policy of its best evaluation (--eval-frequency) instead of the newest"
     )
-    policy: str | None = option(None, "File of an exported policy (.onnx, .stablehlo) that plays")
+    policy: str | None = option(None, "Exported policy (.onnx or .stablehlo file) that plays")
     weights: tuple[str, ...] = option((), "Path(s) to model(s) weight(s) to be loaded by agent output_models")
     episodes: int = option(1, "Episodes to play", low=1)
-    max_steps: int | None = option(None, "Environment steps after which playing ends", low=1)
+    max_steps: int | None = option(None, "Environment steps after which to stop", low=1)
     max_episode_timesteps: int | None = option(
         None, "Time limit of an episode, if shorter than the environment's own", low=1
     )
@@ -392,7 +392,7 @@ def environment(config: PlayConfig, given: Any = None, lives: bool = True) -> Ve
                     if not record.get("given"):
                         raise
                     raise SpecError(
-                        f"{source} was trained in environments that its program made, which cannot be made of {name!r} again: {error} "
+                        f"{source} was trained in environments that its program made, which cannot be made again from {name!r}: {error} "
                         "Give one: --env module:Name (env=)."
                     ) from None
     if not name:

@@ -35,16 +35,17 @@ class ReplayConfig(Config):
     """Options of `operant replay`."""
 
     run_dir: str | None = option(
-        None, "Folder for what the replay writes, to be kept (default: a temporary one)"
+        None, "Folder in which to keep what the replay writes (default: a temporary one)"
     )
     max_steps: int | None = option(
         None,
-        "Repeat only so many steps: of the rest nothing is known\n(compares the history, there is no checkpoint)",
+        "Repeat only the first n steps; nothing is known of the rest (compares the history, as there is no "
+        "checkpoint)",
         unit="environment steps",
         low=1,
     )
-    env: str = option("", "The run's environment again, where it is of a module in the current folder")
-    quiet: bool = option(False, "Print no progress, only what is found")
+    env: str = option("", "The run's environment, given again if it is of a module in the current folder")
+    quiet: bool = option(False, "Print only what is found, no progress")
 
 
 class Replayed(NamedTuple):

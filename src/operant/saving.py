@@ -266,15 +266,15 @@ class SaverConfig(Config):
     """Options of `saver`."""
 
     directory: str = option("", "Folder of the checkpoints")
-    filename: str = option("agent", "Name of the checkpoints; the count in the unit is added")
-    frequency: int = option(10, "How often, in the unit", low=1)
+    filename: str = option("agent", "Name of the checkpoints, to which the count in the unit is added")
+    frequency: int = option(10, "Interval between checkpoints, in the unit", low=1)
     unit: Unit = option(
         "updates",
-        "What counts: seconds, timesteps, episodes, updates",
+        "What is counted: seconds, timesteps, episodes or updates",
         choices=("seconds", "timesteps", "episodes", "updates"),
     )
-    max_checkpoints: int | None = option(10, "Newest checkpoints to keep (None: all)", low=1)
-    load: bool = option(False, "Continue from the newest checkpoint of that name in the folder")
+    max_checkpoints: int | None = option(10, "Number of newest checkpoints to keep (None: all)", low=1)
+    load: bool = option(False, "Continue from the newest checkpoint of this name in the folder")
 
     def check(self) -> Iterator[str]:
         """Ask for a folder."""

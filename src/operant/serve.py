@@ -18,36 +18,36 @@ class ServeConfig(Config):
     """Options of `operant serve`."""
 
     environment: str = option(
-        "gymnasium", "What is served: gymnasium, an environment id, module.Class or a JSON file"
+        "gymnasium", "Environment to serve: gymnasium, an environment id, module.Class or a JSON file"
     )
     level: str | None = option(None, "Environment id, with --environment gymnasium")
     arguments: Any = option(None, "Further arguments of the environment, as JSON")
     max_episode_timesteps: int | None = option(
         None, "Time limit of an episode, if shorter than the environment's own", low=1
     )
-    host: str = option("127.0.0.1", "Address to listen at. Beyond this machine a token is needed")
-    port: Any = option(65432, "Port to listen on, or several behind commas")
-    num_envs: int = option(1, "Environments behind each port: so many clients are served at once", low=1)
+    host: str = option("127.0.0.1", "Address to listen on; one that other machines reach requires a token")
+    port: Any = option(65432, "Port to listen on, or several, separated by commas")
+    num_envs: int = option(1, "Environments per port, and so clients served at once", low=1)
     token_file: str | None = option(
-        None, "File of the token that clients must know (default: the variable OPERANT_TOKEN)"
+        None, "File with the token that clients must know (default: the variable OPERANT_TOKEN)"
     )
-    certificate: str | None = option(None, "File of the certificate (PEM): switches TLS on")
-    key: str | None = option(None, "File of the certificate's private key (PEM)")
+    certificate: str | None = option(None, "File with the certificate (PEM); turns TLS on")
+    key: str | None = option(None, "File with the certificate's private key (PEM)")
     timeout_seconds: float = option(
         30.0,
-        "How long a step may take before its environment is replaced. Less than what clients wait",
+        "Time that a step may take before its environment is replaced; keep it below the clients' own limit",
         low=0.0,
         low_open=True,
     )
-    start_seconds: float = option(120.0, "How long an environment may take to start", low=0.0, low_open=True)
+    start_seconds: float = option(120.0, "Time that an environment may take to start", low=0.0, low_open=True)
     greeting_seconds: float = option(
-        10.0, "How long a client may take to prove that it knows the token", low=0.0, low_open=True
+        10.0, "Time that a client may take to prove that it knows the token", low=0.0, low_open=True
     )
     idle_seconds: float = option(
-        3600.0, "How long a client may be silent before its environment is freed", low=0.0, low_open=True
+        3600.0, "Time that a client may be silent before its environment is freed", low=0.0, low_open=True
     )
-    max_restarts: int = option(3, "How often an environment is replaced for one client", low=0)
-    sessions: int | None = option(None, "The server ends when so many clients took their leave", low=1)
+    max_restarts: int = option(3, "How often an environment may be replaced for one client", low=0)
+    sessions: int | None = option(None, "End the server after n clients have left", low=1)
     quiet: bool = option(False, "If specified, nothing is printed")
 
     def check(self) -> Iterator[str]:

@@ -64,16 +64,16 @@ class SummarizerConfig(Config):
 
     directory: str = option("", "Folder of the event files")
     labels: Any = option("all", "'all', or a list of labels", aliases=("summaries",))
-    frequency: int = option(100, "Timesteps between values of single steps", unit="timesteps", low=1)
+    frequency: int = option(100, "Timesteps between recorded values of single steps", unit="timesteps", low=1)
     custom: dict[str, Any] | None = option(
         None, "Summaries of the program's own: name -> dict(type='image', max_outputs=3)"
     )
     filename: str = option(
         "summary-%Y%m%d-%H%M%S",
-        "Name of each agent's folder (time.strftime); where it is taken, a number follows",
+        "Name of each agent's folder (time.strftime); a number is added if it is taken",
     )
-    max_summaries: int = option(7, "Newest folders summary-* of agents to keep", low=1)
-    flush: int = option(10, "Seconds after which values are on the disk", unit="seconds", low=1)
+    max_summaries: int = option(7, "Number of the newest folders summary-* of agents to keep", low=1)
+    flush: int = option(10, "Seconds after which values are written to disk", unit="seconds", low=1)
 
     def check(self) -> Iterator[str]:
         """Check labels and custom summaries."""

@@ -247,9 +247,11 @@ class RecorderConfig(Config):
     """Options of `recorder`."""
 
     directory: str = option("", "Folder of the trace files")
-    frequency: int = option(1, "Episodes in a file", unit="episodes", low=1)
-    start: int = option(0, "Episodes to leave out at the start", unit="episodes", low=0)
-    max_traces: int | None = option(None, "Newest files to keep (None: all)", low=1, aliases=("max-traces",))
+    frequency: int = option(1, "Episodes per file", unit="episodes", low=1)
+    start: int = option(0, "Episodes to skip at the start", unit="episodes", low=0)
+    max_traces: int | None = option(
+        None, "Number of newest files to keep (None: all)", low=1, aliases=("max-traces",)
+    )
 
     def check(self) -> Iterator[str]:
         """Ask for a folder."""

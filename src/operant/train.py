@@ -90,8 +90,8 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
         )
     if saved.get("given"):
         raise SpecError(
-            f"The run in {str(directory)!r} was trained in environments that its program made, which cannot be made of "
-            f"{saved['run']['env']!r} again. Go on with its agent in that program: Agent.load(directory={str(directory)!r})."
+            f"The run in {str(directory)!r} was trained in environments that its program made, which cannot be made again "
+            f"from {saved['run']['env']!r}. Go on with its agent in that program: Agent.load(directory={str(directory)!r})."
         )
     last = saved.get("resumed", [{}])[-1]
     limits = {name: last[name] for name in LIMITS if name in last}

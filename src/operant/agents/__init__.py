@@ -115,7 +115,7 @@ AGENTS: dict[str, Entry] = {
     "modular": Entry(
         "modular",
         "Modular",
-        "Put together of modules: objective, memory, returns, optimizer; any actions",
+        "Assembled from modules: objective, memory, returns, optimizer; any actions",
         ("float", "int", "bool"),
     ),
     "ac": Entry(

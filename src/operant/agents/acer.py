@@ -52,7 +52,8 @@ class Config(ReplayConfig, ModelConfig):
 
     delta: Scalar = option(
         1,
-        "Trust region: how fast a step may move the policy away from its average. Larger: bigger steps",
+        "Size δ of the trust region: how far a step may move the policy from its average. Larger: bigger "
+        "steps",
         low=0.0,
         search="log_uniform",
         traced=True,
@@ -60,7 +61,7 @@ class Config(ReplayConfig, ModelConfig):
     )
     ema_alpha: Scalar = option(
         0.99,
-        "Decay of the moving average of the network that the trust region is around",
+        "Decay of the moving average of the network, around which the trust region lies",
         low=0.0,
         high=1.0,
         search="log_uniform",
@@ -76,7 +77,8 @@ class Config(ReplayConfig, ModelConfig):
     )
     epsilon: Scalar = option(
         1e-06,
-        "Added to divisors in gradient updates: to probabilities, and to the trust region's squared norm",
+        "Added to divisors in gradient updates: to probabilities, and to the squared norm in the trust "
+        "region",
         low=0.0,
         low_open=True,
         search="log_uniform",
@@ -84,15 +86,15 @@ class Config(ReplayConfig, ModelConfig):
     )
     grad_norm: float | None = option(
         10,
-        "Global norm to which gradients are clipped (None: not)",
+        "Global norm to which gradients are clipped (None: no clipping)",
         low=0.0,
         low_open=True,
         search="log_uniform",
     )
     importance_c: Scalar = option(
         10.0,
-        "Importance weight truncation parameter: larger weights are cut to it, and the rest is corrected by "
-        "the action values",
+        "Importance weight truncation parameter: larger weights are truncated to it, and the action values "
+        "correct the bias",
         low=0.0,
         low_open=True,
         search="log_uniform",
@@ -107,7 +109,7 @@ class Config(ReplayConfig, ModelConfig):
     )
     replay_ratio: Scalar = option(
         4,
-        "Mean of the Poisson-distributed number of replay steps after each step on fresh experience",
+        "Mean number of replay steps after each step on fresh experience (Poisson-distributed)",
         unit="gradient steps",
         low=0.0,
         high=64.0,
@@ -120,15 +122,15 @@ class Config(ReplayConfig, ModelConfig):
     )
     buffer_initial_size: int | None = option(
         None,
-        "Replay buffer initial size: environment steps before replay begins; learning from fresh experience "
-        "begins at once (default: buffer-max-size)",
+        "Replay buffer initial size: environment steps before replay begins; learning from fresh "
+        "experience starts at once (default: buffer-max-size)",
         unit="environment steps",
         low=0,
         search="int",
     )
     buffer_batch_size: int = option(
         1,
-        "Replay buffer batch size: sequences of n-steps rows that a replay step takes for each environment",
+        "Replay buffer batch size: sequences of n-steps rows per environment in each replay step",
         unit="sequences per environment",
         low=1,
         search="categorical",

@@ -41,7 +41,7 @@ class AgentConfig(Config):
     )
     beta1: Scalar = option(
         0.9,
-        "First moment's decay rate in Adam-like optimizers",
+        "Decay rate of the first moment in Adam-like optimizers",
         low=0.0,
         high=1.0,
         search="log_uniform",
@@ -49,23 +49,24 @@ class AgentConfig(Config):
     )
     beta2: Scalar = option(
         0.999,
-        "Second moment's decay rate in Adam-like optimizers",
+        "Decay rate of the second moment in Adam-like optimizers",
         low=0.0,
         high=1.0,
         search="log_uniform",
         traced=True,
     )
     opt_epsilon: Scalar = option(
-        1e-07, "Epsilon of the optimizer's denominator", low=0.0, search="log_uniform", traced=True
+        1e-07, "Epsilon in the denominator of the optimizer", low=0.0, search="log_uniform", traced=True
     )
     optimizer: Any = option(
         "adam",
-        "Optimizer: a name (adam, adamw, nadam, rmsprop, sgd, ...), a dict with 'type', a Keras optimizer (its numbers become "
-        "lr, beta1, ... where these are not given) or an optax transformation (lr, beta1, beta2, opt_epsilon then do nothing)",
+        "Optimizer: a name (adam, adamw, nadam, rmsprop, sgd, ...), a dict with 'type', a Keras optimizer "
+        "(its numbers become lr, beta1, ... where these are not given) or an optax transformation (then "
+        "lr, beta1, beta2 and opt_epsilon have no effect)",
     )
     grad_norm: float | None = option(
         None,
-        "Global norm to which gradients are clipped (None: not)",
+        "Global norm to which gradients are clipped (None: no clipping)",
         low=0.0,
         low_open=True,
         search="log_uniform",
@@ -118,7 +119,7 @@ class ModelConfig(AgentConfig):
 
     model: Any = option(
         "auto",
-        "Network: 'auto', a list of widths or of layers, a Keras model, or the path to a file that holds one",
+        "Network: 'auto', a list of widths or of layers, a Keras model, or the path to a model file",
         aliases=("network",),
     )
 
@@ -133,8 +134,8 @@ class SharedModelConfig(ModelConfig):
 
     separate: bool | None = option(
         None,
-        "A network each for policy and value, or one trunk with two heads (default: a trunk where a state is an image, else a "
-        "network each). No effect on models with their own outputs",
+        "Separate networks for policy and value, or one trunk with two heads (default: one trunk if a "
+        "state is an image, else separate networks). No effect on models with outputs of their own",
     )
 
 
@@ -143,11 +144,13 @@ class ActorCriticConfig(AgentConfig):
 
     actor_model: Any = option(
         "auto",
-        "Network of the actor: 'auto', a list of widths or of layers, a Keras model, or the path to a file",
+        "Network of the actor: 'auto', a list of widths or of layers, a Keras model, or the path to a "
+        "model file",
     )
     critic_model: Any = option(
         "auto",
-        "Network of the critic: 'auto', a list of widths or of layers, a Keras model, or the path to a file",
+        "Network of the critic: 'auto', a list of widths or of layers, a Keras model, or the path to a "
+        "model file",
     )
 
     @classmethod
@@ -161,12 +164,13 @@ class PolicyConfig(Config):
 
     distribution: Literal["clip", "squash", "beta"] = option(
         "clip",
-        "Distribution of bounded float actions: clip (Gaussian, clipped), squash (tanh of a Gaussian), beta",
+        "Distribution of bounded float actions: clip (clipped Gaussian), squash (tanh of a Gaussian) or beta",
         choices=("clip", "squash", "beta"),
     )
     std: Literal["global", "predicted"] = option(
         "global",
-        "Gaussian's deviation: one learned number per action (global) or an output (predicted)",
+        "Standard deviation of the Gaussian: one learned number per action (global) or an output of the "
+        "network (predicted)",
         choices=("global", "predicted"),
     )
 
@@ -183,7 +187,7 @@ class RolloutConfig(AgentConfig, PolicyConfig):
     )
     grad_norm: float | None = option(
         0.5,
-        "Global norm to which gradients are clipped (None: not)",
+        "Global norm to which gradients are clipped (None: no clipping)",
         low=0.0,
         low_open=True,
         search="log_uniform",
@@ -345,14 +349,16 @@ class SequenceConfig(ReplayConfig):
     )
     sequence_length: int = option(
         20,
-        "Rows of each replayed sequence that a recurrent network learns from; other networks learn from single steps",
+        "Length of the replayed sequences that a recurrent network learns from; other networks learn from "
+        "single steps",
         unit="rows",
         low=1,
         search="categorical",
     )
     burn_in: int = option(
         10,
-        "Rows replayed before those of sequence-length, without gradient, to bring up a recurrent network's state",
+        "Rows replayed before those of sequence-length, without gradients, to warm up a recurrent "
+        "network's state",
         unit="rows",
         low=0,
         search="categorical",
@@ -385,7 +391,7 @@ class ContinuousConfig(SequenceConfig, ActorCriticConfig):
     )
     train_every: int = option(
         1,
-        "Steps of every environment between updates",
+        "Steps of each environment between updates",
         unit="environment steps per environment",
         low=1,
         search="categorical",

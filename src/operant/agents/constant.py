@@ -29,8 +29,8 @@ class Config(UntrainedConfig):
 
     action_values: Any = option(
         None,
-        "Values by the action's name, nested names as nested dicts; a single action's value may stand by itself "
-        "(default: the middle of the bounds, the first choice, False)",
+        "Values by name of the action, nested names as nested dicts; the value of a single action may be "
+        "given alone (default: the middle of the bounds, the first choice, False)",
     )
 
 

@@ -85,25 +85,27 @@ class Config(EpsilonConfig, SequenceConfig, ModelConfig):
     )
     train_every: int = option(
         1,
-        "Steps of every environment between updates",
+        "Steps of each environment between updates",
         unit="environment steps per environment",
         low=1,
         search="categorical",
     )
     gradient_steps: int = option(1, "Gradient steps per update", low=1, search="int")
-    n_steps: int = option(1, "Steps of the n-step return", low=1, search="categorical")
+    n_steps: int = option(1, "Number of steps in the n-step return", low=1, search="categorical")
     huber: float | None = option(
         None,
-        "Error beyond which the loss is linear (default: squared everywhere)",
+        "TD error beyond which the loss is linear (default: squared everywhere)",
         low=0.0,
         low_open=True,
         search="log_uniform",
     )
-    dueling: bool = option(False, "Separate streams for the state's value and the actions' advantages")
-    prioritized: bool = option(False, "Replay in proportion to the last TD error")
+    dueling: bool = option(
+        False, "Separate streams for the value of the state and the advantages of the actions"
+    )
+    prioritized: bool = option(False, "Replay transitions in proportion to their last TD error")
     priority_alpha: Scalar = option(
         0.6,
-        "With prioritized: exponent of priorities (0: uniform)",
+        "With prioritized: exponent of the priorities (0: uniform)",
         low=0.0,
         high=1.0,
         search="log_uniform",
@@ -122,12 +124,12 @@ class Config(EpsilonConfig, SequenceConfig, ModelConfig):
 
     distributional: Literal["none", "c51", "quantile"] = option(
         "none",
-        "Learn the distribution of the return: c51 (fixed atoms) or quantile, instead of its mean (none)",
+        "Learn the distribution of the return instead of its mean (none): c51 (fixed atoms) or quantile",
         choices=("none", "c51", "quantile"),
     )
     atoms: int = option(
         51,
-        "With distributional: number of atoms (c51) or of quantiles (quantile)",
+        "With distributional: number of atoms (c51) or quantiles (quantile)",
         low=2,
         search="categorical",
         needs=("distributional", ("c51", "quantile")),
@@ -149,11 +151,11 @@ class Config(EpsilonConfig, SequenceConfig, ModelConfig):
         settled=True,
     )
     noisy: bool = option(
-        False, "Explore by noise of learned size on the weights of dense layers, instead of by epsilon"
+        False, "Explore by learned noise on the weights of dense layers, instead of by epsilon"
     )
     noisy_std: Scalar = option(
         0.5,
-        "With noisy: first deviation of the noise",
+        "With noisy: initial standard deviation of the noise",
         unit="1 / √inputs of a layer",
         low=0.0,
         search="log_uniform",

@@ -20,12 +20,13 @@ class UpdateConfig(Config):
     """When an update is due, and from which rows."""
 
     unit: Literal["timesteps", "episodes"] = option(
-        "timesteps", "What batch-size, frequency and start count", choices=("timesteps", "episodes")
+        "timesteps", "Unit of batch-size, frequency and start", choices=("timesteps", "episodes")
     )
-    batch_size: int = option(64, "Timesteps or episodes of an update", low=1, search="categorical")
+    batch_size: int = option(64, "Timesteps or episodes per update", low=1, search="categorical")
     frequency: Scalar | None = option(
         None,
-        "Timesteps or episodes between updates; below 1: share of batch-size; 0: never (default: batch-size)",
+        "Timesteps or episodes between updates; below 1: a fraction of batch-size; 0: never update "
+        "(default: batch-size)",
         low=0.0,
         search="int",
         traced=True,
@@ -41,7 +42,7 @@ class UpdateConfig(Config):
     )
     memory: Literal["recent", "replay"] = option(
         "recent",
-        "Where batches come from: the newest rows (recent), or uniform draws from all that are held (replay)",
+        "Where batches come from: the newest rows (recent), or uniform draws from all rows held (replay)",
         choices=("recent", "replay"),
     )
     capacity: int | None = option(
@@ -61,7 +62,7 @@ class EstimationConfig(Config):
 
     horizon: Scalar | None = option(
         20,
-        "Rewards that a return sums up (None: those to the episode's end)",
+        "Number of rewards in a return (None: up to the episode's end)",
         unit="environment steps",
         low=1,
         search="int",
@@ -69,7 +70,7 @@ class EstimationConfig(Config):
     )
     lam: Scalar = option(
         1.0,
-        "λ of the returns within the horizon (0: one reward, then the predicted value; 1: all rewards)",
+        "λ of the returns within the horizon (0: one reward and the predicted value; 1: all rewards)",
         low=0.0,
         high=1.0,
         search="log_uniform",
@@ -80,7 +81,7 @@ class EstimationConfig(Config):
         None, "Add the predicted value of what follows the horizon (default: if there is a prediction)"
     )
     predict_terminal_values: bool = option(
-        False, "Add the predicted value of an episode's last state too, where it ended"
+        False, "Also add the predicted value of the last state of an episode that terminated"
     )
     estimate_advantage: bool | None = option(
         None, "Subtract the predicted value of the state from the return (default: if there is a baseline)"
@@ -93,17 +94,19 @@ class ObjectiveConfig(Config):
 
     objective: Literal["policy_gradient", "deterministic_policy_gradient", "action_value"] = option(
         "policy_gradient",
-        "What is learned: a stochastic policy (policy_gradient), a deterministic one that climbs the baseline's values of its actions "
-        "(deterministic_policy_gradient), or the values of actions (action_value)",
+        "What is learned: a stochastic policy (policy_gradient), a deterministic one that ascends the "
+        "baseline's values of its actions (deterministic_policy_gradient), or the values of actions "
+        "(action_value)",
         choices=("policy_gradient", DETERMINISTIC, "action_value"),
     )
     importance_sampling: bool = option(
         False,
-        "policy_gradient: weigh rows by how much more probable their actions have become since the update began",
+        "policy_gradient: weight rows by how much more probable their actions have become since the update "
+        "began",
     )
     clipping_value: Scalar | None = option(
         None,
-        "policy_gradient: importance sampling with its weights clipped to this range around 1",
+        "policy_gradient: importance sampling with weights clipped to this range around 1",
         low=0.0,
         low_open=True,
         search="log_uniform",
@@ -136,15 +139,20 @@ class BaselineConfig(Config):
 
     baseline_model: Any = option(
         None,
-        "Network that predicts the state's value, or for deterministic_policy_gradient the action's: 'auto', a list of widths or of layers, a Keras "
-        "model, a file, or 'shared' for one more output of the policy's own network (default: none)",
+        "Network that predicts the value of the state, or for deterministic_policy_gradient of the action: "
+        "'auto', a list of widths or of layers, a Keras model, the path to a model file, or 'shared' for "
+        "one more output of the policy's own network (default: none)",
         aliases=("baseline", "critic"),
     )
     baseline_weight: Scalar = option(
-        1.0, "Weight of the baseline's loss beside the policy's", low=0.0, search="log_uniform", traced=True
+        1.0,
+        "Weight of the baseline's loss relative to the policy's",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
     )
     baseline_optimizer: Any = option(
-        None, "Optimizer of the baseline's own: a name or a dict (default: one for both losses together)"
+        None, "Separate optimizer for the baseline: a name or a dict (default: one for both losses together)"
     )
     baseline_lr: Scalar | None = option(
         None,
@@ -154,11 +162,12 @@ class BaselineConfig(Config):
         traced=True,
     )
     baseline_multi_step: Scalar = option(
-        1, "Gradient steps of the baseline's own optimizer in an update", low=1, search="int", traced=True
+        1, "Gradient steps per update of the baseline's own optimizer", low=1, search="int", traced=True
     )
     target_update_weight: Scalar = option(
         1.0,
-        "How far target networks move towards the online ones when synced (1: copy); policy_gradient has none",
+        "How far target networks move towards the online ones at each sync (1: copy); policy_gradient has "
+        "none",
         low=0.0,
         low_open=True,
         high=1.0,
@@ -170,19 +179,22 @@ class BaselineConfig(Config):
     )
     double: bool = option(
         False,
-        "action_value: the network chooses the next action, its target values it",
+        "action_value: the online network chooses the next action, the target network values it",
         aliases=("predict_action_values",),
     )
-    dueling: bool = option(False, "action_value: separate streams for the state's value and the advantages")
+    dueling: bool = option(
+        False, "action_value: separate streams for the value of the state and the advantages of the actions"
+    )
 
 
 class StepConfig(Config):
     """How many gradient steps an update takes, on which rows, and how."""
 
-    multi_step: Scalar = option(1, "Gradient steps of an update", low=1, search="int", traced=True)
+    multi_step: Scalar = option(1, "Gradient steps per update", low=1, search="int", traced=True)
     subsampling_fraction: Scalar | None = option(
         None,
-        "Share of the batch that a gradient step sees, another each time; above 1: a number of rows (default: the whole batch)",
+        "Fraction of the batch in each gradient step, drawn anew every time; above 1: a number of rows "
+        "(default: the whole batch)",
         low=0.0,
         low_open=True,
         search="log_uniform",
@@ -190,8 +202,8 @@ class StepConfig(Config):
     )
     gradient: Literal["exact", "natural", "evolutionary"] = option(
         "exact",
-        "exact: by backpropagation; natural: steps along the natural gradient in place of the optimizer's, as long as a KL divergence of "
-        "lr allows; evolutionary: estimated from losses at random parameters nearby",
+        "exact: by backpropagation; natural: natural-gradient steps of at most a KL divergence of lr, in "
+        "place of the optimizer's; evolutionary: estimated from losses at randomly perturbed parameters",
         choices=("exact", "natural", "evolutionary"),
     )
     cg_iterations: int = option(
@@ -203,21 +215,21 @@ class StepConfig(Config):
     )
     cg_damping: Scalar = option(
         0.1,
-        "gradient='natural': added to the Fisher matrix's diagonal",
+        "gradient='natural': added to the diagonal of the Fisher matrix",
         low=0.0,
         search="log_uniform",
         traced=True,
     )
     evolutionary_samples: int = option(
         16,
-        "gradient='evolutionary': pairs of random parameters",
+        "gradient='evolutionary': pairs of random perturbations",
         low=1,
         search="int",
         aliases=("num_samples",),
     )
     evolutionary_deviation: Scalar = option(
         0.02,
-        "gradient='evolutionary': standard deviation of the random parameters around the present ones",
+        "gradient='evolutionary': standard deviation of the perturbations",
         low=0.0,
         low_open=True,
         search="log_uniform",
@@ -225,13 +237,13 @@ class StepConfig(Config):
     )
     linesearch_iterations: int = option(
         0,
-        "Lengths that are tried for a step until the loss is lower (0: steps are taken as they are)",
+        "Step lengths to try until the loss falls (0: steps are taken as they are)",
         low=0,
         search="int",
     )
     linesearch_factor: Scalar = option(
         0.75,
-        "Factor by which a step is shortened that did not lower the loss",
+        "Factor by which a step that did not lower the loss is shortened",
         low=0.0,
         low_open=True,
         high=1.0,
@@ -246,8 +258,8 @@ class StatesConfig(Config):
 
     state_preprocessing: Any = option(
         None,
-        "Layers that states go through before every network: one, a list for all states of numbers, or a dict with these by state "
-        "(default: none)",
+        "Layers applied to states before every network: one, a list for all states of numbers, or a dict "
+        "of these by state (default: none)",
     )
 
 
@@ -256,22 +268,22 @@ class ActingConfig(PolicyConfig):
 
     exploration: Scalar | None = option(
         None,
-        "Probability of a random value, for each element of an int or bool action; deviation of the noise added to floats "
-        "(default: none)",
+        "Probability of a random value, for each element of an int or bool action; standard deviation of "
+        "the noise added to floats (default: none)",
         low=0.0,
         search="log_uniform",
         traced=True,
     )
     variable_noise: Scalar | None = option(
         None,
-        "Deviation of the noise that is added to the policy's parameters while it explores (default: none)",
+        "Standard deviation of the noise added to the policy's parameters while it explores (default: none)",
         low=0.0,
         search="log_uniform",
         traced=True,
     )
     temperature: Scalar = option(
         1.0,
-        "policy_gradient: how much of the policy's randomness is used while exploring (0: none)",
+        "policy_gradient: scale of the policy's randomness while it explores (0: none)",
         low=0.0,
         search="log_uniform",
         traced=True,

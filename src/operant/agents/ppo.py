@@ -46,7 +46,7 @@ class Config(RolloutConfig, SharedModelConfig):
 
     advantage_epsilon: Scalar = option(
         1e-08,
-        "Value added to the deviation by which advantages are divided",
+        "Value added to the standard deviation by which advantages are divided",
         low=0.0,
         search="log_uniform",
         traced=True,
@@ -54,7 +54,7 @@ class Config(RolloutConfig, SharedModelConfig):
     )
     clip_norm: Scalar = option(
         0.1,
-        "Clip range ε of the probability ratio (and of the value's change). Larger: bigger policy steps",
+        "Clip range ε of the probability ratio (and of the change in value). Larger: bigger policy steps",
         low=0.0,
         low_open=True,
         search="log_uniform",
@@ -64,11 +64,12 @@ class Config(RolloutConfig, SharedModelConfig):
     ppo_epochs: int = option(
         4, "Gradient updates per training step: passes over each block", low=1, search="categorical"
     )
-    clip_value: bool = option(True, "Clip the value's change by clip-norm as well")
+    clip_value: bool = option(True, "Clip the change in value by clip-norm as well")
     normalize_advantage: bool = option(True, "Standardise advantages in each mini-batch")
     target_kl: Scalar | None = option(
         None,
-        "Divergence that the policy may reach in an update: at 1.5 times as much its gradient steps end (None: no limit)",
+        "KL divergence that the policy may reach in an update, whose gradient steps end at 1.5 times as "
+        "much (None: no limit)",
         unit="nats",
         low=0.0,
         low_open=True,

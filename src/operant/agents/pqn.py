@@ -61,15 +61,15 @@ class Config(EpsilonConfig, ModelConfig):
     )
     grad_norm: float | None = option(
         10.0,
-        "Global norm to which gradients are clipped (None: not)",
+        "Global norm to which gradients are clipped (None: no clipping)",
         low=0.0,
         low_open=True,
         search="log_uniform",
     )
     model: Any = option(
         "auto",
-        "Network: 'auto' (with layer normalisation), a list of widths (likewise) or of layers (normalise there too), a Keras model, "
-        "or the path to a file that holds one",
+        "Network: 'auto' (with layer normalisation), a list of widths (also with it) or of layers (which "
+        "should normalise too), a Keras model, or the path to a model file",
         aliases=("network",),
     )
     n_steps: int = option(
@@ -81,7 +81,7 @@ class Config(EpsilonConfig, ModelConfig):
     )
     lam: Scalar = option(
         0.65,
-        "λ of the returns: 0 one-step targets, 1 the sum of all rewards of the block",
+        "λ of the returns (0: one-step targets; 1: the sum of all rewards of the block)",
         low=0.0,
         high=1.0,
         search="log_uniform",

@@ -42,7 +42,7 @@ class Config(ContinuousConfig):
     """Options of SAC."""
 
     learn_temperature: bool = option(
-        True, "Learn the temperature such that the entropy is the target entropy"
+        True, "Learn the temperature so that the policy's entropy meets the target entropy"
     )
     target_entropy: float | None = option(
         None,
@@ -52,7 +52,7 @@ class Config(ContinuousConfig):
     )
     temperature: Scalar = option(
         1.0,
-        "Entropy temperature α: where it starts, and where it stays unless it is learnt",
+        "Entropy temperature α: its initial value if it is learned, else its value",
         low=0.0,
         low_open=True,
         search="log_uniform",

@@ -62,7 +62,7 @@ class Config(RolloutConfig, ActorCriticConfig):
     )
     grad_norm: float | None = option(
         0.5,
-        "Global norm to which the critic's gradients are clipped (None: not)",
+        "Global norm to which the critic's gradients are clipped (None: no clipping)",
         low=0.0,
         low_open=True,
         search="log_uniform",
@@ -79,7 +79,7 @@ class Config(RolloutConfig, ActorCriticConfig):
     )
     max_kl: Scalar = option(
         0.001,
-        "Divergence δ of the new policy from the old that a step aims at. Larger: bigger policy steps",
+        "KL divergence δ between the old policy and the new that a step aims at. Larger: bigger policy steps",
         unit="nats",
         low=0.0,
         low_open=True,
@@ -89,14 +89,15 @@ class Config(RolloutConfig, ActorCriticConfig):
     cg_iterations: int = option(10, "Conjugate gradient iterations per train step", low=1)
     cg_residual_tolerance: Scalar = option(
         1e-10,
-        "Squared norm of the residual at which conjugate gradient ends early",
+        "Squared norm of the residual at which conjugate gradient stops early",
         low=0.0,
         search="log_uniform",
         traced=True,
     )
     cg_damping: Scalar = option(
         0.001,
-        "Number added to the Fisher matrix's diagonal. Larger: more stable, closer to the plain gradient",
+        "Number added to the diagonal of the Fisher matrix. Larger: more stable, closer to the plain "
+        "gradient",
         low=0.0,
         search="log_uniform",
         traced=True,
@@ -110,31 +111,32 @@ class Config(RolloutConfig, ActorCriticConfig):
     )
     actor_iterations: int = option(
         10,
-        "Actor optimization iterations per train step: candidates of the line search, each half as far",
+        "Actor optimization iterations per train step: step lengths tried by the line search, each half "
+        "the one before",
         low=1,
         search="int",
     )
     critic_iterations: int = option(
         3,
-        "Critic optimization iterations per train step, each several passes over the block",
+        "Critic optimization iterations per train step, each with several passes over the block",
         low=1,
         search="int",
     )
     ppo_epochs: int = option(4, "Passes over the block per critic iteration", low=1, search="categorical")
     mini_batches: int = option(
-        4, "Number of mini-batches of each of the critic's passes", low=1, search="categorical"
+        4, "Number of mini-batches in each pass of the critic", low=1, search="categorical"
     )
     advantage_epsilon: Scalar = option(
         1e-08,
-        "Value added to the advantages' deviation when they are standardised over a block",
+        "Value added to the standard deviation by which advantages are divided",
         low=0.0,
         search="log_uniform",
         traced=True,
     )
-    clip_value: bool = option(False, "Clip the value's change per update by clip-norm")
+    clip_value: bool = option(False, "Clip the change in value per update by clip-norm")
     clip_norm: Scalar = option(
         0.1,
-        "With clip-value: clip range of the value's change per update",
+        "With clip-value: clip range of the change in value per update",
         unit="reward",
         low=0.0,
         low_open=True,

@@ -257,7 +257,7 @@ def optimizer(spec: Any) -> dict[str, Any]:
             "linesearch_iterations and clipping_threshold as wanted, or chain optax transformations."
         )
     if inner is not None and kind is not None and kind not in WRAPPERS:
-        raise SpecError(f"{kind!r} is no optimizer around another one.{suggest(str(kind), WRAPPERS)}")
+        raise SpecError(f"{kind!r} is not an optimizer that wraps another.{suggest(str(kind), WRAPPERS)}")
     names = {**WRAPPED, **WRAPPERS.get(kind or "default", {}), **GRADIENTS.get(kind or "default", {})}
     new = {names[key]: own.pop(key) for key in tuple(own) if key in names}
     checked = own.pop("doublecheck_update", False)

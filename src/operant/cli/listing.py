@@ -22,7 +22,9 @@ def run(arguments: list[str]) -> int:
     if parse.asks_for_help(arguments):
         lines = ["Usage:", "    operant list <what> [text]", "    operant list runs [folder]", "", "What:"]
         lines += [f"    {name:<10} {text}" for name, text in WHAT.items()]
-        note = "With a text, only lines that contain it. A folder's name after runs is the folder."
+        note = (
+            "With text: only lines that contain it. After runs, the name of a folder stands for the folder."
+        )
         print("\n".join([*lines, "", note]))
         return 0
     what, *rest = arguments

@@ -22,17 +22,18 @@ class Extra(Config):
 
     n_seeds: int = option(
         1,
-        "Runs with successive seeds, each in a folder of its own; on a JAX-native\nenvironment all at once, compiled as one program",
+        "Number of runs, with successive seeds, each in its own folder; on a JAX-native environment all at "
+        "once, compiled as one program",
         low=1,
     )
     preset: str | None = option(
-        None, "Tuned settings by name; flags given beside it win. See `operant list presets`"
+        None, "Name of tuned settings (see `operant list presets`); flags given as well take precedence"
     )
     from_study: str | None = option(
-        None, "Name of an optuna study whose best settings are trained; flags given beside it win"
+        None, "Name of an optuna study, whose best settings are used; flags given as well take precedence"
     )
     storage: str | None = option(
-        None, "With --from-study: database url of the study (default: studies/STUDY/study.db)"
+        None, "With --from-study: database URL of the study (default: studies/STUDY/study.db)"
     )
 
 

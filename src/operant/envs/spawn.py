@@ -141,7 +141,7 @@ class Worker:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             raise LostError(how) from None
         except OSError:  # an absurd length, or a message that stops half-way
-            raise LostError("sent a message that is none") from None
+            raise LostError("sent an invalid message") from None
         try:
             if message[:1] not in (OK, FAULT):
                 raise ValueError
@@ -151,7 +151,7 @@ class Worker:
             text = f"{content['text']}\nWorker {self.index}, {content['traceback']}"
             kind = error_named(content["type"])
         except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
-            raise LostError("sent a message that is none") from None
+            raise LostError("sent an invalid message") from None
         raise kind(text)
 
     def kill(self) -> None:

@@ -171,7 +171,7 @@ def _made(
     if isinstance(own, VectorEnv):
         return own
     if mode == "native-vector":
-        raise SpecError(f"mode='native-vector' is not to be had: {own}. Leave mode at 'auto'.")
+        raise SpecError(f"mode='native-vector' is not available: {own}. Leave mode at 'auto'.")
     if mode == "processes":
         return _processes(sources, reads, "it was asked for", workers)
     if mode == "auto" and not here:

@@ -69,8 +69,8 @@ class RunConfig(Config):
 
     env: str = option(
         "",
-        "Environment id: a Gymnasium id, or a JAX-native one with its prefix (jax:CartPole-v1); "
-        "or module:Name of your own",
+        "Environment id: a Gymnasium id, a JAX-native one with its prefix (jax:CartPole-v1), or "
+        "module:Name for one of your own",
     )
     n_envs: int = option(1, "Number of environments to create", low=1, search="categorical")
     env_kwargs: dict[str, Any] | None = option(None, ENVIRONMENTS)
@@ -88,34 +88,40 @@ class RunConfig(Config):
         search="categorical",
     )
     clip_rewards: bool = option(
-        True, "Of preprocessed games: learn from the sign of rewards; scores are reported as they are"
+        True, "For preprocessed games: learn from the sign of rewards; scores are reported unclipped"
     )
     episodic_life: bool = option(
-        True, "Of preprocessed games: learn that a lost life ends an episode; whole games are reported"
+        True,
+        "For preprocessed games: treat a lost life as the end of an episode in learning; scores are of "
+        "whole games",
     )
     vector: Literal["auto", "native-vector", "in-process", "processes"] = option(
         "auto",
-        "How several environments run: auto (by measured step time), native-vector, in-process, processes",
+        "How several environments run: auto (chosen by measured step time), native-vector, in-process, "
+        "processes",
         choices=("auto", "native-vector", "in-process", "processes"),
     )
     threads: int | None = option(
         None,
-        "Threads of XLA on CPU (default: 1; all of them where observations are images, or networks and batches large)",
+        "XLA threads on the CPU (default: 1; all of them if observations are images, or networks and "
+        "batches large)",
         low=1,
     )
     n_devices: int | None = option(
         None,
-        "Devices that share out the environments (JAX-native ones) and the learning\n"
-        "(default: 1; all of them where several processes train together)",
+        "Devices among which (JAX-native) environments and learning are divided (default: 1; all of them "
+        "if several processes train together)",
         low=1,
     )
     coordinator: str | None = option(
         None,
-        "HOST:PORT where the first of several processes that train together is reached; auto: ask the cluster",
+        "HOST:PORT of the first of several processes that train together; auto: ask the cluster",
     )
-    n_processes: int | None = option(None, "How many processes train together", low=2)
-    process_id: int | None = option(None, "Which of them this is; 0, the first, writes the run", low=0)
-    seed: int | None = option(None, "Random seed (default: one is drawn and printed)", low=0, high=2**32 - 1)
+    n_processes: int | None = option(None, "Number of processes that train together", low=2)
+    process_id: int | None = option(None, "Index of this process among them; process 0 writes the run", low=0)
+    seed: int | None = option(
+        None, "Random seed (default: a random one, which is printed)", low=0, high=2**32 - 1
+    )
     max_steps: int | None = option(
         None,
         "Maximum number of environment steps, when reached, training is stopped\n"
@@ -144,40 +150,40 @@ class RunConfig(Config):
         None, "Path to .parquet file to save training history (default: in the run's folder)"
     )
     monitor_session: str | None = option(
-        None, "Wandb session name (offline if wandb knows no key, or WANDB_MODE=offline)"
+        None, "Wandb session name (offline if wandb has no key, or with WANDB_MODE=offline)"
     )
-    run_dir: str | None = option(None, "Folder of the run (default: a fresh one under runs/)")
+    run_dir: str | None = option(None, "Folder of the run (default: a new one under runs/)")
     resume: str | None = option(None, "Folder of a run to continue")
     save_seconds: float = option(
         300.0, "Seconds between checkpoints of the run; one is always written at the end", low=0.0
     )
     save_frequency: int | None = option(
         None,
-        "Environment steps from one checkpoint of the run to the next (default: by time, save-seconds)",
+        "Environment steps between checkpoints of the run (default: by time, save-seconds)",
         unit="environment steps",
         low=1,
     )
     keep_checkpoints: int | None = option(
-        3, "How many checkpoints of the run are kept, the newest ones; none: all", low=1
+        3, "Number of the run's newest checkpoints to keep; none: all", low=1
     )
     save_memory: bool = option(
         True,
-        "Checkpoints hold the replay memory; with --no-save-memory they are small, and a run\n"
-        "that is resumed fills its memory anew before it learns from it",
+        "Save the replay memory in checkpoints; with --no-save-memory they are small, and a resumed run "
+        "refills its memory before it learns from it",
     )
     log_frequency: int | None = option(
-        None, "Log progress every n games (default: every second or so)", low=1
+        None, "Log progress every n games (default: about every second)", low=1
     )
     display_precision: int = option(2, "Number of decimals to be displayed", low=0, high=17)
     quiet: bool = option(False, "If specified, no messages by the agent will be displayed\nto the console")
     eval_frequency: int | None = option(
         None,
-        "Evaluate the policy's best actions every so many steps, in environments of their own;\n"
-        "the best policy is kept in the run's folder (default: no evaluations)",
+        "Evaluate the policy's best actions every n steps, in separate environments; the best policy is "
+        "kept in the run's folder (default: no evaluations)",
         unit="environment steps",
         low=1,
     )
-    eval_episodes: int = option(10, "Episodes of each evaluation", low=1)
+    eval_episodes: int = option(10, "Episodes per evaluation", low=1)
     divergence_monitoring_steps: int | None = option(
         None, "Steps after which, plateau and early stopping are active", unit="environment steps", low=0
     )
@@ -263,7 +269,7 @@ class RunnerConfig(Config):
     """Options of `operant run` and `run.py`, which start a `Runner`."""
 
     agent: str | None = option(
-        None, "Agent: a name, a JSON file, an importable class, or the directory of a saved one"
+        None, "Agent: a name, a JSON file, an importable class, or the directory of a saved agent"
     )
     environment: str | None = option(
         None, "Environment: an id, a JSON file, an importable class, or gym with --level"
@@ -278,52 +284,53 @@ class RunnerConfig(Config):
     )
     visualize: bool = option(False, "Show the environment in a window")
     visualize_directory: str | None = option(None, "Directory for a video (mp4) of each episode")
-    episodes: int | None = option(None, "Episodes to run, of all environments together", low=1)
-    timesteps: int | None = option(None, "Timesteps to run, of all environments together", low=1)
+    episodes: int | None = option(None, "Episodes to run, over all environments", low=1)
+    timesteps: int | None = option(None, "Timesteps to run, over all environments", low=1)
     updates: int | None = option(None, "Updates of the agent to run", low=1)
     num_parallel: int | None = option(None, "Number of environments", low=2)
-    batch_agent_calls: bool = option(False, "One call of the agent for all environments")
-    sync_timesteps: bool = option(False, "Environments take their steps together")
-    sync_episodes: bool = option(False, "Environments begin their episodes together")
+    batch_agent_calls: bool = option(False, "Call the agent once for all environments")
+    sync_timesteps: bool = option(False, "Step all environments together")
+    sync_episodes: bool = option(False, "Begin the episodes of all environments together")
     remote: str | None = option(
         None,
-        "Environments in processes (multiprocessing), on servers (socket-client) or on a Ray cluster (ray); "
-        "socket-server: be such a server",
+        "Run environments in processes (multiprocessing), on servers (socket-client) or on a Ray cluster "
+        "(ray); socket-server: serve environments",
         choices=("multiprocessing", "socket-client", "ray", "socket-server"),
     )
-    blocking: bool = option(False, "Each call of a remote environment waits for its answer")
+    blocking: bool = option(False, "Wait for the answer to each call of a remote environment")
     host: str | None = option(
         None,
-        "Hosts of the servers, separated by commas; of a Ray cluster: its head; of a server: the address to listen on",
+        "Hosts of the servers, separated by commas; with ray: head of the cluster; with socket-server: "
+        "address to listen on",
     )
     port: str | None = option(
-        None, "Ports of the servers, separated by commas, or the first of an increasing sequence"
+        None, "Ports of the servers, separated by commas, or the first of consecutive ones"
     )
     token_file: str | None = option(
-        None, "File of the token that the servers ask for (default: the variable OPERANT_TOKEN)"
+        None, "File with the token that the servers require (default: the variable OPERANT_TOKEN)"
     )
     certificate: str | None = option(
-        None, "File of the servers' certificate, or of who signed it, or system; turns TLS on"
+        None, "File with the servers' certificate, or its issuer's, or system; turns TLS on"
     )
     evaluation: bool = option(
-        False, "The last of several environments evaluates; a single one only evaluates"
+        False, "Use the last of several environments for evaluation; a single one only evaluates"
     )
     mean_horizon: int = option(1, "Episodes over which figures and the score are averaged", low=1)
     save_best_agent: str | None = option(None, "Directory for the agent with the best score")
     checkpoints: str | None = option(
-        None, "DIRECTORY[,NAME] where the agent is saved, every five minutes and at the end"
+        None, "DIRECTORY[,NAME] to save the agent to, every five minutes and at the end"
     )
     summaries: str | None = option(
         None, "Directory for TensorBoard's event files, or DIRECTORY,NAME for a folder within it"
     )
     recordings: str | None = option(
-        None, "Directory for traces of the agent's episodes, which another can be pretrained on"
+        None, "Directory for traces of the agent's episodes, on which another agent can be pretrained"
     )
-    repeat: int = option(1, "How often to run, each time with a fresh agent and the next seed", low=1)
+    repeat: int = option(1, "Number of runs, each with a fresh agent and the next seed", low=1)
     path: str | None = option(
         None, "Write returns, lengths and times to PATH.json and a plot to PATH.png; needs --episodes"
     )
-    seaborn: bool = option(False, "The plot in the style of seaborn")
+    seaborn: bool = option(False, "Draw the plot in the style of seaborn")
     seed: int | None = option(None, "Random seed (default: the agent's own, else 0)", low=0, high=2**32 - 1)
     quiet: bool = option(False, "Show no progress bar")
 

@@ -25,30 +25,33 @@ class PlotConfig(Config):
     out: str = option("plot.png", "File to write: .png, .svg or .pdf")
     agents: tuple[str, ...] = option(
         (),
-        "Name of each history for the legend; histories of one name are seeds of one curve (default: by the runs' settings)",
+        "Name of each history in the legend; histories of one name are seeds of one curve (default: by the "
+        "runs' settings)",
     )
     env: str | None = option(None, "Name of the environment, for the title (default: the runs')")
     plot: str = option("mean_reward", "Column to draw", choices=(*COLUMNS, *OPTIONAL))
     benchmark: Literal["step", "time"] = option(
-        "step", "What it is drawn over: step or time", choices=("step", "time")
+        "step", "Horizontal axis: step or time", choices=("step", "time")
     )
     time_unit: Literal["hour", "minute", "second"] = option(
         "hour", "Unit of time: hour, minute or second", choices=("hour", "minute", "second")
     )
     evaluations: bool = option(
-        False, "Draw evaluations (--eval-frequency of a run) instead of the episodes of training"
+        False, "Draw evaluations (of runs with --eval-frequency) instead of the episodes of training"
     )
     history_interval: int = option(1, "Use every n-th episode", low=1)
     statistic: Literal["mean", "iqm"] = option(
-        "mean", "Over seeds: mean, or iqm, the interquartile mean", choices=("mean", "iqm")
+        "mean", "Statistic over seeds: mean, or iqm, the interquartile mean", choices=("mean", "iqm")
     )
     level: float = option(0.95, "Confidence level of the bootstrap intervals", low=0.01, high=0.999)
-    target: float | None = option(None, "Reward to mark by a line")
+    target: float | None = option(None, "Reward to mark with a line")
     aggregate: bool = option(
         False, "Draw scores over all environments instead of curves: IQM, median and mean, with intervals"
     )
     scores: str | None = option(
-        None, "JSON file for --aggregate: for each environment [score that counts 0, score that counts 1]"
+        None,
+        "With --aggregate: JSON file that gives for each environment [score that counts as 0, score that "
+        "counts as 1]",
     )
 
     def check(self) -> Iterator[str]:

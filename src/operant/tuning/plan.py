@@ -38,10 +38,12 @@ OWN_TO_TRIALS = frozenset(
 class TuneConfig(Config):
     """Options of `operant tune`."""
 
-    study: str | None = option(None, "Name of optuna study; one that exists goes on (default: a fresh one)")
+    study: str | None = option(
+        None, "Name of optuna study; an existing one is continued (default: a new one)"
+    )
     storage: str | None = option(
         None,
-        "Database url: sqlite:///FILE.db, postgresql://..., or the path of a\njournal file, FILE.journal "
+        "Database URL: sqlite:///FILE.db, postgresql://..., or the path of a journal file, FILE.journal "
         "(default: studies/STUDY/study.db)",
     )
     n_trials: int = option(1, "Number of trials to run", low=1)
@@ -49,14 +51,15 @@ class TuneConfig(Config):
     trial_steps: int = option(500000, "Maximum steps for a trial", unit="environment steps", low=1)
     trial_episodes: int | None = option(
         None,
-        "Score trials by so many whole episodes with the best actions\n(default: by the mean reward of training)",
+        "Score trials by this many whole episodes with the best actions (default: by the mean reward of "
+        "training)",
         low=1,
     )
-    trial_seeds: int = option(1, "Seeds that a trial trains with; its score is their mean", low=1)
+    trial_seeds: int = option(1, "Seeds that each trial trains with; its score is their mean", low=1)
     warmup_trials: int = option(5, "warmup trials before pruning starts", low=0)
     prune: bool = option(
         True,
-        "End trials early that do worse than the median of the others at the same step (--no-prune: do not)",
+        "Stop trials that do worse than the median of the others at the same step (--no-prune: never)",
     )
     non_silent: bool = option(
         False,

@@ -103,7 +103,7 @@ class RayConnection(Replaceable):
         try:
             reply = self._wait(self._made, seconds)
             if reply is None:
-                raise LostError(f"was not there within {seconds:g} s. Has the cluster processors to spare?")
+                raise LostError(f"was not there within {seconds:g} s. Does the cluster have free processors?")
             kind, content = reply
             if kind == wire.FAULT:
                 name, text, traceback = wire.unpack_fault(memoryview(content))

@@ -141,7 +141,7 @@ class Server:
         self._described = describe(first)
         if len(self._described) > wire.DESCRIPTION_BYTES - 64:
             raise SpecError(
-                f"The description of {first.name!r} takes {len(self._described)} bytes. Name fewer states."
+                f"The description of {first.name!r} takes {len(self._described)} bytes. Use fewer or smaller states."
             )
 
     def _start(self, index: int) -> Connection:

@@ -317,7 +317,7 @@ def unpack_description(content: memoryview) -> Description:
         actors = data.get("num_actors", 1)
         layout = data.get("layout")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OperantError) as error:
-        raise WireError(f"a description that is none: {error}") from None
+        raise WireError(f"an invalid description: {error}") from None
     if not isinstance(name, str) or not _count(actors) or not (limit is None or _count(limit)):
         raise WireError(
             f"a description with name={name!r}, max_episode_timesteps={limit!r}, num_actors={actors!r}"
@@ -339,7 +339,7 @@ def unpack_fault(content: memoryview) -> tuple[str, str, str]:
         data = json.loads(bytes(content))
         kind, text, traceback = (printable(str(data[name]), "\n") for name in ("type", "text", "traceback"))
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise WireError("an error that is none") from None
+        raise WireError("an invalid error") from None
     return kind, text, traceback
 
 
