@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from operant.errors import SpecError, UsageError
-from operant.spec import Config, option, read_json
+from operant.spec import Config, default, option, read_json
 from operant.tracking.history import COLUMNS, OPTIONAL
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 FIRST_EPISODES = 20
 """Episodes at the beginning of a run that show what an untrained policy scores, if it is not given."""
+OF_CURVES = ("env", "benchmark", "time_unit", "history_interval", "statistic", "target")
+"""Options that have no effect on statistics over environments."""
 
 
 class PlotConfig(Config):
@@ -60,8 +62,9 @@ class PlotConfig(Config):
             yield f"out must be a file that ends with .png, .svg or .pdf. Received: out={self.out!r}."
         if self.scores is not None and not self.aggregate:
             yield "scores is for --aggregate, which was not given."
-        if self.aggregate and self.history_interval != 1:
-            yield f"history_interval is for curves: scores for --aggregate count every episode. Received: history_interval={self.history_interval}."
+        for name in OF_CURVES if self.aggregate else ():
+            if (given := getattr(self, name)) != default(type(self), name):
+                yield f"{name} is for curves, and has no effect with aggregate. Received: {name}={given!r}. Leave it out."
 
 
 class Aggregate(NamedTuple):
