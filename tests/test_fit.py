@@ -25,6 +25,7 @@ from operant.errors import CheckpointError, EnvironmentError, MismatchError, Spe
 from operant.execution.environments import host_vector
 from operant.fit import CLASSES, trainer
 from operant.inputs import create_envs
+from operant.memory import Replay
 from operant.replay import ReplayConfig, replay
 from operant.spec import options
 from operant.tracking import read_history
@@ -577,6 +578,22 @@ class Breaks(gymnasium.Wrapper):
         if self.left < 0:
             raise RuntimeError("out of order")
         return self.env.step(action)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_without_memory_empties_that_of_the_object(tmp_path):
+    """Like one that has learnt nothing: rows of what was learnt after the checkpoint are none of its experience."""
+    small = {"n_envs": 2, "buffer_max_size": 500, "buffer_initial_size": 50, "save_memory": False, "seed": 3}
+    used, fresh = (operant.DQN("jax:CartPole-v1", NET, quiet=True, **small) for _ in range(2))
+    used.fit(max_steps=100)
+    used.save(str(tmp_path))
+    used.fit(max_steps=300)
+    for agent in (used, fresh):
+        agent.load(str(tmp_path))
+        agent.fit(max_steps=220)
+    states = [agent.session.driver.train for agent in (used, fresh)]
+    assert Replay.rows(states[0].memory) == Replay.rows(states[1].memory) > 50
+    jax.tree.map(np.testing.assert_array_equal, *[train.state for train in states])
 
 
 @pytest.mark.slow

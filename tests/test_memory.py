@@ -599,3 +599,30 @@ def test_a_memory_has_begun_with_so_many_rows_or_where_a_column_is_full():
         assert not replay.begun(state, 30)
         state = replay.add(state, block(1, 1), jnp.array([2]))
     assert replay.begun(state, 30)
+
+
+@pytest.mark.parametrize(
+    ("replay", "stacked"),
+    [
+        (Replay(27, 3), False),
+        (Replay(27, 3, prioritised=True), False),
+        (Replay(27, 3, frames={"camera": 3}), True),
+    ],
+)
+def test_an_emptied_memory_is_like_a_fresh_one(replay, stacked):
+    """Whatever it held: the same rows and the same key give the same batches."""
+    add, sample, sequences = compiled(replay)
+    _, state = filled(replay, UNEVEN, seed=1, stacked=stacked)
+    if replay.prioritised:
+        drawn = sample(state, jax.random.key(0), 1).index
+        state = replay.update_priorities(state, drawn, jnp.full(len(drawn), 7.0))
+    emptied, fresh = replay.emptied(state), replay.init(example(stacked))
+    jax.tree.map(lambda x, y: (x.shape, x.dtype) == (y.shape, y.dtype) or pytest.fail(), emptied, fresh)
+    assert replay.rows(emptied) == replay.size(emptied) == 0 and replay.rows(state) > 0
+    assert not np.any(sample(emptied, jax.random.key(0), 1).weight)
+    plain = PlainMemory([Stream((2, c), c) for c in range(3)], replay.length)
+    for T, columns in [(5, [0, 1, 2]), *UNEVEN, (5, [1])]:
+        block = plain.block(T, columns, stacked)
+        emptied, fresh = (add(memory, block, jnp.asarray(columns)) for memory in (emptied, fresh))
+        for draw in (lambda s: sample(s, jax.random.key(1), 1), lambda s: sequences(s, jax.random.key(2), 3)):
+            jax.tree.map(np.testing.assert_array_equal, draw(emptied), draw(fresh))

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from operant.agents import stability
 from operant.agents.protocol import Algorithm, Counters, Counting, count_valid, counted, fold
 from operant.errors import SpecError
-from operant.memory.replay import Row
+from operant.memory.replay import Replay, Row
 from operant.memory.ring import ReplayState
 from operant.ops import schedules
 from operant.spec import Config, Schedule, traced
@@ -55,6 +55,12 @@ class Acting(NamedTuple):
 def without_replay(train: Train) -> Train:
     """Leave a replay memory out; one of the newest rows only, which is small, stays."""
     return train._replace(memory=()) if isinstance(train.memory, ReplayState) else train
+
+
+def without_rows(train: Train) -> Train:
+    """Empty a replay memory."""
+    memory = train.memory
+    return train._replace(memory=Replay.emptied(memory)) if isinstance(memory, ReplayState) else train
 
 
 class Learner:

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from operant import checkpoint, interruption
-from operant.agents.learner import Train, without_replay
+from operant.agents.learner import Train, without_replay, without_rows
 from operant.agents.making import Definition
 from operant.checkpoint import durable
 from operant.errors import CheckpointError, shown
@@ -218,7 +218,8 @@ class Training:
             self.driver.put(fresh)
         tree = saved.load(like)
         train = tree["train"]
-        train = train._replace(memory=fresh.memory) if self.memory_anew else train
+        if self.memory_anew:
+            train = train._replace(memory=without_rows(fresh).memory)
         if changed:
             own = np.isin(traced(type(self.definition.config)), list(changed))
             train = train._replace(hyper=np.where(own, fresh.hyper, train.hyper))

@@ -14,6 +14,7 @@ References: Lin 1992, "Self-improving reactive agents" (replay); Mnih et al. 201
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -115,6 +116,18 @@ class Replay:
             order=jnp.zeros(size, jnp.int32),
             priorities=sum_tree.init(size) if self.prioritised else (),
             highest=jnp.float32(1.0) if self.prioritised else (),
+        )
+
+    @staticmethod
+    def emptied(state: ReplayState) -> ReplayState:
+        """Return the memory without its rows, in the room that it has: only what says which rows are held is new."""
+        zero = functools.partial(jax.tree.map, jnp.zeros_like)
+        return state._replace(
+            cursor=zero(state.cursor),
+            rows={**state.rows, "mark": zero(state.rows["mark"])},
+            order=zero(state.order),
+            priorities=zero(state.priorities),
+            highest=jax.tree.map(jnp.ones_like, state.highest),
         )
 
     @staticmethod
