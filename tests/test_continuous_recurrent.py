@@ -354,14 +354,14 @@ def test_a_deterministic_objective_equals_a_plain_loop_over_rows(own):
     agent = compile_agent("modular", Countdown(kind="float"), **options)
     algorithm = agent.learner.algorithm
     train, world = agent.begin(0)
-    for _ in range(2):  # so that targets are other networks, and episodes end and begin in the middle
+    for _ in range(4):  # so that targets are other networks, and the batch begins within an episode
         block, world = agent.collect(train, world)
         before, train, metrics = train, *agent.absorb(train, block)
     held = algorithm.memory.block(algorithm.memory.add(before.memory, block))
     held = held._replace(carry=jax.tree.map(lambda x: x[0], held.extras["carry"]))
-    assert any(np.abs(x["body.gru0.h"]).max() > 0.01 for x in held.carry.values())
+    box = algorithm.spaces.actions.components["action"]
+    held = held._replace(action={"action": jnp.clip(held.action["action"], box.min_value, box.max_value)})
     start, valid = before.state, np.asarray(held.valid)
-    assert (~valid).any()
 
     def walked(name, params=None):
         variables = algorithm.weights(start)[name]
@@ -377,9 +377,16 @@ def test_a_deterministic_objective_equals_a_plain_loop_over_rows(own):
         done = {k: jnp.clip(x[t], -1.0, 1.0) for k, x in units.items()}
         value.append((critic.value(t, done) - target) ** 2)
         policy.append(-critic.value(t, {k: jnp.clip(x, -1, 1) for k, x in acts(t).items()}))
-    assert valid.sum() <= 18  # so all of them make the batch
-    assert float(metrics["loss/policy"]) == pytest.approx(np.stack(policy)[valid].mean(), rel=1e-4, abs=1e-6)
-    assert float(metrics["loss/value"]) == pytest.approx(np.stack(value)[valid].mean(), rel=1e-4)
+    came = valid | np.concatenate([[[True] * 3], valid[:-1]])  # last observations are rows, too
+    places = np.argwhere(came)[-18:]
+    batch = [(t, n) for t, n in places if valid[t, n]]
+    assert any(
+        t > 0 and valid[t - 1, n] and (t - 1, n) not in batch for t, n in batch
+    )  # older rows bring up the states
+    losses = {"loss/policy": policy, "loss/value": value}
+    for name, rows in losses.items():
+        expected = np.mean([rows[t][n] for t, n in batch])
+        assert float(metrics[name]) == pytest.approx(expected, rel=1e-4, abs=1e-6), name
     assert metrics["update/skipped"] == 0
 
 

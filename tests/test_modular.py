@@ -254,14 +254,15 @@ def test_l2_is_a_share_of_the_parameters():
     "model", [MODEL, pytest.param(RECURRENT, marks=pytest.mark.exhaustive)], ids=["feed-forward", "recurrent"]
 )
 def test_one_step_per_block_with_a_shared_baseline_is_the_actor_critic_of_blocks(model):
-    """The same gradient as a2c: 3 actors, 6 rows, bootstrapped returns, one shared network."""
+    """The same gradient as a2c: 3 actors, 6 rows, bootstrapped returns, one shared network. A memory of one block: with rows
+    before it, recurrent states would be brought up from those with the parameters as they are, where a2c takes those stored."""
     env = Countdown()
     other = compile_agent(
         "a2c", env, n_steps=6, entropy_coef=0.02, value_loss_coef=0.5, grad_norm=None, lr=0.01, gamma=0.9,
         model=model, separate=False,
     )  # fmt: skip
     made = compile_agent(
-        "modular", env, batch_size=18, horizon=None, baseline_model="shared", baseline_weight=0.5,
+        "modular", env, batch_size=18, capacity=18, horizon=None, baseline_model="shared", baseline_weight=0.5,
         entropy_regularization=0.02, lr=0.01, gamma=0.9, model=model,
     )  # fmt: skip
     train, world = other.begin(0)
