@@ -309,7 +309,7 @@ def test_arguments_that_only_single_environments_take(monkeypatch):
     assert {cell.env.unwrapped.chosen for cell in vector.cells} == {3}
     assert "the vectorised form of Moded-v0 takes no argument 'mode'" in vector.why
     with pytest.raises(
-        SpecError, match="to be had: the vectorised form of Moded-v0 takes no argument 'mode'"
+        SpecError, match="not available: the vectorised form of Moded-v0 takes no argument 'mode'"
     ):
         create("Moded-v0", 8, "native-vector", env_kwargs={"mode": 3})
     with pytest.raises(
