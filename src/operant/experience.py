@@ -17,13 +17,13 @@ from operant.actors import Actor, Actors, Row, block_of, stack
 from operant.engine import Engine
 from operant.errors import SpaceError, UsageError
 from operant.memory.recent import Recent
-from operant.ops import optimise
+from operant.ops import optimise, statistics
 from operant.spaces import Spaces
 from operant.traces import Flat, Trace
 from operant.types import Action, Array, Arrays, Block, Key, Tree
 
 COUNTED = 1024
-"""Rows that enter the running moments of observations in one call."""
+"""Rows that enter running moments, of observations or of returns, in one call."""
 COLUMN = 64
 """Rows of a column in pretraining: long enough for recurrent networks to learn from, short enough to shuffle."""
 
@@ -128,11 +128,14 @@ class Cloning:
         self._order = np.random.default_rng(seed)
         self._key, self._taken = jax.random.key(seed), 0
         self._step, self._count = jax.jit(self._stepped), jax.jit(self._counted)
+        self._weigh = jax.jit(self._weighed)
         self._models = engine.learner.algorithm.models
         self._hyper = engine.learner.now(engine.train.hyper, engine.train.counters)
         weights = engine.learner.algorithm.weights(engine.train.state)
         self._weights = jax.tree.map(jnp.copy, weights)
         self._state = self._optimizer.init({name: w["params"] for name, w in weights.items()})
+        scale: Any = getattr(engine.train.state, "reward_scale", ())
+        self._scale: Any = () if scale == () else statistics.RewardScale(jnp.zeros(1), scale.moments)
 
     def _stepped(
         self, weights: Tree, state: Tree, hyper: Tree, block: Block, key: Key
@@ -162,14 +165,31 @@ class Cloning:
             name: model.observe(weights[name], observation, valid) for name, model in self._models.items()
         }
 
+    def _weighed(self, scale: Tree, hyper: Tree, reward: Array, ended: Array, valid: Array) -> Tree:
+        gamma = self._engine.learner.at(hyper).config.gamma
+        rows = (x[:, None] for x in (reward, ended, valid))
+        return statistics.scale_rewards(scale, *rows, gamma=gamma)[0]
+
+    def _scaled(self, trace: Trace, fresh: np.ndarray) -> Trace:
+        """Count the rewards that are fresh, and return the trace with its rewards in the unit of updates."""
+        if self._scale == ():
+            return trace
+        for k in range(0, len(fresh), COUNTED):
+            own = slice(k, k + COUNTED)
+            reward, ended = (_padded(x[own], COUNTED) for x in (trace.reward, trace.terminal > 0))
+            valid = np.pad(fresh[own], (0, COUNTED - len(fresh[own])))
+            self._scale = self._weigh(self._scale, self._hyper, reward, ended, valid)
+        return trace._replace(reward=np.asarray(statistics.scaled(self._scale, jnp.asarray(trace.reward))))
+
     def learn(self, trace: Trace, passes: int, fresh: np.ndarray) -> float:
         """Go through a trace a number of times, in random order; return the mean loss of the last pass.
 
         Args:
             trace: what to imitate.
             passes: how often.
-            fresh: `[R]`, which of its steps the running moments of observations have not counted yet.
+            fresh: `[R]`, which of its steps the running moments of observations and returns have not counted yet.
         """
+        trace = self._scaled(trace, fresh)
         if normalized := {name for model in self._models.values() for name in model.normalized}:
             rows = np.flatnonzero(fresh)
             for k in range(0, len(rows), COUNTED):
@@ -210,7 +230,10 @@ class Cloning:
     def hand_over(self) -> None:
         """Give the agent what was learnt so far."""
         algorithm, train = self._engine.learner.algorithm, self._engine.train
-        self._engine.put(train._replace(state=algorithm.with_weights(train.state, self._weights)))
+        state: Any = algorithm.with_weights(train.state, self._weights)
+        if self._scale != ():
+            state = state._replace(reward_scale=state.reward_scale._replace(moments=self._scale.moments))
+        self._engine.put(train._replace(state=state))
 
 
 def draws(
