@@ -450,21 +450,24 @@ def test_pretraining_counts_every_observation_once(tmp_path, monkeypatch, count)
     np.testing.assert_allclose(var, states.var(axis=0), rtol=1e-4)
 
 
-@pytest.mark.parametrize("count", [None, 1])
-def test_pretraining_fits_values_to_normalised_rewards(tmp_path, monkeypatch, count):
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("ppo", 1), *[pytest.param(name, None, marks=pytest.mark.slow) for name in ("a2c", "ac", "trpo")]],
+)
+def test_pretraining_fits_values_to_normalised_rewards(name, count, tmp_path, monkeypatch):
     """The unit of the rewards makes no difference, as it makes none in updates; and each reward is counted once."""
     monkeypatch.setattr("operant.experience.COUNTED", 64)  # in several calls
     draw = np.random.default_rng(0)
     states, rewards = draw.normal(size=(160, 3)).astype(np.float32), draw.normal(1.0, 2.0, 160)
     found = []
     for unit in (1.0, 1000.0):
-        agent, directory = make("ppo", normalize_rewards=True), tmp_path / str(unit)
+        agent, directory = make(name, normalize_rewards=True), tmp_path / str(unit)
         directory.mkdir()
-        for name, own in (("a", slice(70)), ("b", slice(70, 160))):
+        for file, own in (("a", slice(70)), ("b", slice(70, 160))):
             n = len(states[own])
             terminal = np.arange(n) % 10 == 9  # in the middle, too
             trace = Trace.read(agent.spaces, states[own], np.zeros(n, int), terminal, unit * rewards[own])
-            traces.write(directory / f"{name}.npz", agent.spaces, trace)
+            traces.write(directory / f"{file}.npz", agent.spaces, trace)
         agent.pretrain(directory, num_iterations=6, num_traces=count, num_updates=2, batch_size=64)
         found.append(agent)
     assert same(*found)

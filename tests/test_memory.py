@@ -604,9 +604,9 @@ def test_a_memory_has_begun_with_so_many_rows_or_where_a_column_is_full():
 @pytest.mark.parametrize(
     ("replay", "stacked"),
     [
-        (Replay(27, 3), False),
-        (Replay(27, 3, prioritised=True), False),
         (Replay(27, 3, frames={"camera": 3}), True),
+        pytest.param(Replay(27, 3), False, marks=pytest.mark.slow),
+        pytest.param(Replay(27, 3, prioritised=True), False, marks=pytest.mark.slow),
     ],
 )
 def test_an_emptied_memory_is_like_a_fresh_one(replay, stacked):

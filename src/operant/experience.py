@@ -128,7 +128,6 @@ class Cloning:
         self._order = np.random.default_rng(seed)
         self._key, self._taken = jax.random.key(seed), 0
         self._step, self._count = jax.jit(self._stepped), jax.jit(self._counted)
-        self._weigh = jax.jit(self._weighed)
         self._models = engine.learner.algorithm.models
         self._hyper = engine.learner.now(engine.train.hyper, engine.train.counters)
         weights = engine.learner.algorithm.weights(engine.train.state)
@@ -160,26 +159,38 @@ class Cloning:
                 params[name] = model.averaged(params[name], learning[name], block.observation)
         return {name: {**weights[name], "params": params[name]} for name in weights}, state, value
 
-    def _counted(self, weights: Tree, observation: Arrays, valid: Array) -> Tree:
-        return {
+    def _counted(
+        self,
+        weights: Tree,
+        scale: Any,
+        hyper: Tree,
+        observation: Arrays,
+        reward: Array,
+        ended: Array,
+        valid: Array,
+    ) -> tuple[Tree, Any]:
+        weights = {
             name: model.observe(weights[name], observation, valid) for name, model in self._models.items()
         }
+        if scale != ():
+            gamma = self._engine.learner.at(hyper).config.gamma
+            rows = (x[:, None] for x in (reward, ended, valid))
+            scale, _ = statistics.scale_rewards(scale, *rows, gamma=gamma)
+        return weights, scale
 
-    def _weighed(self, scale: Tree, hyper: Tree, reward: Array, ended: Array, valid: Array) -> Tree:
-        gamma = self._engine.learner.at(hyper).config.gamma
-        rows = (x[:, None] for x in (reward, ended, valid))
-        return statistics.scale_rewards(scale, *rows, gamma=gamma)[0]
-
-    def _scaled(self, trace: Trace, fresh: np.ndarray) -> Trace:
-        """Count the rewards that are fresh, and return the trace with its rewards in the unit of updates."""
-        if self._scale == ():
-            return trace
-        for k in range(0, len(fresh), COUNTED):
-            own = slice(k, k + COUNTED)
-            reward, ended = (_padded(x[own], COUNTED) for x in (trace.reward, trace.terminal > 0))
-            valid = np.pad(fresh[own], (0, COUNTED - len(fresh[own])))
-            self._scale = self._weigh(self._scale, self._hyper, reward, ended, valid)
-        return trace._replace(reward=np.asarray(statistics.scaled(self._scale, jnp.asarray(trace.reward))))
+    def _see(self, trace: Trace, fresh: np.ndarray) -> None:
+        """Let the steps that are fresh, of whole episodes, enter the running moments of observations and returns."""
+        normalized = {name for model in self._models.values() for name in model.normalized}
+        if not normalized and self._scale == ():
+            return
+        seen = {name: trace.observation[name] for name in normalized}, trace.reward, trace.terminal > 0
+        rows = np.flatnonzero(fresh)
+        for k in range(0, len(rows), COUNTED):
+            own = rows[k : k + COUNTED]
+            padded = jax.tree.map(lambda x, own=own: _padded(x[own], COUNTED), seen)
+            self._weights, self._scale = self._count(
+                self._weights, self._scale, self._hyper, *padded, np.arange(COUNTED) < len(own)
+            )
 
     def learn(self, trace: Trace, passes: int, fresh: np.ndarray) -> float:
         """Go through a trace a number of times, in random order; return the mean loss of the last pass.
@@ -189,13 +200,11 @@ class Cloning:
             passes: how often.
             fresh: `[R]`, which of its steps the running moments of observations and returns have not counted yet.
         """
-        trace = self._scaled(trace, fresh)
-        if normalized := {name for model in self._models.values() for name in model.normalized}:
-            rows = np.flatnonzero(fresh)
-            for k in range(0, len(rows), COUNTED):
-                own = rows[k : k + COUNTED]
-                observation = {name: _padded(trace.observation[name][own], COUNTED) for name in normalized}
-                self._weights = self._count(self._weights, observation, np.arange(COUNTED) < len(own))
+        self._see(trace, fresh)
+        if self._scale != ():  # values are fitted in the unit of updates
+            trace = trace._replace(
+                reward=np.asarray(statistics.scaled(self._scale, jnp.asarray(trace.reward)))
+            )
         if jax.tree.leaves(self._engine.learner.start_carry()):
             self.hand_over()  # recurrent states are computed with what the agent has learnt so far
         columns = self._cut(trace)
