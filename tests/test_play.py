@@ -409,6 +409,9 @@ def test_a_class_plays_and_trains_on(tmp_path, capsys):
     played = agent.play(frame_dir=str(tmp_path / "f"), episodes=2)
     assert len(played.rewards) == 2 and capsys.readouterr().out == ""
     assert len(list((tmp_path / "f").rglob("*.jpg"))) == sum(played.lengths) + 2
+    again = agent.play(frame_dir=str(tmp_path / "f"), frame_frequency=2, episodes=2)
+    assert {file.parent.name for file in again.files} == {"episode-002", "episode-003"}
+    assert all(file.exists() for file in [*played.files, *again.files])
     agent.run = agent.run.replace(max_episode_timesteps=4)
     assert agent.play(episodes=2).lengths == [4, 4]
     agent.fit(max_steps=400)

@@ -65,7 +65,7 @@ class Video:
         # The codec takes even sizes only, and says nothing when it fails.
         picture = np.pad(picture, ((0, picture.shape[0] % 2), (0, picture.shape[1] % 2), (0, 0)), mode="edge")
         if self._writer is None:
-            path = _free(self._place, len(self.files), "mp4")
+            path = _free(self._place, len(self.files), ".mp4")
             self.files.append(self.directory / path.name)
             size = (picture.shape[1], picture.shape[0])
             self._writer = imageio_ffmpeg.write_frames(
@@ -85,7 +85,10 @@ class Video:
 
 
 class Pictures:
-    """Writes every n-th frame as ``00042.jpg``, episodes after the first into folders of their own; relative to `base`, as for `Video`."""
+    """Writes every n-th frame as ``00042.jpg`` to a folder that is relative to `base`, as for `Video`.
+
+    Episodes after the first, and all of them if earlier calls left frames there, get folders of their own in it, ``episode-001``.
+    """
 
     def __init__(self, directory: str | Path, frequency: int, base: Path | None = None) -> None:
         self.directory = Path(directory)
@@ -93,6 +96,7 @@ class Pictures:
         self.frequency = frequency
         self.files: list[Path] = []
         self._episode = 0
+        self._folder: str | None = None
         _leave_sound()
         _needs("PIL", "frame_dir", "video")
 
@@ -102,7 +106,10 @@ class Pictures:
 
         if number % self.frequency:
             return
-        file = Path("" if self._episode == 0 else f"episode-{self._episode:03d}", f"{number:05d}.jpg")
+        if self._folder is None:
+            used = self._episode > 0 or next(self._place.glob("[0-9]*.jpg"), None) is not None
+            self._folder = _free(self._place, max(1, self._episode)).name if used else ""
+        file = Path(self._folder, f"{number:05d}.jpg")
         place = self._place / file
         place.parent.mkdir(parents=True, exist_ok=True)
         self.files.append(self.directory / file)
@@ -111,6 +118,7 @@ class Pictures:
     def end(self) -> None:
         """Count the episode."""
         self._episode += 1
+        self._folder = None
 
 
 class Window:
@@ -158,10 +166,10 @@ def _needs(module: str, name: str, extra: str) -> None:
         raise SpecError(f"{name} needs the package {module}. Install it: pip install 'operant[{extra}]'.")
 
 
-def _free(directory: Path, number: int, suffix: str) -> Path:
+def _free(directory: Path, number: int, suffix: str = "") -> Path:
     """Return a name that no earlier call has used."""
     numbers = iter(range(number, 10**6))
-    return next(path for i in numbers if not (path := directory / f"episode-{i:03d}.{suffix}").exists())
+    return next(path for i in numbers if not (path := directory / f"episode-{i:03d}{suffix}").exists())
 
 
 class Watched(VectorEnv):
