@@ -3,7 +3,7 @@
     python benchmarks/learning/run.py ppo:cartpole-500k dqn:cartpole-500k --seeds 5
 
 A seed's score is the mean return of its last 100 training episodes or, if the gate says so, of 100 episodes of the
-final policy without exploration. A gate is passed if the lower end of the 95% bootstrap interval of the mean over seeds
+final policy without exploration; then its last training episodes stand beside it. A gate is passed if the lower end of the 95% bootstrap interval of the mean over seeds
 is above it (and, if the gate has an upper bound, the upper end is below that); a single seed, which has no interval,
 passes none. Results go to benchmarks/results/learning.json and .md, histories to benchmarks/results/curves/, pictures
 of them to docs/images/.
@@ -21,6 +21,7 @@ import math
 import os
 import platform
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -33,6 +34,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
+import operant
 from operant import presets
 from operant.execution.config import RunConfig
 from operant.execution.environments import host_vector
@@ -46,6 +48,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 IMAGES = ROOT / "docs" / "images"
 LAST_EPISODES = 100
 CURVE_POINTS = 1000
+PACKAGES = ("jax", "keras", "optax", "numpy", "gymnasium")
 ENOUGH_SEEDS = 5
 """With fewer, an interval is too narrow to say anything, and no gate is judged."""
 
@@ -83,16 +86,24 @@ GATES = {
     "sac:halfcheetah-100k": Gate(None, "none at 100k steps", greedy=True),
     "ddpg:halfcheetah-100k": Gate(None, "none at 100k steps", greedy=True),
     "td3:halfcheetah-1m": Gate(8700.0, "the authors' curve: 9567 ± 833 at 1M (10 seeds)", greedy=True),
-    "ddpg:halfcheetah-1m": Gate(8000.0, "CleanRL's settings: 10374 ± 157 (3 seeds)", greedy=True),
-    "sac:halfcheetah-1m": Gate(8200.0, "CleanRL's settings: 9635 ± 1424 (3 seeds)", greedy=True),
+    "ddpg:halfcheetah-1m": Gate(
+        8000.0,
+        "CleanRL: 10374 ± 157 (3 seeds, training; actor and targets move every second step)",
+        greedy=True,
+    ),
+    "sac:halfcheetah-1m": Gate(8200.0, "CleanRL's settings: 9635 ± 1424 (3 seeds, training)", greedy=True),
     "ppo:halfcheetah-1m": Gate(
         1300.0, "CleanRL's settings: 1443 ± 46 (3 seeds); above 3000 means that settings differ", below=3000.0
     ),
     "ppo:lunarlander": Gate(200.0, "rl-zoo3: 242.1 ± 31.8 (LunarLander-v2, one run, greedy)", greedy=True),
-    "trpo:cartpole": Gate(480.0, "rl-zoo3: 500 ± 0 (100k steps, one run, greedy)"),
+    "trpo:cartpole-100k": Gate(480.0, "rl-zoo3: 500 ± 0 (one run, greedy)", greedy=True),
+    "trpo:cartpole": Gate(480.0, "rl-zoo3: 500 ± 0 (100k steps, other settings, one run, greedy)"),
     "ppo:mountaincar-default": Gate(
         -200.5, "CleanRL: -200 ± 0 (must fail: a negative control)", below=-199.5
     ),
+    "ppo:pong": Gate(19.5, "CleanRL's settings: 20.36 ± 0.20 (3 seeds)"),
+    "dqn:pong": Gate(19.5, "CleanRL's settings: 20.25 ± 0.41 (3 seeds)"),
+    "acer:pong": Gate(19.0, "SB2 zoo: 20.67 ± 0.51 (one run)"),
 }
 
 
@@ -125,18 +136,31 @@ def train_seed(
     if outcome.reason == "interrupted":
         raise SystemExit(f"{outcome.message} The same command goes on with {directory}.")
     history = read_history(directory / "history.parquet")
-    rewards = play(directory) if greedy else history["episode_reward"][-LAST_EPISODES:]
-    score = float(np.mean(rewards))
+    training = float(np.mean(history["episode_reward"][-LAST_EPISODES:]))
     result = {
         "seed": seed,
-        "score": score,
+        "score": float(np.mean(play(directory))) if greedy else training,
+        **({"training": training} if greedy else {}),
         "steps": outcome.step,
         "episodes": outcome.episodes,
         "training_seconds": round(outcome.seconds, 1),
         "whole_seconds": round(seconds, 1),
+        "measured": measured(),
     }
     done.write_text(json.dumps({**result, "settings": settings}))
     return result
+
+
+def measured() -> str:
+    """Return the day, the commit of operant and the versions of what it builds on, in words."""
+    place = Path(operant.__file__).parent
+    found = subprocess.run(
+        ["git", "-C", str(place), "describe", "--always", "--dirty", "--exclude=*"],
+        capture_output=True,
+        text=True,
+    )
+    commit = found.stdout.strip() or f"operant {version('operant')}"
+    return ", ".join([time.strftime("%Y-%m-%d"), commit, *(f"{p} {version(p)}" for p in PACKAGES)])
 
 
 def expect(found: dict[str, Any], settings: dict[str, Any], directory: Path) -> None:
@@ -175,14 +199,20 @@ def run_preset(name: str, seeds: int, max_steps: int | None, runs: Path) -> dict
             )
         )
         print(name, results[-1], flush=True)
-    scores = [r["score"] for r in results]
-    row: dict[str, Any] = {"preset": name, "settings": settings, "seeds": results}
-    for statistic in ("mean", "iqm"):
-        ends = interval(scores, statistic)
-        if len(scores) < ENOUGH_SEEDS:
-            ends = (ends[0], math.nan, math.nan)
-        row[statistic] = [round(x, 2) if math.isfinite(x) else None for x in ends]
-    return judged(row)
+    return judged({"preset": name, "settings": settings, "seeds": results} | statistics(results))
+
+
+def statistics(seeds: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]:
+    """Return mean and IQM of the scores, and the mean of the training episodes if scores are of others, with intervals if there are enough seeds."""
+    wanted = [("mean", "score", "mean"), ("iqm", "score", "iqm"), ("training", "training", "mean")]
+    found = {}
+    for name, column, statistic in wanted:
+        if all(column in r for r in seeds):
+            ends = interval([r[column] for r in seeds], statistic)
+            if len(seeds) < ENOUGH_SEEDS:
+                ends = (ends[0], math.nan, math.nan)
+            found[name] = [round(x, 2) if math.isfinite(x) else None for x in ends]
+    return found
 
 
 def so_far(name: str, runs: Path) -> dict[str, Any]:
@@ -309,11 +339,10 @@ def write(rows: list[dict[str, Any]], unfinished: list[dict[str, Any]], command:
     parts = {name: without(row, kept.get(name)) for name, row in parts.items()}
     parts = {name: row for name, row in parts.items() if row["seeds"]}
     kept = {name: judged(row) for name, row in kept.items()}  # gates may have changed since
-    packages = ("operant", "jax", "keras", "optax", "numpy", "gymnasium")
     machine = {
         "python": platform.python_version(),
         "cores": os.cpu_count(),
-        **{p: version(p) for p in packages},
+        **{p: version(p) for p in PACKAGES},
     }
     results = {
         "command": command,
@@ -326,19 +355,29 @@ def write(rows: list[dict[str, Any]], unfinished: list[dict[str, Any]], command:
         "# Learning over seeds",
         "",
         "A seed's score is the mean return of its last 100 training episodes (exploration on) or, where it says greedy, of 100 episodes",
-        f"of the final policy without exploration. Intervals are 95% bootstrap intervals over seeds. The last to be measured: `{command}`, with {', '.join(f'{k} {v}' for k, v in machine.items())}.",
+        "of the final policy without exploration; the column after it has the last 100 training episodes of those. Intervals are 95%",
+        f"bootstrap intervals over seeds. The last to be measured: `{command}`, with {', '.join(f'{k} {v}' for k, v in machine.items())};",
+        "learning.json has the versions of each.",
         "",
-        "| preset | steps | seeds | mean [95%] | IQM [95%] | gate (interval within) | passed | training, s per seed | published |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| preset | steps | seeds | mean [95%] | training [95%] | IQM [95%] | gate (interval within) | passed | training, s per seed | published | measured |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in kept.values():
         mean, iqm = (estimated(row[s]) for s in ("mean", "iqm"))
+        training = (
+            estimated(row["training"])
+            if "training" in row
+            else "not kept"
+            if row.get("greedy")
+            else "as scored"
+        )
         seconds = float(np.median([r["training_seconds"] for r in row["seeds"]]))
         bound, below = row.get("gate"), row.get("below")
         within = "-" if bound is None else f"above {bound}" if below is None else f"{bound} to {below}"
+        when = ", ".join(row["seeds"][-1]["measured"].split(", ")[:2])
         lines.append(
-            f"| {linked(row['preset'])} | {row['seeds'][0]['steps']:,} | {len(row['seeds'])} | {mean}{' greedy' if row.get('greedy') else ''} | {iqm} | {within} | "
-            f"{'yes' if row.get('passed') else 'no' if 'passed' in row else '-'} | {seconds:g} | {row.get('published', '-')} |"
+            f"| {linked(row['preset'])} | {row['seeds'][0]['steps']:,} | {len(row['seeds'])} | {mean}{' greedy' if row.get('greedy') else ''} | {training} | {iqm} | {within} | "
+            f"{'yes' if row.get('passed') else 'no' if 'passed' in row else '-'} | {seconds:g} | {row.get('published', '-')} | {when} |"
         )
     if parts:
         lines += [
