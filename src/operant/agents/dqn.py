@@ -30,16 +30,18 @@ The first `burn_in` rows only bring h up to date, without gradient. y_t is the t
 One gradient step follows every `train_every` steps of all environments. Actions of several components, or of components
 with a shape, have one Q-value each; they share the target as independent learners do, and the loss is their mean.
 
-Deviations: steps before `buffer_initial_size` act at random and count as environment steps. Terminal targets keep the
-value of the last observation when the episode was cut by a time limit. ε falls linearly from `epsilon_start` to
-`epsilon_end` over `epsilon_decay_steps` after that; with `noisy` it is 0 then. The target network is a copy every
-`target_sync_steps` environment steps (also when several environments step past the multiple at once), or a moving
-average with `tau` < 1. Noisy layers keep the network's own initial weights, and all environments act under the same
-noise. A return ends where the mask of the next observation allows nothing, also at a time limit. A row keeps the weight
-that `priority_alpha` gave when it was last replayed, also where that follows a schedule. Importance weights are divided
-by their sum over the batch, not by the largest (Schaul et al. 2016, section 3.4). Priorities are the divergence from
-the target (`c51`) or the mean absolute difference of quantiles (`quantile`). Sequences begin at any row and are drawn
-uniformly, not by priority; they run over ends of episodes, where h starts anew. Values are not rescaled.
+Deviations: errors are squared, where Mnih et al. clip their gradient at ±1 (`huber` 1 does), and the optimizer is any,
+Adam by default, where theirs is RMSProp. Steps before `buffer_initial_size` act at random and count as environment
+steps. Terminal targets keep the value of the last observation when the episode was cut by a time limit. ε falls
+linearly from `epsilon_start` to `epsilon_end` over `epsilon_decay_steps` after that; with `noisy` it is 0 then. The
+target network is a copy every `target_sync_steps` environment steps (also when several environments step past the
+multiple at once), or a moving average with `tau` < 1. Noisy layers keep the network's own initial weights, and all
+environments act under the same noise. A return ends where the mask of the next observation allows nothing, also at a
+time limit. A row keeps the weight that `priority_alpha` gave when it was last replayed, also where that follows a
+schedule. Importance weights are divided by their sum over the batch, not by the largest (Schaul et al. 2016, section
+3.4). Priorities are the divergence from the target (`c51`) or the mean absolute difference of quantiles (`quantile`).
+Sequences begin at any row and are drawn uniformly, not by priority; they run over ends of episodes, where h starts
+anew. Values are not rescaled.
 """
 
 from __future__ import annotations
@@ -278,7 +280,7 @@ class DQN(QLearner):
             config,
             spaces,
             actors,
-            "ddqn" if config.double else "dqn",
+            ("dueling_dqn" if config.dueling else "ddqn") if config.double else "dqn",
             network=config.model,
             atoms=atoms,
             dueling=config.dueling,

@@ -12,10 +12,12 @@ and `ppo_epochs` passes over the block in `mini_batches` shuffled parts. With `t
 Stable-Baselines3 (https://github.com/DLR-RM/stable-baselines3, `ppo/ppo.py`): before each step the divergence is estimated on
 its minibatch, and the first one beyond 1.5 `target_kl` is also the first without a step.
 
-Deviations: the value is clipped with the policy's ε and advantages are standardised per minibatch, as in the authors' code,
-not in the paper (`clip_value`, `normalize_advantage` turn them off). A time limit bootstraps from the value of the last
-observation. If the block does not divide into minibatches, each epoch leaves out a different random remainder. With
-`normalize_observations` a block enters the running moments before it is learnt from, so the first r is not exactly 1.
+Deviations: the value is clipped with the policy's ε and advantages are standardised per minibatch, as in the authors'
+code, not in the paper (`clip_value`, `normalize_advantage` turn them off); a minibatch of a single row keeps its
+advantage. The squared error of the value is halved. A time limit bootstraps from the value of the last observation. If
+the block does not divide into minibatches, each epoch leaves out a different random remainder; those of a recurrent
+network are made of whole sequences. With `normalize_observations` a block enters the running moments before it is
+learnt from, so the first r is not exactly 1.
 """
 
 from __future__ import annotations
