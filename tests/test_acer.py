@@ -70,6 +70,14 @@ def test_projection_of_two_probabilities():
     assert float(-0.625 * z[0] - 2.5 * z[1]) == pytest.approx(1.0, abs=1e-5)
 
 
+def test_epsilon_is_added_to_what_divides_in_the_projection():
+    """ε = 0.1: k = -(0.5/0.9, 0.5/0.3), k·g = 10/3, |k|² + ε = 25/81 + 25/9 + 0.1."""
+    log_prob, log_average = jnp.log(jnp.array([0.8, 0.2])), jnp.log(jnp.array([0.5, 0.5]))
+    z = project(jnp.array([0.0, -2.0]), log_prob, log_average, delta=1.0, epsilon=0.1)
+    share = (10 / 3 - 1) / (25 / 81 + 25 / 9 + 0.1)
+    np.testing.assert_allclose(z, [share * 5 / 9, -2 + share * 5 / 3], rtol=1e-5)
+
+
 def test_projection_is_the_nearest_point_that_keeps_the_bound():
     rng = np.random.default_rng(0)
     inside = outside = 0

@@ -150,3 +150,23 @@ def test_equal_advantages_stay_zero_though_their_mean_is_rounded():
 def test_a_single_advantage_stays_as_it_is():
     x, weight = jnp.asarray([5.0, -3.0, 7.0]), jnp.asarray([0.0, 1.0, 0.0])
     np.testing.assert_array_equal(losses.normalise(x, weight), [0, -3, 0])
+
+
+@pytest.mark.parametrize("choices", [3, 64, 65, 200])
+def test_pick_takes_the_choice_of_each_row_however_many_there_are(choices):
+    x = np.random.default_rng(0).normal(size=(2, 4, choices)).astype(np.float32)
+    index = np.array([[0, 1, choices - 1, 2], [choices - 1, 0, 1, 1]])
+    expected = [[x[i, j, index[i, j]] for j in range(4)] for i in range(2)]
+    slope = np.zeros_like(x)
+    for i, j in np.ndindex(2, 4):
+        slope[i, j, index[i, j]] = i + 1
+    index = jnp.asarray(index, jnp.int32)
+    np.testing.assert_array_equal(losses.pick(jnp.asarray(x), index), expected)
+    weight = jnp.asarray([[1.0] * 4, [2.0] * 4])
+    grad = jax.grad(lambda x: jnp.sum(losses.pick(x, index) * weight))(jnp.asarray(x))
+    np.testing.assert_array_equal(grad, slope)
+
+
+def test_epsilon_is_added_to_the_deviation():
+    # 1, 5: mean 3, deviation 2; with an epsilon of 2 half as far apart (added to the variance: 2 / √6)
+    np.testing.assert_allclose(losses.normalise(f32(1, 5), f32(1, 1), epsilon=2.0), [-0.5, 0.5])

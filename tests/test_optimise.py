@@ -84,6 +84,14 @@ def test_max_norm_bounds_the_norm_over_all_leaves():
     )
 
 
+def test_the_whole_norm_is_bounded_before_any_other_bound():
+    """(30, 40) is cut to the norm 5, (3, 4), and then number by number to 3.5; the other way round (3.5, 3.5) would stay."""
+    params, grads = {"a": jnp.zeros(2)}, {"a": jnp.asarray([30.0, 40.0])}
+    optimizer = optimise.optimizer({"type": "sgd", "clipvalue": 3.5}, 1.0, max_norm=5.0)
+    new, _, _ = optimise.apply(optimizer, params, optimizer.init(params), grads)
+    np.testing.assert_allclose(new["a"], [-3.0, -3.5], rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["adam", "momentum"])
 def test_a_gradient_that_is_not_finite_changes_nothing(name):
     optimizer = optimise.optimizer(name, 0.1, max_norm=1.0)

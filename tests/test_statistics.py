@@ -157,6 +157,20 @@ def test_scaled_rewards_do_not_depend_on_the_cut_into_blocks():
     jax.tree.map(np.testing.assert_array_equal, scale, part)
 
 
+def test_scaled_rewards_have_a_bound_fresh_and_replayed():
+    """Among a thousand zeros one reward has a deviation of 1 / √1001: it is worth 31.6 of them, and cut to the bound."""
+    reward, valid = jnp.zeros((1001, 1)).at[1000].set(1.0), jnp.ones((1001, 1), bool)
+    for clip, expected in ((10.0, 10.0), (3.0, 3.0), (40.0, np.sqrt(1001.0))):
+        for sign in (1.0, -1.0):
+            scale, out = statistics.scale_rewards(
+                statistics.init_reward_scale(1), sign * reward, ~valid, valid, gamma=0.0, clip=clip
+            )
+            np.testing.assert_allclose(out[-1, 0], sign * expected, rtol=2e-3)
+            np.testing.assert_allclose(
+                statistics.scaled(scale, sign * reward[-1], clip=clip), [sign * expected], rtol=2e-3
+            )
+
+
 def test_a_return_starts_anew_behind_a_row_without_action_flagged_or_not():
     valid = jnp.asarray([1, 1, 1, 0, 1, 1], bool)[:, None]
     rows = (jnp.ones((6, 1)), jnp.zeros((6, 1), bool), valid)
