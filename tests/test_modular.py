@@ -11,14 +11,20 @@ import pytest
 from tests.small_agents import MODEL, RECURRENT, Countdown, compile_agent, compiled, interact, learner
 
 from operant import Agent
-from operant.agents import exploration, steps
+from operant.agents import exploration, objectives, steps
 from operant.agents.batches import block_rows, recent_rows
+from operant.agents.learner import Learner
 from operant.agents.making import define
+from operant.agents.objectives import Rows, View
+from operant.agents.preparation import Preparation
+from operant.agents.protocol import Counters
 from operant.envs import native_ids
 from operant.errors import SpaceError, SpecError
 from operant.execution.device import DeviceDriver
 from operant.execution.episodes import Score
 from operant.ops import optimise
+from operant.spaces import Spaces
+from operant.types import Block
 
 STATES = {"type": "float", "shape": (2,)}
 ACTIONS = {"type": "int", "num_values": 2}
@@ -357,6 +363,180 @@ def test_variable_noise_does_not_depend_on_the_order_of_parameters():
     compiled_noise = jax.jit(exploration.perturbed)(params, jax.random.key(0), 1.0)
     for name, x in exploration.perturbed(params, jax.random.key(0), 1.0).items():
         np.testing.assert_allclose(x, compiled_noise[name], rtol=1e-5, err_msg=name)
+
+
+# By hand
+
+
+class Told(objectives.ActionValue):
+    """Networks whose values are the parameters themselves."""
+
+    def q_values(self, params, frozen, view):
+        return params
+
+
+def told(actions, **options):
+    spaces = Spaces.read(states=STATES, actions=actions)
+    config = define("modular", objective="action_value", baseline_model=None, **options).config
+    return Told(config, spaces, {})
+
+
+def test_with_double_the_online_network_chooses_and_the_target_judges():
+    online, target = {"action": jnp.array([[1.0, 3.0, 2.0]])}, {"action": jnp.array([[10.0, 20.0, 30.0]])}
+    action = {"type": "int", "num_values": 3}
+    mask = {"action_mask": jnp.array([[True, False, True]])}
+    for double, seen, expected in ((True, {}, 20.0), (False, {}, 30.0), (True, mask, 30.0)):
+        values = told(action, double=double).values({"model": online}, target, {}, View(seen))
+        np.testing.assert_array_equal(values, [[expected]])
+    online = {"action": jnp.array([[3.0, 9.0, 2.0]])}
+    assert told(action, double=True).values({"model": online}, target, {}, View(mask)) == 10.0
+
+
+def test_the_loss_of_action_values_is_the_mean_over_elements():
+    """Values taken 1, 5 and 0 with targets 2, 2 and 2: (1 + 9 + 4) / 3."""
+    objective = told(
+        {"gear": {"type": "int", "shape": (2,), "num_values": 2}, "brake": {"type": "bool", "shape": ()}}
+    )
+    q = {"gear": jnp.array([[[1.0, 7.0], [7.0, 5.0]]]), "brake": jnp.array([[7.0, 0.0]])}
+    action = {"gear": jnp.array([[0, 1]]), "brake": jnp.array([True])}
+    rows = Rows(View({}), action, jnp.zeros(1), jnp.full((1, 3), 2.0), jnp.zeros(1))
+    loss, metrics = objective.loss({"model": q}, {}, rows)
+    np.testing.assert_allclose([loss, metrics["loss/td"]], [[14 / 3], [14 / 3]], rtol=1e-6)
+    assert metrics["value/mean"] == 2.0
+
+
+class Certain(objectives.PolicyGradient):
+    """A network whose outputs are the parameters themselves."""
+
+    def outputs(self, params, frozen, view):
+        return params
+
+
+@pytest.mark.parametrize(
+    ("options", "losses", "slopes"),
+    [
+        # probabilities 1/4 and 3/4; the first is taken, at which it was 1/8, then the second, at which it was 1
+        ({"importance_sampling": True}, [-2 * 3.0, 0.75 * 5.0], [-2 * 3.0 * 0.75, -0.75 * 5.0 * 0.75]),
+        ({"clipping_value": 0.5}, [-1.5 * 3.0, 0.75 * 5.0], [0.0, -0.75 * 5.0 * 0.75]),
+        ({}, [3.0 * np.log(4.0), -5.0 * np.log(4 / 3)], [-3.0 * 0.75, -5.0 * 0.75]),
+    ],
+    ids=["ratio", "clipped", "plain"],
+)
+def test_the_loss_of_a_policy_by_hand(options, losses, slopes):
+    """Advantages 3 and -5; the slope in the logit of the first action is -ρ A (1 - p) where it is taken, ρ A p where not."""
+    config = define("modular", entropy_regularization=0.0, baseline_model=None, **options).config
+    objective = Certain(config, Spaces.read(states=STATES, actions=ACTIONS), {})
+    logits = {"action/logits": jnp.broadcast_to(jnp.log(jnp.array([0.25, 0.75])), (2, 2))}
+    old = jnp.log(jnp.array([0.125, 1.0])) if options else jnp.zeros(2)
+    action, advantage = {"action": jnp.array([0, 1])}, jnp.array([3.0, -5.0])
+    rows = Rows(View({}), action, old, jnp.zeros((2, 1)), advantage)
+    each, _ = objective.loss(logits, {}, rows)
+    np.testing.assert_allclose(each, losses, rtol=1e-5)
+    grad = jax.grad(lambda x: objective.loss(x, {}, rows)[0].sum())(logits)["action/logits"]
+    np.testing.assert_allclose(grad[0], [slopes[0], -slopes[0]], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(grad[1, 0], -5.0 * 0.25 * (0.75 if options else 1.0), rtol=1e-5)
+
+
+def test_targets_move_with_every_so_manieth_update():
+    options = {"objective": "action_value", "baseline_model": None, "target_update_weight": 0.5}
+    algorithm = learner("modular", Countdown(), 1, **options, target_sync_frequency=3).algorithm
+    shapes = jax.eval_shape(algorithm.init, jax.random.key(0))
+    state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    ahead = state._replace(target=jax.tree.map(lambda x: x + np.float32(2.0), state.target))
+    follow = jax.jit(algorithm._follow)
+    for number in range(1, 8):
+        for there in (True, False):
+            after = follow(ahead._replace(made=np.uint32(number)), there)
+            expected = 1.0 if there and number in (3, 6) else 2.0
+            assert all((x == expected).all() for x in after.target.values())
+
+
+def test_a_baseline_is_subtracted_from_replayed_returns_too(monkeypatch):
+    """State t is worth 10 t; rewards are 1 and γ is 1/2: A = 1 + 10 (t + 1) / 2 - 10 t. Row 2 terminates: 1 - 20."""
+    monkeypatch.setattr(Preparation, "values", lambda self, view: 10.0 * view.observation["state"])
+    spaces = Spaces.read(states={"type": "float", "shape": (1,)}, actions=ACTIONS)
+    options = {"memory": "replay", "horizon": 1, "gamma": 0.5, "batch_size": 32}
+    definition = define("modular", **options, model=MODEL, baseline_model=MODEL)
+    algorithm = definition.cls.create(definition.config, spaces, 1)
+    empty = algorithm.memory.init(Learner(algorithm).example())
+    state = jax.eval_shape(algorithm.init, jax.random.key(0))
+    state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state)
+    row = np.arange(6)[:, None]
+    block = Block(
+        {"state": np.arange(7, dtype=np.float32)[:, None, None]}, {"action": np.zeros((6, 1), np.int32)},
+        np.ones((6, 1), np.float32), row == 2, row < 0, row != 3, (), (),
+    )  # fmt: skip
+
+    @jax.jit
+    def replayed(key):
+        return algorithm.prepared(state)._replayed(algorithm.memory.add(empty, block), key)
+
+    rows, counts = replayed(jax.random.key(1))
+    t = np.asarray(rows.view.observation["state"])[:, 0]
+    assert counts.all() and set(t) == {0, 1, 2, 4}
+    target = np.where(t == 2, 1.0, 1.0 + 5.0 * (t + 1))
+    np.testing.assert_allclose(rows.target[:, 0], target)
+    np.testing.assert_allclose(rows.advantage, target - 10.0 * t)
+
+
+# Independent draws
+
+
+def test_random_values_obey_masks_and_no_draw_depends_on_another():
+    n = 20_000
+    spaces = Spaces.read(
+        states={"x": {"type": "float"}, "a_mask": {"type": "bool", "shape": (3,)}},
+        actions={
+            "a": {"type": "int", "num_values": 3},
+            "b": {"type": "int", "num_values": 3},
+            "f": {"type": "float"},
+        },
+    )
+
+    @jax.jit
+    def explored(key):
+        masks = {"a": jnp.broadcast_to(jnp.array([False, True, True]), (n, 3))}
+        greedy = {"a": jnp.ones(n, jnp.int32), "b": jnp.zeros(n, jnp.int32), "f": jnp.zeros(n)}
+        noise = exploration.noise(key, spaces, n)
+        return [exploration.deviate(greedy, noise, amount, masks) for amount in (1.0, 0.3)]
+
+    always, often = jax.device_get(explored(jax.random.key(3)))
+    assert not np.any(always["a"] == 0)
+    for a in (1, 2):
+        for b in range(3):
+            both = (always["a"] == a) & (always["b"] == b)
+            assert np.mean(both) == pytest.approx(1 / 6, abs=0.015)
+            assert np.mean(always["f"][both]) == pytest.approx(0.0, abs=0.1)
+    shares = [np.mean(often[name] == value) for name, value in (("a", 2), ("b", 1), ("b", 2))]
+    np.testing.assert_allclose(shares, [0.15, 0.1, 0.1], atol=0.012)
+    assert np.mean((often["a"] == 2) & (often["b"] > 0)) == pytest.approx(0.15 * 0.2, abs=0.006)
+
+
+def test_exploration_does_not_depend_on_what_the_policy_draws():
+    algorithm = learner("modular", Countdown(kind="float"), 2, exploration=0.3).algorithm
+    policy, own = jax.jit(algorithm.noise, static_argnums=1)(jax.random.key(5), 20_000)
+    drawn = (np.asarray(policy["action"]).ravel(), np.asarray(own["action"]["normal"]).ravel())
+    assert abs(np.corrcoef(*drawn)[0, 1]) < 0.03
+
+
+def test_noise_on_parameters_has_the_deviation_asked_for_and_leaves_running_averages_alone():
+    network = [{"type": "dense", "size": 256}, {"type": "batch_normalization"}]
+    algorithm = learner("modular", Countdown(), 2, model=network, variable_noise=0.5).algorithm
+
+    @jax.jit
+    def begun(key):
+        state = algorithm.init(key)
+        return state.variables["params"], algorithm.acting(state, Counters.zero()).exploring
+
+    params, exploring = jax.device_get(begun(jax.random.key(0)))
+    averages = algorithm.models["model"].averages
+    assert len(averages) == 2
+    for name, x in params.items():
+        noise = exploring[name] - x
+        if name in averages:
+            assert not noise.any(), name
+        elif noise.size >= 256:
+            assert noise.std() == pytest.approx(0.5, rel=0.2), name
 
 
 # In the words of others
