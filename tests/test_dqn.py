@@ -154,6 +154,89 @@ def test_elements_of_actions_have_distributions_of_their_own(distributional):
     np.testing.assert_array_equal(taken[7, 1], raw["hand/gear"][7, 1, gear[7, 1]])
 
 
+def test_every_gradient_step_draws_a_batch_of_its_own(monkeypatch):
+    drawn, sampled = [], dqn.DQN._sampled
+
+    def watched(self, state, memory, key):
+        batch = sampled(self, state, memory, key)
+        jax.debug.callback(lambda index: drawn.append(index.tolist()), batch.index)
+        return batch
+
+    monkeypatch.setattr(dqn.DQN, "_sampled", watched)
+    built = learner("dqn", Countdown(), 3, gradient_steps=3)
+    train = jax.eval_shape(built.init, jax.random.key(0), built.hyper())
+    state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), train.state)
+    block = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), built.block_shape(3))
+
+    @jax.jit
+    def learned(key):
+        memory = built.algorithm.memory.init(built.example())
+        for _ in range(8):
+            memory = built.algorithm.memory.add(memory, block)
+        return built.algorithm._learn(state, memory, jnp.asarray(True), key)[2]
+
+    learned(jax.random.key(1))
+    jax.effects_barrier()
+    assert len(drawn) == 3
+    assert drawn[0] != drawn[1] != drawn[2] != drawn[0]
+
+
+@pytest.mark.parametrize("distributional", ["none", "c51", "quantile"])
+def test_elements_of_an_action_learn_as_if_each_were_alone(distributional):
+    """Of two elements of one action and a second action; of the element that may do nothing next nothing follows."""
+    options = {"distributional": distributional, "atoms": 5, "value_min": -2.0, "value_max": 2.0}
+    values = learner("dqn", Countdown(), 3, **options).algorithm.values
+    rng, atoms = np.random.default_rng(0), values.atoms
+    gear, brake = (
+        [jnp.asarray(rng.normal(size=(B, *own, *atoms)), jnp.float32) for _ in range(3)]
+        for own in ((2, 3), (2,))
+    )
+    action = jnp.asarray(rng.integers(0, 2, (B, 3)))
+    mask = jnp.asarray(rng.random((B, 2, 3)) < 0.5).at[:4, 0].set(False).at[:4, 1, 1].set(True)
+    one = jnp.zeros((B, 2), jnp.int32)
+    batch = Transition(
+        {}, {"gear": action[:, :2], "brake": action[:, 2]}, jnp.asarray(rng.normal(size=B), jnp.float32),
+        jnp.where(jnp.arange(B) < 3, 0.0, 0.9), {"gear_mask": mask}, (), one, jnp.asarray(rng.random(B), jnp.float32),
+    )  # fmt: skip
+    together = dqn.Outputs(*({"gear": g, "brake": b} for g, b in zip(gear, brake, strict=True)))
+    total, (error, metrics) = jax.jit(dqn.td_loss, static_argnums=0)(values, together, batch)
+    alone = []
+    for i in range(3):
+        own = dqn.Outputs(*({"it": b if i == 2 else g[:, i]} for g, b in zip(gear, brake, strict=True)))
+        seen = {} if i == 2 else {"it_mask": mask[:, i]}
+        alone.append(
+            dqn.td_loss(values, own, batch._replace(action={"it": action[:, i]}, next_observation=seen))
+        )
+    np.testing.assert_allclose(total, np.mean([x[0] for x in alone]), rtol=1e-5)
+    np.testing.assert_allclose(error, np.mean([x[1][0] for x in alone], axis=0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        metrics["value/mean"], np.mean([x[1][1]["value/mean"] for x in alone]), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_targets_are_those_of_networks_as_in_use(monkeypatch):
+    """Dropout is for the network that learns, on what it learns from."""
+    algorithm, state = made(double=True, model=[*MODEL, {"type": "dropout", "rate": 0.5}])
+    batch, seen = batch_of(algorithm, jax.random.key(5)), []
+    judge = dqn.td_loss
+    monkeypatch.setattr(dqn, "td_loss", lambda *x: seen.append(x[1]) or judge(*x))
+
+    @jax.jit
+    def found(params):
+        dqn.loss(params, state, algorithm, batch, jax.random.key(0))
+        return seen.pop()
+
+    for name, x in zip(dqn.Outputs._fields, outputs(algorithm, state, batch), strict=True):
+        own = getattr(found(state.variables["params"]), name)["action"]
+        assert np.allclose(own, x["action"], rtol=1e-4, atol=1e-5) is (name != "online"), name
+
+
+def test_huber_reaches_the_loss():
+    for distributional in ("none", "quantile"):
+        algorithm = learner("dqn", Countdown(), 3, distributional=distributional, huber=0.25).algorithm
+        assert algorithm.values.huber == 0.25
+
+
 # Noise
 
 

@@ -245,6 +245,33 @@ def test_imitation_unrolls_from_the_state_of_a_block():
     assert not np.isclose(imitate({"model": state.variables}, forgetful), expected, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["noisy", "dropout"])
+def test_each_network_is_unrolled_under_noise_of_its_own(kind, monkeypatch):
+    """Of noisy layers online, target and choosing network draw apart; dropout is only for the online one."""
+    options = (
+        {"noisy": True} if kind == "noisy" else {"model": [*RECURRENT, {"type": "dropout", "rate": 0.5}]}
+    )
+    algorithm, state = made(masked=False, double=True, **options)
+    block, key = block_of(algorithm, jax.random.key(1)), jax.random.key(7)
+    learned, seen, judge = algorithm.learned(state), [], dqn.td_loss
+    monkeypatch.setattr(dqn, "td_loss", lambda *x: seen.append(x[1]) or judge(*x))
+
+    @jax.jit
+    def found(learned):
+        dqn.sequence_loss(learned, state, algorithm, block, key)
+        return seen.pop()
+
+    valid = np.asarray(block.valid[BURN : BURN + LENGTH]).reshape(-1)
+    rows = {"online": 0, "target": 1, "choosing": 1}  # of the row itself, of the row that follows
+    for draw, (name, after) in enumerate(rows.items()):
+        params = algorithm.perturbed(state.target if name == "target" else learned, key, draw)
+        expected, _ = step_by_step(algorithm, {**state.variables, "params": params}, block)
+        expected = expected[BURN + after : BURN + after + LENGTH].reshape(-1, 3)
+        own = np.asarray(getattr(found(learned), name)["action"])
+        same = np.allclose(own[valid], expected[valid], rtol=1e-4, atol=1e-5)
+        assert same is (kind == "noisy" or name != "online"), name
+
+
 def test_noise_leaves_recurrent_cells_alone():
     _, state = made(noisy=True)
     names = set(noisy.deviations(state.variables["params"], 0.5))
