@@ -23,13 +23,13 @@ class Table(A2C):
         return variables["params"]
 
 
-def table(mask=None, **options):
+def table(mask=None, cls=Table, **options):
     states = {"x": {"type": "float", "shape": (1,)}}
     if mask is not None:
         states = {"x": states["x"], "action_mask": {"type": "bool", "shape": (2,)}}
     spaces = Spaces.read(states=states, actions={"type": "int", "num_values": 2})
-    config = Config(model=[{"type": "dense", "size": 2}], **{"gamma": 0.5, "entropy_coef": 0.0, **options})
-    return Table.create(config, spaces, 1)
+    chosen = {"model": [{"type": "dense", "size": 2}], "gamma": 0.5, "entropy_coef": 0.0, **options}
+    return cls.create(Config(**chosen), spaces, 1)
 
 
 def block(action, reward, terminated=(), truncated=(), invalid=(), mask=None):
@@ -140,6 +140,28 @@ def test_lam_below_one_shortens_the_returns_and_zero_leaves_one_step():
     for lam, targets in ((0.0, [2.0, 5.0]), (0.5, [2.0 + 0.5 * 0.5 * 3.0, 5.0]), (1.0, [3.5, 5.0])):
         grads = gradient(table(lam=lam), value, rows)[2]["value"][:, 0]
         np.testing.assert_allclose(grads, [(0 - targets[0]) / 2, (2 - targets[1]) / 2, 0], rtol=1e-5)
+
+
+class Dropping(Table):
+    """Where dropout is on, it adds 100 to every value."""
+
+    def evaluate(self, variables, observation, carry, valid):
+        found = super().evaluate(variables, observation, carry, valid)
+        learning = self.model.in_use(variables) is not variables
+        return {**found, "value": found["value"] + 100.0} if learning else found
+
+
+def test_returns_are_those_of_the_network_as_in_use():
+    """As in the first test but for the value's error, whose gradient is that under dropout."""
+    algorithm = table(cls=Dropping, model=[{"type": "dense", "size": 2}, {"type": "dropout", "rate": 0.5}])
+    rows = block([1, 0, 0], [1.0, 2.0, 99.0], terminated=[1], invalid=[2])
+    params = outputs([0.5, 1.0, 7.0, 3.0])
+    frozen = algorithm.model.learning({"params": params, "state": {}}, jax.random.key(0))["state"]
+    (_, metrics), grads = _gradient(params, frozen, algorithm, rows)
+    assert float(metrics["loss/policy"]) == pytest.approx(1.25 * math.log(2))
+    assert float(metrics["value/mean"]) == pytest.approx(0.75)
+    assert float(metrics["loss/value"]) == pytest.approx((98.5**2 + 99**2) / 2)
+    np.testing.assert_allclose(grads["value"][:, 0], [98.5 / 2, 99 / 2, 0, 0], rtol=1e-5)
 
 
 def test_standardised_advantages_are_one_and_minus_one():

@@ -110,13 +110,13 @@ class Table(ACER):
         return variables["params"]
 
 
-def table(actions=None, masked=False, **options):
+def table(actions=None, masked=False, cls=Table, **options):
     states = {"x": {"type": "float", "shape": (1,)}}
     if masked:
         states["action_mask"] = {"type": "bool", "shape": (3,)}
     spaces = Spaces.read(states=states, actions=actions or {"type": "int", "num_values": 3})
-    config = Config(model=[{"type": "dense", "size": 2}], **{"gamma": 0.9, "epsilon": 1e-12, **options})
-    return Table.create(config, spaces, 1)
+    chosen = {"model": [{"type": "dense", "size": 2}], "gamma": 0.9, "epsilon": 1e-12, **options}
+    return cls.create(Config(**chosen), spaces, 1)
 
 
 def stream(seed, T=12, N=2, K=3, mask=None):
@@ -227,6 +227,31 @@ def test_gradient_of_the_loss_agrees_with_loops(options, mask):
     assert np.abs(by_logits).max() > 1e-3
     if mask is not None:
         assert not np.any(grads["action/logits"][..., 1])
+
+
+class Dropping(Table):
+    """Where dropout is on, it adds 100 to every action value."""
+
+    def evaluate(self, variables, block):
+        found = super().evaluate(variables, block)
+        learning = self.model.in_use(variables) is not variables
+        return {**found, "action/q": found["action/q"] + 100.0} if learning else found
+
+
+def test_what_is_constant_in_the_loss_is_of_the_network_as_in_use():
+    """Dropout moves the action values that learn, not their targets, nor the policy's gradient."""
+    network = [{"type": "dense", "size": 2}, {"type": "dropout", "rate": 0.5}]
+    algorithm = table(cls=Dropping, model=network, delta=0.1, importance_c=1.5)
+    block, params, average = stream(3)
+    variables = algorithm.model.learning({"params": params, "state": {}}, jax.random.key(0))
+    (_, metrics), grads = _gradient(params, State(variables, average, (), ()), algorithm, block)
+    by_logits, by_q = reference(algorithm.config, params, average, block)
+    np.testing.assert_allclose(grads["action/logits"], by_logits, rtol=1e-3, atol=1e-5)
+    taken = np.arange(3) == np.asarray(block.action["action"])[..., None]
+    more = 100.0 * algorithm.config.value_loss_coef * (taken & np.asarray(block.valid)[..., None])
+    by_q[:-1] += more / np.asarray(block.valid).sum()
+    np.testing.assert_allclose(grads["action/q"], by_q, rtol=1e-4, atol=1e-4)
+    assert abs(float(metrics["value/mean"])) < 10.0
 
 
 def test_nothing_follows_a_last_observation_that_allows_nothing():
@@ -429,6 +454,20 @@ def test_the_number_of_replay_steps_is_drawn_anew_for_every_update():
     made = agent.learner
     never = made.hyper(made.algorithm.config.replace(replay_ratio=0))
     assert not any(m["memory/replays"] for m in agent.run(0, 12, never)[2])
+
+
+def test_a_replay_step_has_so_many_sequences_of_every_actor(monkeypatch):
+    shapes, step = [], ACER._step
+
+    def watched(self, state, block, key):
+        shapes.append(block.reward.shape)
+        return step(self, state, block, key)
+
+    monkeypatch.setattr(ACER, "_step", watched)
+    made = learner("acer", Countdown(), 3, buffer_batch_size=4)
+    train = jax.eval_shape(made.init, jax.random.key(0), made.hyper())
+    jax.eval_shape(made.absorb, train, made.block_shape(3), jax.random.key(0))
+    assert shapes[0] == (6, 3) and {*shapes[1:]} == {(6, 12)}
 
 
 def test_replay_waits_for_a_sequence_and_the_row_that_follows_it():
