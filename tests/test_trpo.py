@@ -208,6 +208,37 @@ def test_equal_advantages_move_nothing():
     assert all(np.isfinite(x) for x in metrics.values())
 
 
+def test_a_policy_that_may_do_one_thing_only_has_nothing_to_improve():
+    """Its entropy is 0, its ratio 1, and of its Fisher matrix only the damping is left."""
+    states = {"state": {"type": "float", "shape": (2,)}, "action_mask": {"type": "bool", "shape": (3,)}}
+    made = make(
+        Spaces.read(states=states, actions={"type": "int", "num_values": 3}), n_steps=T, entropy_coef=1.0
+    )
+    train = made.init(jax.random.key(1), made.hyper())
+    block = block_of(made, train)
+    only = jnp.broadcast_to(jnp.array([False, True, False]), (T + 1, N, 3))
+    block = block._replace(
+        observation={**block.observation, "action_mask": only},
+        action={"action": jnp.ones((T, N), jnp.int32)},
+        extras={"log_prob": jnp.zeros((T, N))},
+    )
+    after, metrics = jax.jit(made.absorb)(train, block, jax.random.key(2))
+    assert (metrics["policy/entropy"], metrics["update/kl"], metrics["update/accepted"]) == (0, 0, 0)
+    assert differing(train.state.actor, after.state.actor) == []
+    found = fisher(made, train, block)
+    damping = made.algorithm.config.cg_damping
+    np.testing.assert_allclose(found, damping * jnp.sin(jnp.arange(found.size, dtype=jnp.float32)), rtol=1e-5)
+
+
+def test_a_step_that_lowers_the_objective_is_refused_whatever_its_divergence(monkeypatch):
+    monkeypatch.setattr(trust_region, "natural_step", lambda product, gradient, **_: -1e-3 * gradient)
+    made = make(n_steps=T)
+    train = made.init(jax.random.key(1), made.hyper())
+    after, metrics = jax.jit(made.absorb)(train, block_of(made, train), jax.random.key(2))
+    assert metrics["update/accepted"] == 0 and metrics["update/grad_norm"] > 1e-3
+    assert differing(train.state.actor["params"], after.state.actor["params"]) == []
+
+
 # The trust region in runs
 
 
