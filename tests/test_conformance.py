@@ -439,6 +439,17 @@ def test_schedule_is_evaluated_at_the_true_step_and_scaled(name):
     assert float(after["update/lr"]) == pytest.approx(0.01)
 
 
+def test_all_learning_rates_are_lowered_together():
+    made = learner("sac", Countdown(kind="float"), 2, critic_lr=0.004, temperature_lr=0.002)
+    train = jax.eval_shape(made.init, jax.random.key(0), made.hyper())._replace(hyper=made.hyper())
+    after, old, new = made.scaled_lr(train, 0.5)
+    assert (old, new) == (pytest.approx(0.01), pytest.approx(0.005))
+    rates = {"lr": 0.005, "critic_lr": 0.002, "temperature_lr": 0.001}
+    expected = {name: float(x) for name, x in zip(made.names, made.hyper(), strict=True)} | rates
+    found = dict(zip(made.names, after.hyper, strict=True))
+    assert {name: float(x) for name, x in found.items()} == pytest.approx(expected)
+
+
 # Numbers that are not finite
 
 
@@ -602,6 +613,19 @@ def test_share_of_random_actions_is_the_exploration_rate(name):
         greedy, exploring = both(jax.random.key(0), observation, jnp.uint32(steps))
         # three standard deviations of a share of 10 000 are 0.014
         assert np.mean(np.asarray(greedy != exploring)) == pytest.approx(share, abs=0.014)
+
+
+def test_which_random_action_is_taken_does_not_depend_on_the_coin():
+    algorithm = learner("dqn", Countdown(kind="discrete"), 2).algorithm
+    coin, draws = jax.device_get(jax.jit(algorithm.noise, static_argnums=1)(jax.random.key(3), 20_000))
+    flat = {name: x.argmax(-1).reshape(20_000, -1) for name, x in draws.items()}
+    gear, brake = flat["hand/gear"], flat["brake"][:, 0]
+    for rows in (coin < 0.1, coin > 0.9, brake == 1):
+        for column in gear.T:
+            # four standard deviations of a share of 2,000 are 0.042
+            np.testing.assert_allclose(np.bincount(column[rows], minlength=3) / rows.sum(), 1 / 3, atol=0.042)
+    assert np.mean(brake[coin < 0.1]) == pytest.approx(0.5, abs=0.045)
+    assert np.mean(gear[:, 0] == gear[:, 1]) == pytest.approx(1 / 3, abs=0.014)
 
 
 @pytest.mark.parametrize("name", having("target_sync_steps"))

@@ -487,6 +487,23 @@ def test_in_imitation_every_element_of_actions_weighs_the_same():
     np.testing.assert_allclose(found, 4 / 5 * imitation.MARGIN, rtol=1e-6)
 
 
+def test_losses_of_imitation_by_hand():
+    """The taken action is worth 1; another 2, with the margin 2.8, and a forbidden one 9: short by 1.8. If it is the best, by 0."""
+    valid = jnp.asarray([True, True, False])
+    q = {"go": jnp.asarray([[1.0, 2.0, 9.0], [5.0, 2.0, 9.0], [0.0, 9.0, 9.0]])}
+    taken = {"go": jnp.zeros(3, jnp.int32)}
+    mask = {"go": jnp.asarray([[True, True, False]] * 3)}
+    np.testing.assert_allclose(imitation.margin(q, taken, mask, valid), 1.8 / 2, rtol=1e-6)
+    np.testing.assert_allclose(imitation.margin(q, taken, {}, valid), (8.8 + 4.8) / 2, rtol=1e-6)
+    # errors 1 and 2, returns 2 and 5: half of 2.5 / (1 + 14.5); returns are constants
+    predicted, target = jnp.asarray([1.0, 3.0, 7.0]), jnp.asarray([2.0, 5.0, 0.0])
+    value, slope = jax.value_and_grad(imitation.value, argnums=(0, 1))(predicted, target, valid)
+    np.testing.assert_allclose(value, 0.5 * 2.5 / 15.5, rtol=1e-6)
+    np.testing.assert_allclose(slope[0], [-0.5 / 15.5, -1.0 / 15.5, 0.0], rtol=1e-6)
+    assert not np.any(slope[1])
+    np.testing.assert_allclose(imitation.policy(jnp.log(predicted), valid), -np.log(3.0) / 2, rtol=1e-6)
+
+
 def test_all_agents_are_here():
     assert set(SMALL) == set(NAMES)
 

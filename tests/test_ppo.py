@@ -20,6 +20,7 @@ from tests.small_agents import (
 
 from operant.agents import stability
 from operant.agents.making import define
+from operant.agents.minibatches import passes
 from operant.agents.ppo import Batch, loss
 from operant.errors import SpecError
 from operant.execution.population import Population
@@ -175,6 +176,21 @@ def test_seeds_that_train_at_once_end_their_updates_each_for_itself():
         steps.append(population.metrics(i)["update/steps"])
         assert steps[-1] == np.mean([m["update/steps"] for m in metrics])
     assert 1 <= steps[0] < steps[1] < steps[2] == EPOCHS * PARTS
+
+
+def test_means_of_metrics_leave_out_minibatches_to_which_they_do_not_apply():
+    """Of the numbers 0 to 5 those below 2 are no data; their counts of steps are 0, and add up all the same."""
+
+    def step(learned, part):
+        x = part[0][0]
+        return learned + x, {
+            "loss": jnp.where(x < 2, jnp.nan, x),
+            "update/steps": (x >= 2).astype(jnp.float32),
+        }
+
+    rows, key = jnp.arange(6.0).reshape(2, 3), jax.random.key(0)
+    learned, metrics = passes(step, jnp.zeros(()), rows, key, epochs=2, parts=6)
+    assert (learned, metrics["loss"], metrics["update/steps"]) == (30, 3.5, 8)
 
 
 @pytest.mark.parametrize("value", [0.0, -0.1])

@@ -12,6 +12,7 @@ from tests.small_agents import equal
 from operant.agents.continuous import Acting, Seen
 from operant.agents.making import define
 from operant.agents.sac import temperature_loss
+from operant.ops import optimise
 from operant.ops.distributions import SquashedNormal
 from operant.spaces import Spaces
 
@@ -125,6 +126,15 @@ def test_a_step_moves_the_temperature_towards_the_target_entropy(target, sign):
     assert float(metrics["loss/temperature"]) == pytest.approx(
         float(metrics["policy/entropy"]) - target, rel=1e-4
     )
+
+
+def test_weight_decay_leaves_the_temperature_alone():
+    """A step of Adam is as long as the learning rate, however large the logarithm of the temperature is."""
+    made = plain.algorithm("sac", optimizer={"type": "adamw", "weight_decay": 0.5}, temperature_lr=0.02)
+    start = jnp.float32(-3.0)
+    of_temperature = made.temperature_optimizer
+    after, _, _ = optimise.apply(of_temperature, start, of_temperature.init(start), jnp.float32(0.7))
+    np.testing.assert_allclose(after, -3.02, rtol=1e-6)
 
 
 def test_target_entropy_is_minus_the_number_of_action_elements(made):
