@@ -14,6 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from tests.small_agents import (
+    ONCE,
+    RECURRENT,
+    assert_close,
+    compiled,
+    countdown,
+    differing,
+    networks,
+    parameters,
+)
 
 from operant.agents import noisy
 from operant.agents.learner import Learner
@@ -289,7 +299,7 @@ def hybrid(rng: np.random.Generator) -> dict[str, Any]:
 @pytest.mark.slow
 def test_a_step_of_ppo_equals_a_plain_one():
     """Mixed actions, moments of observations, scaled rewards, clipped values, several episodes of every actor in a block."""
-    T, N, lam, clip, value_coef, coef, small = 12, 3, 0.8, 0.2, 0.7, 0.05, 1e-3
+    T, N, lam, clip, value_coef, coef, small = 12, 3, 0.8, 0.15, 0.7, 0.05, 1e-3
     definition = define(
         "ppo", model=NETWORK, distribution="squash", std="predicted", n_steps=T, gamma=GAMMA, lam=lam, clip_norm=clip,
         value_loss_coef=value_coef, entropy_coef=coef, advantage_epsilon=small, ppo_epochs=1, mini_batches=1, optimizer="sgd", lr=LR,
@@ -360,10 +370,11 @@ def test_a_step_of_ppo_equals_a_plain_one():
         gain = np.minimum(ratio * standard, np.clip(ratio, 1 - clip, 1 + clip) * standard)
         near = v[:-1] + np.clip(value - v[:-1], -clip, clip)
         error = 0.5 * np.maximum((value - target) ** 2, (near - target) ** 2)
-        return [float(z[valid].mean()) for z in (-gain, error, entropy, ratio - 1 - (log_prob - old))]
+        watched = (ratio - 1 - (log_prob - old), np.abs(ratio - 1) > clip)
+        return [float(z[valid].mean()) for z in (-gain, error, entropy, *watched)]
 
     def loss(params: Any) -> float:
-        of_policy, of_value, entropy, _ = parts(params)
+        of_policy, of_value, entropy, *_ = parts(params)
         return of_policy + value_coef * of_value - coef * entropy
 
     @jax.jit
@@ -373,8 +384,10 @@ def test_a_step_of_ppo_equals_a_plain_one():
         return algorithm.update(state, (), second, Counters.zero(), key)
 
     after, _, metrics = update(state, first, second, jax.random.key(1))
-    names = ("loss/policy", "loss/value", "policy/entropy", "update/kl")
+    names = ("loss/policy", "loss/value", "policy/entropy", "update/kl", "update/clip_fraction")
     assert_allclose([metrics[name] for name in names], parts(before), rtol=1e-3, atol=1e-6)
+    explained = 1 - np.var((target - v[:-1])[valid]) / np.var(target[valid])
+    assert_allclose(metrics["update/explained_variance"], explained, rtol=1e-3)
     assert_descended(loss, before, after.variables["params"])
 
 
@@ -455,6 +468,7 @@ def test_an_update_of_the_modular_agent_equals_a_plain_one(horizon):
         return float(each.mean()) + squares(params)
 
     assert_allclose(metrics["value/target"], goal.mean(), rtol=1e-5)
+    assert_allclose(metrics["update/explained_variance"], 1 - np.var(goal - value) / np.var(goal), rtol=1e-3)
     assert_descended(value_loss, before["baseline"], after.baseline["params"], slow)
     params = before["model"]
     for _ in range(2):
@@ -468,3 +482,32 @@ def test_an_update_of_the_modular_agent_equals_a_plain_one(horizon):
         np.abs(params["head.action.logits/kernel"] - before["model"]["head.action.logits/kernel"]).max()
         > 0.01
     )
+
+
+def every_way() -> list[Any]:
+    """The agents, and what else they can learn from: replayed sequences, replayed rows."""
+    found = [
+        pytest.param(x, {}, id=x) if isinstance(x, str) else pytest.param(*x.values, {}, marks=x.marks)
+        for x in ONCE
+    ]
+    found.append(pytest.param("dqn", networks("dqn", RECURRENT), id="dqn-sequences"))
+    return [*found, pytest.param("modular", {"memory": "replay", "horizon": 2}, id="modular-replay")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "options"), every_way())
+def test_units_of_rewards_and_observations_make_no_difference_where_both_are_normalised(name, options):
+    """To whatever an agent learns from, fresh or replayed. A factor of 64 rounds nothing."""
+    agent = compiled(name, countdown(name), normalize_rewards=True, normalize_observations=True, **options)
+    start, world = agent.begin(2)
+    one = other = start
+    for _ in range(12):
+        block, world = agent.collect(one, world)
+        one, metrics = agent.absorb(one, block)
+        observation = {
+            k: 64.0 * x if jnp.issubdtype(x.dtype, jnp.floating) else x for k, x in block.observation.items()
+        }
+        other, _ = agent.absorb(other, block._replace(observation=observation, reward=64.0 * block.reward))
+    assert metrics["update/skipped"] == 0
+    assert differing(parameters(start.state), parameters(one.state)) != []
+    assert_close(parameters(one.state), parameters(other.state), rtol=1e-3, atol=1e-4)
