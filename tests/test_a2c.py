@@ -109,7 +109,7 @@ def test_loss_agrees_with_loops():
     action, reward = rng.integers(0, 2, T), rng.normal(size=T)
     value, logits = rng.normal(size=T + 1), rng.normal(size=(T + 1, 1, 2))
 
-    policy, critic, entropy = [], [], []
+    policy, critic, entropy, targets = [], [], [], []
     for t in np.flatnonzero(ends != "invalid"):
         target, weight, row = 0.0, 1.0, t
         while True:
@@ -124,6 +124,7 @@ def test_loss_agrees_with_loops():
         log_prob = logits[t, 0] - np.log(np.exp(logits[t, 0]).sum())
         policy.append(-(target - value[t]) * log_prob[action[t]])
         critic.append((value[t] - target) ** 2)
+        targets.append(target)
         entropy.append(-(np.exp(log_prob) * log_prob).sum())
 
     rows = block(action, reward, **where)
@@ -133,6 +134,9 @@ def test_loss_agrees_with_loops():
     assert metrics["loss/value"] == pytest.approx(np.mean(critic), rel=1e-4)
     assert metrics["policy/entropy"] == pytest.approx(np.mean(entropy), rel=1e-4)
     assert total == pytest.approx(np.mean(policy) + 0.7 * np.mean(critic) - 0.3 * np.mean(entropy), rel=1e-4)
+    rest = np.array(targets) - value[np.flatnonzero(ends != "invalid")]
+    explained = 1 - np.var(rest) / np.var(targets)
+    assert metrics["update/explained_variance"] == pytest.approx(explained, rel=1e-3)
 
 
 def test_lam_below_one_shortens_the_returns_and_zero_leaves_one_step():

@@ -171,6 +171,10 @@ def test_update_equals_a_slow_one():
     )
     error = np.mean([(value[i] - target[i]) ** 2 for i in used])
     np.testing.assert_allclose(metrics["loss/value"], error / 2, rtol=1e-4)
+    explained = 1 - np.var(advantage[valid]) / np.var(
+        target[valid]
+    )  # what is left of the targets are the advantages
+    np.testing.assert_allclose(metrics["update/explained_variance"], explained, rtol=1e-3)
     assert metrics["update/skipped"] == 0
 
 
