@@ -14,6 +14,7 @@ from operant.agents.learner import Learner
 from operant.agents.making import define
 from operant.errors import SpaceError
 from operant.spaces import Spaces
+from operant.types import Block
 
 HEADS = ("arm", "leg")
 
@@ -165,6 +166,26 @@ def test_a_memory_that_is_younger_than_the_run_fills_before_one_learns_from_it()
         train, metrics = agent.absorb(train, block)
         finite.append(bool(np.isfinite(metrics["loss/critic"])))
     assert finite == [False] * 3 + [True] * 3
+
+
+@pytest.mark.parametrize("name", ["ddpg", "sac", "td3"])
+def test_critics_read_replayed_actions_in_units(name):
+    """Of bounds from -1 to 3, 3 is 1 and 0 is -1/2; of those from 0 to 10, 7.5 is 1/2. Rewards and states are as they were."""
+    made = plain.algorithm(name, buffer_batch_size=8, gamma=0.5)
+    empty, no = made.memory.init(Learner(made).example()), np.zeros((3, 2), bool)
+    states = np.arange(8, dtype=np.float32).reshape(4, 2, 1) * np.ones(3, np.float32)
+    action = {
+        "arm": np.full((3, 2, 2), (3.0, 0.0), np.float32),
+        "leg": np.full((3, 2), 7.5, np.float32),
+    }
+    block = Block({"state": states}, action, states[:3, :, 0], no, no, ~no, (), ())
+    batch = jax.jit(lambda key: made._sampled(made.memory.add(empty, block), key))(jax.random.key(0))
+    np.testing.assert_allclose(batch.action["arm"], [[1.0, -0.5]] * 8)
+    np.testing.assert_allclose(batch.action["leg"], [0.5] * 8)
+    now, following = batch.now.observation["state"], batch.following.observation["state"]
+    np.testing.assert_array_equal(now[:, 0], batch.reward)
+    np.testing.assert_array_equal(following, now + 2.0)
+    np.testing.assert_array_equal((batch.discount, batch.weight), (np.full(8, 0.5), np.ones(8)))
 
 
 # How many gradient steps
