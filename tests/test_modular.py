@@ -451,6 +451,22 @@ def test_the_loss_of_a_policy_by_hand(options, losses, slopes):
     np.testing.assert_allclose(grad[1, 0], -5.0 * 0.25 * (0.75 if options else 1.0), rtol=1e-5)
 
 
+def test_a_baseline_with_an_optimizer_of_its_own_shares_its_numbers_but_for_the_rate():
+    """Decays 1/2 and 3/4, ε = 0.1, norm 1, rate 0.2. A gradient of 5 is cut to 1: 0.2 / 1.1.
+
+    Then none: the mean 1/4 over 1 - 1/4, the mean square 3/16 over 1 - 9/16: 0.2 (1/3) / (√(3/7) + 0.1).
+    """
+    options = {"baseline_model": MODEL, "baseline_optimizer": "adam", "baseline_lr": 0.2, "optimizer": "sgd"}
+    numbers = {"lr": 0.5, "beta1": 0.5, "beta2": 0.75, "opt_epsilon": 0.1, "grad_norm": 1.0}
+    shared, own = learner("modular", Countdown(), 1, **options, **numbers).algorithm._optimizers()
+    start, gradient = {"x": jnp.zeros(1)}, {"x": jnp.full(1, 5.0)}
+    one, state, _ = optimise.apply(own, start, own.init(start), gradient)
+    np.testing.assert_allclose(one["x"], [-0.2 / 1.1], rtol=1e-6)
+    two, _, _ = optimise.apply(own, one, state, {"x": jnp.zeros(1)})
+    np.testing.assert_allclose(two["x"] - one["x"], [-0.2 / 3 / (np.sqrt(3 / 7) + 0.1)], rtol=1e-5)
+    np.testing.assert_allclose(optimise.apply(shared, start, shared.init(start), gradient)[0]["x"], [-0.5])
+
+
 def test_targets_move_with_every_so_manieth_update():
     options = {"objective": "action_value", "baseline_model": None, "target_update_weight": 0.5}
     algorithm = learner("modular", Countdown(), 1, **options, target_sync_frequency=3).algorithm
