@@ -1,5 +1,6 @@
 """Histories survive crashes and resumes, stay in few files, and read back as they were written."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -170,6 +171,24 @@ h.episodes([Episode(30, 0.3, 2.0, 10, 2, 2.0, 4.0)])
     history.episodes([episode(2)])
     history.close()
     assert_holds(path, 3)
+
+
+def test_rows_are_forced_to_the_disk_before_a_checkpoint_counts_on_them(tmp_path, monkeypatch):
+    """First the file, then its name."""
+    path, done = tmp_path / "h.parquet", []
+    fsync, replace = os.fsync, os.replace
+
+    def force(descriptor):
+        done.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", force)
+    monkeypatch.setattr(os, "replace", lambda old, new: (done.append("named"), replace(old, new)))
+    history = History(path)
+    history.episodes([episode(0)])
+    history.flush()
+    [part] = path.iterdir()
+    assert done == [part.stat().st_ino, "named", path.stat().st_ino]
 
 
 def test_memory_and_files_stay_few(tmp_path):

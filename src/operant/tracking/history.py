@@ -289,8 +289,10 @@ def _read(parts: Sequence[Path]) -> pa.Table:
 
 
 def _write(path: Path, table: pa.Table) -> None:
-    """Write a part, whole or not at all."""
+    """Write a part, whole or not at all, and force it and its name to the disk."""
     import pyarrow.parquet as pq
+
+    from operant.checkpoint import durable
 
     temporary = path.with_name(f".{path.name}.tmp")
     with open(temporary, "wb") as file:
@@ -298,6 +300,7 @@ def _write(path: Path, table: pa.Table) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+    durable.sync(path.parent)
 
 
 def _drop_after(folder: Path, step: int) -> None:
