@@ -264,6 +264,34 @@ def test_short_episodes_fill_the_frames_before_the_rows(replay):
     check_samples(replay, state, plain, jax.random.key(0), 2, stacked=True)
 
 
+def test_rows_whose_frames_have_left_get_no_priority():
+    """They may have been drawn before: their slots are not overwritten yet."""
+    replay = STACKED[1]
+    streams = [Stream(0, c, longest=1 + 2 * c) for c in range(replay.columns)]
+    plain = PlainMemory(streams, replay.length, 3, replay.stacks.length)
+    state, update = replay.init(example(stacked=True)), jax.jit(replay.update_priorities)
+    everywhere = jnp.indices((replay.length, replay.columns), jnp.int32).reshape(2, -1).T
+    for _ in range(30):
+        state = compiled(replay)[0](state, plain.block(1, range(replay.columns), stacked=True))
+        state = update(state, everywhere, jnp.ones(len(everywhere)))
+        assert sampleable(state) == set(plain.transitions(1))
+    assert Cursor(*state.cursor).held[0] == 16 < replay.length
+
+
+def test_the_longest_block_of_stacks():
+    """All of its rows may be firsts of episodes, whose frames must fit."""
+    replay = STACKED[0]
+    longest = replay.stacks.longest_block
+    assert longest == 9  # of 3 frames each, and those of one more row, in 32
+    plain = PlainMemory([Stream(0, 0, longest=1)], replay.length, 3, replay.stacks.length)
+    state = replay.init(example(stacked=True))
+    for _ in range(4):
+        state = compiled(replay)[0](state, plain.block(longest, [0], stacked=True))
+        check_samples(replay, state, plain, jax.random.key(0), 2, stacked=True)
+    with pytest.raises(SpecError, match="block must be of at most 9 rows. Received: block=10"):
+        replay.add(state, plain.block(longest + 1, [0], stacked=True))
+
+
 def filled(replay, adds, seed=0, stacked=False, longest=5):
     plain = PlainMemory([Stream((seed, c), c, longest=longest) for c in range(replay.columns)], replay.length)
     state = replay.init(example(stacked))
@@ -338,6 +366,25 @@ def test_n_step_by_hand(key):
     ):
         found[int(s)] = (float(r), float(d), int(n))
     assert found == expected
+
+
+def test_a_step_is_whole_with_all_its_rewards_or_up_to_the_end_of_its_episode():
+    # t: terminated, c: cut (truncated), x: a last observation; that in row 8 follows a row with neither flag, as after an interruption.
+    kinds = "..t x .c x .x ..... ".replace(" ", "")
+    n, replay = 3, Replay(20)
+    add, whole = jax.jit(replay.add), jax.jit(replay.whole, static_argnums=2)
+    state = replay.init(Row({"id": jnp.int32(0)}, {}))
+    for t in range(len(kinds)):
+        terminated, truncated, valid = (jnp.full((1, 1), kinds[t] == k) for k in "tcx")
+        ids = {"id": jnp.asarray([[t], [t + 1]], jnp.int32)}
+        state = add(state, Block(ids, {}, jnp.ones((1, 1)), terminated, truncated, ~valid, (), ()))
+        rows = [r for r in range(t) if kinds[r] != "x"]
+        expected = [
+            r + n <= t or any(k in "tc" for k in kinds[r : min(r + n, t)]) or "x" in kinds[r : t + 1]
+            for r in rows
+        ]
+        index = jnp.asarray([(r, 0) for r in rows + [0] * (20 - len(rows))], jnp.int32)
+        assert whole(state, index, n)[: len(rows)].tolist() == expected
 
 
 def test_rewards_are_scaled_one_by_one_before_they_are_summed(key):
