@@ -1,0 +1,219 @@
+"""The training loop with a driver that only pretends: limits, what is reported when, and where a later part takes it up."""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+
+import pytest
+
+from operant.execution.config import RunConfig
+from operant.execution.episodes import Finished
+from operant.execution.evaluate import Evaluation
+from operant.execution.progress import Evaluated, Progress
+from operant.execution.records import Origin
+from operant.execution.training import Training
+
+BLOCK_STEPS, BLOCK_SECONDS = 2, 0.5
+
+
+class Pretended:
+    """Every block takes two steps and half a second, and ends an episode with the next of the given returns."""
+
+    unreported = ()
+    deadline = math.inf
+    block_steps = BLOCK_STEPS
+
+    def __init__(self, clock, returns=(), step=0, blocks=1):
+        self.clock, self.returns, self.step, self.blocks = clock, iter(returns), step, blocks
+        self.calls, self.reduced = [], []
+
+    @property
+    def train(self):
+        return types.SimpleNamespace(counters=types.SimpleNamespace(rows=self.step))
+
+    def advance(self, blocks):
+        self.calls.append(blocks)
+        finished = []
+        for _ in range(blocks):
+            self.step += BLOCK_STEPS
+            self.clock[0] += BLOCK_SECONDS
+            finished.append(Finished(self.step, next(self.returns, 0.0), BLOCK_STEPS, 0))
+        return finished
+
+    def metrics(self):
+        return {}
+
+    def skipped(self):
+        return 0
+
+    def scale_lr(self, factor):
+        self.reduced.append(self.step)
+        return 1.0, factor
+
+
+class Sink:
+    """Keeps what it is given."""
+
+    def __init__(self):
+        self.records, self.messages = [], []
+
+    def episodes(self, episodes):
+        pass
+
+    def record(self, record):
+        self.records.append(record)
+
+    def message(self, text):
+        self.messages.append(text)
+
+    def flush(self):
+        pass
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [7.0]
+    timer = types.SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr("operant.execution.training.time", timer)
+    return now
+
+
+def training(clock, returns=(), origin=None, step=0, elapsed=0.0, blocks=1, **options):
+    run = RunConfig.from_dict({"env": "CartPole-v1", "max_steps": 40, "reward_buffer_size": 3, **options})
+    progress = Progress(run)
+    progress.elapsed = elapsed
+    if origin is not None:
+        progress.begin_at(origin)
+    driver = Pretended(clock, returns, step, blocks)
+    return Training(None, driver, run, {}, Sink(), progress=progress)
+
+
+def test_a_target_is_reached_by_the_mean_of_a_full_window(clock):
+    made = training(clock, [6.0, 5.0, 4.0, 4.0], target_reward=5.0)
+    outcome = made.loop()
+    # After one and two episodes the mean is above the target, of fewer than count; after three it is the target.
+    assert (outcome.reason, outcome.step, outcome.episodes, outcome.mean_reward) == ("target", 6, 3, 5.0)
+    later = training(clock, [6.0, 5.0, 3.0, 6.0, 6.0], target_reward=5.0).loop()
+    assert (later.reason, later.step) == ("target", 10)
+
+
+@pytest.mark.parametrize(("most", "step"), [(16, 16), (17, 18), (1, 2), (6, 6)])
+def test_no_more_blocks_are_run_than_reach_the_last_step(clock, most, step):
+    made = training(clock, max_steps=most, blocks=4)
+    outcome = made.loop()
+    assert (outcome.reason, outcome.step, made.driver.step) == ("max_steps", step, step)
+    assert max(made.driver.calls) <= 4
+
+
+@pytest.mark.parametrize(("step", "elapsed"), [(0, 0.0), (100, 50.0)])
+def test_speed_is_that_since_the_last_report(clock, step, elapsed):
+    """In a part that goes on, too: the steps before it were not taken in its seconds."""
+    made = training(clock, step=step, elapsed=elapsed, max_steps=step + 20, log_frequency=2)
+    made.progress.score.episodes = made.progress.logged = step // BLOCK_STEPS
+    made.loop()
+    records = made.sinks.records
+    assert [record.step - step for record in records] == [4, 8, 12, 16, 20]
+    assert [record.time - elapsed for record in records] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert [record.values["time/steps_per_second"] for record in records] == [4.0] * 5
+
+
+def test_a_part_that_goes_on_waits_for_its_first_checkpoint(clock, monkeypatch):
+    """As long as between any two, by the clock and by steps."""
+    for options, saved in (
+        ({"save_seconds": 2.0}, [108, 116, 120]),
+        ({"save_frequency": 9, "save_seconds": 1e9}, [108, 118, 120]),
+    ):
+        made = training(clock, step=100, elapsed=50.0, max_steps=120, **options)
+        steps = []
+        monkeypatch.setattr(made, "save", lambda made=made, steps=steps: steps.append(made.step))
+        made.loop()
+        assert steps == saved
+
+
+def evaluation(made, frequency, found):
+    """Pretended evaluations, which note their steps."""
+    steps = []
+
+    def run(train, step, stop):
+        steps.append(step)
+        return found
+
+    made.evaluation = types.SimpleNamespace(
+        frequency=frequency, run=run, sink=None, directory=None, evaluator=types.SimpleNamespace(seconds=0.0)
+    )
+    return steps
+
+
+def test_an_evaluation_reports_its_episodes(clock):
+    made = training(clock, max_steps=20, eval_frequency=10)
+    episodes = [Finished(3, 1.0, 30, 0, {"won": 1.0}), Finished(4, 4.0, 10, 1, {"won": 0.0})]
+    assert evaluation(made, 10, episodes) == []
+    made.loop()
+    found = [
+        (record.step, {name: x for name, x in record.values.items() if name.startswith("evaluation/")})
+        for record in made.sinks.records
+        if "evaluation/reward_mean" in record.values
+    ]
+    told = {
+        "evaluation/reward_mean": 2.5,
+        "evaluation/reward_best": 2.5,
+        "evaluation/reward_std": 1.5,
+        "evaluation/length_mean": 20.0,
+        "evaluation/info/won": 0.5,
+    }
+    assert found == [(10, told), (20, told)]
+
+
+def test_what_begins_behind_a_history_counts_from_its_end(clock):
+    """Evaluations, reports and checks of progress come when they would have come without it."""
+    origin = Origin(1000, 5.0, 7, 60.0)
+    made = training(clock, [9.0] * 3, origin=origin, max_steps=1042, log_frequency=4, eval_frequency=400)
+    made.run = made.run.replace(max_steps=1440)
+    evaluated = evaluation(made, 400, [Finished(1, 1.0, 1, 0)])
+    made.loop()
+    assert evaluated == [1200]
+    assert [record.step for record in made.sinks.records][:3] == [1008, 1016, 1024]
+    watched = training(
+        clock, [9.0] * 3, origin=origin, max_steps=1024,
+        divergence_monitoring_steps=0, plateau_reduce_patience=1, early_stop_patience=9,
+    )  # fmt: skip
+    watched.loop()
+    # The first check, after three episodes, sees the best mean; the next three times it is no better.
+    assert watched.driver.reduced == [12, 18, 24]
+
+
+def test_all_of_the_progress_is_stored():
+    run = RunConfig.from_dict({"env": "CartPole-v1", "max_steps": 1, "reward_buffer_size": 3})
+    progress, again = Progress(run), Progress(run)
+    for reward in (1.0, 2.0, 3.0, 4.0):
+        progress.score.add(reward, 5)
+    told = {
+        "elapsed": 4.5, "skipped": 3, "origin": Origin(10, 1.0, 2, 7.0), "evaluated": Evaluated(9, 1.0, 2.0, 8), "draws": 6,
+        "logged": 2,
+    }  # fmt: skip
+    vars(progress).update(told)
+    progress.monitor.plateau = 4
+    again.restore(json.loads(json.dumps(progress.to_dict())))
+    assert {name: getattr(again, name) for name in told} == told
+    assert again.to_dict() == progress.to_dict()
+    # Whatever is new in it is stored as well, or named here.
+    assert vars(again).keys() == told.keys() | {"score", "monitor", "monitored"}
+
+
+def test_each_evaluation_has_episodes_of_its_own():
+    """Others at another step and under another seed; the same ones in every repetition."""
+
+    def seed(run, step):
+        seeds = []
+
+        def note(train, episodes, *, seed, stop):
+            seeds.append(seed)
+            return []
+
+        Evaluation(types.SimpleNamespace(run=note), 100, 0, run).run(None, step, lambda: False)
+        return seeds[0]
+
+    assert len({seed(run, step) for run in (0, 1, 2) for step in (100, 200, 300)}) == 9
+    assert seed(1, 204) == seed(1, 200)  # whatever the block that it waited for
