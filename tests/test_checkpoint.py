@@ -89,6 +89,40 @@ def test_a_file_is_replaced_where_folders_cannot_be_forced_to_the_disk(tmp_path,
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
+def forced(monkeypatch):
+    """Take note of what is forced to the disk, by inode."""
+    known, fsync = [], os.fsync
+
+    def force(descriptor):
+        known.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", force)
+    return known
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_takes_its_name(tmp_path, monkeypatch):
+    known, rename, found = forced(monkeypatch), os.rename, []
+
+    def put(old, new):
+        found.append((Path(new).name, {p.name: p.stat().st_ino in known for p in (*old.iterdir(), old)}))
+        known.clear()
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", put)
+    save(tmp_path, "a")
+    ((name, before),) = found
+    assert name == "a" and len(before) == 3 and all(before.values()), before
+    assert known == [tmp_path.stat().st_ino]  # then the name itself
+
+
+def test_the_name_of_a_file_that_is_replaced_is_forced_to_the_disk_too(tmp_path, monkeypatch):
+    known = forced(monkeypatch)
+    with durable.replaced(tmp_path / "run.json") as temporary:
+        temporary.write_text("{}")
+    assert known == [(tmp_path / "run.json").stat().st_ino, tmp_path.stat().st_ino]
+
+
 def test_round_trip_is_exact(tmp_path):
     tree = sample()
     header = {"spec": {"type": "ppo"}, "best": float("-inf"), "step": 2**60, "mean": 0.1}

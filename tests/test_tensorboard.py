@@ -1,5 +1,6 @@
 """Event files, read back by TensorBoard itself."""
 
+import os
 import resource
 
 import pytest
@@ -39,6 +40,16 @@ def test_resuming_hides_what_is_written_again(tmp_path):
     second.record(Record(30, 0.2, {"loss/value": 31.0}))
     second.close()
     assert scalars(tmp_path) == {"loss/value": [(10, 10.0), (20, 20.0), (30, 31.0)]}
+
+
+def test_what_was_written_is_forced_to_the_disk_before_a_checkpoint_counts_on_it(tmp_path, monkeypatch):
+    sink, forced = TensorBoard(tmp_path), []
+    monkeypatch.setattr("os.fsync", lambda descriptor: forced.append(os.fstat(descriptor).st_ino))
+    sink.record(Record(10, 0.1, {"loss/value": 1.0}))
+    assert not forced  # not with every record
+    sink.flush()
+    [file] = tmp_path.iterdir()
+    assert forced == [file.stat().st_ino]
 
 
 @pytest.mark.parametrize("room", [0, 5, 300])
