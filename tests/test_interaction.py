@@ -386,6 +386,55 @@ def test_episodes_in_step_begin_together():
     assert begun.count(short) > begun.count(long)
 
 
+class Seeded(Script):
+    """Notes the seeds that it is given."""
+
+    def __init__(self, lengths):
+        super().__init__(lengths)
+        self.seeds = []
+
+    def reset(self, seed=None):
+        self.seeds.append(seed)
+        return super().reset()
+
+
+@pytest.mark.parametrize("manner", [{}, {"batch_agent_calls": True}, {"sync_episodes": True}])
+def test_environments_are_seeded_once_and_each_otherwise(manner):
+    """With the same seed again an environment would repeat its episode for ever."""
+    made = [Seeded([2]) for _ in range(3)]
+    connections = [Late(each) for each in made]
+    for each in made:
+        each.seeds.clear()  # the first reset was to see whether masks come with it
+    run(connections, Plan(num_episodes=12, **manner))
+    first = [each.seeds[0] for each in made]
+    assert None not in first and len(set(first)) == 3
+    assert all(len(each.seeds) > 2 and set(each.seeds[1:]) == {None} for each in made)
+
+
+class Remembering(Checker):
+    """Recurrent: its state counts the steps of the episode."""
+
+    def initial_internals(self):
+        return {"steps": np.zeros(1)}
+
+    def act(self, states, internals=None, parallel=0, independent=False, deterministic=True):
+        assert independent and deterministic
+        steps = np.asarray(states)[..., 1:]
+        np.testing.assert_array_equal(internals["steps"], steps)
+        return super().act(states, independent=True), {"steps": steps + 1}
+
+
+@pytest.mark.parametrize(
+    ("connection", "number"), [(lambda: Late(Script([3, 1, 4])), 5), (lambda: Late(Crowd([1, 3, 2])), 9)]
+)
+def test_recurrent_states_begin_anew_with_each_episode_of_an_evaluation(connection, number):
+    made = connection()
+    ledger = Ledger(None, Order.read(), made.num_actors, False)
+    seat = Seat(made, 0, trains=False, counts=True)
+    Interaction(Remembering(made.num_actors), [seat], Plan(num_episodes=number), ledger, seed=0).run()
+    assert ledger.episodes == number
+
+
 def test_the_state_at_a_cut_is_the_true_last_one():
     agent, ledger = run(scripts([100]), Plan(num_timesteps=7))  # Checker compares the state
     assert (agent.cuts, ledger.episodes) == (1, 0)

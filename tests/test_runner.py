@@ -294,6 +294,23 @@ def test_a_run_of_evaluation_changes_nothing(agent):
             runner.run(num_updates=1, evaluation=True)
 
 
+def test_every_run_has_episodes_of_its_own(agent):
+    """Also of one that changed nothing: an evaluation that is repeated would say the same again."""
+    seeds = []
+
+    class Seeded(Walk):
+        def reset(self, seed=None):
+            seeds.append(seed)
+            return super().reset()
+
+    with Runner(agent, Seeded()) as runner:
+        seeds.clear()  # the first reset was to see whether masks come with it
+        for _ in range(3):
+            runner.run(num_episodes=2, evaluation=True, **QUIET)
+    assert [seed is None for seed in seeds] == [False, True] * 3
+    assert len(set(seeds)) == 4
+
+
 def test_the_best_agent_is_saved(agent, tmp_path):
     scores = iter([1.0, 3.0, None, 2.0, 3.0])
     saved = []
