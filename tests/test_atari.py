@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import types
 from pathlib import Path
 
 import gymnasium
@@ -119,6 +120,33 @@ def test_the_end_of_an_episode_ends_the_repetition():
     assert (reward, terminated, observation[0, 0, -1]) == (5 + 6, True, 6)
 
 
+def test_a_game_begins_with_fire_and_as_many_no_ops_as_were_drawn():
+    class Waiting(Film):
+        def __init__(self, waits, length=1000):
+            super().__init__(flat_images(range(100)), length)
+            self._np_random, self.actions = types.SimpleNamespace(integers=lambda most: min(waits, most)), []
+
+        def get_action_meanings(self):
+            return ["NOOP", "FIRE"]
+
+        def step(self, action):
+            self.actions.append(action)
+            return super().step(action)
+
+    def began(game, **settings):
+        seen, _ = Preprocessed(game, Preprocessing(size=2, **settings)).reset()
+        return game.actions, seen[0, 0].tolist()
+
+    assert began(Waiting(5)) == ([1, 0, 0, 0, 0], [0, 0, 0, 5])  # FIRE is one of them
+    assert began(Waiting(0)) == ([1], [0, 0, 0, 1])
+    assert began(Waiting(2), fire_reset=False) == ([0, 0], [0, 0, 0, 2])
+    assert began(Waiting(9), noop_max=0) == ([1], [0, 0, 0, 1])
+    assert began(Waiting(5, length=3)) == (
+        [1, 0, 0, 0, 0],
+        [0, 0, 0, 2],
+    )  # it ended meanwhile, and began anew
+
+
 def test_returned_observations_are_not_written_again():
     env = Preprocessed(Film(flat_images(range(100))), Preprocessing(size=2))
     first = env.reset()[0]
@@ -141,6 +169,7 @@ def test_a_time_limit_counts_steps_of_several_frames():
     gymnasium.register("Film-v0", lambda: Film(flat_images(range(9))), max_episode_steps=10)
     try:
         env = vector.create("Film-v0", 2, preprocess=True, mode="in-process")
+        assert preprocessed("Film-v0").spec.max_episode_steps == 3
     finally:
         del gymnasium.registry["Film-v0"]
     assert env.max_episode_timesteps == 3  # of 4 frames each
@@ -203,12 +232,12 @@ ROWS = [
 ]
 
 
-def played(clip_rewards, episodic_life):
-    script = Script(ROWS)
+def played(clip_rewards, episodic_life, rows=ROWS):
+    script = Script(rows)
     games = Games(script, clip_rewards=clip_rewards, episodic_life=episodic_life)
     games.reset(0)
     accounts, finished, ended, rows = Accounts(1), [], np.zeros(1, bool), []
-    for t in range(1, len(ROWS)):
+    for t in range(1, len(script.rows)):
         step = games.step({"action": np.zeros(1, np.int32)})
         valid = ~ended
         ended = step.terminated | step.truncated
@@ -229,6 +258,32 @@ def test_a_lost_life_ends_an_episode_and_the_score_is_of_the_whole_game():
     ]
     assert actions == [0, 0, 2, 0, 0, 0]
     assert [(f.reward, f.length) for f in finished] == [(5 - 3 + 7 + 2, 3)]
+
+
+def test_only_lives_that_a_game_goes_on_after_end_an_episode():
+    """Not the last one, after which some games show a few more frames; nor a game's own, above those of the next one."""
+    rows = [
+        (0, False, 2),
+        (1, False, 3),
+        (1, True, 3),
+        (0, False, 2),
+        (1, False, 1),
+        (1, False, 0),
+        (1, True, 0),
+    ]
+    told, finished, actions = played(clip_rewards=True, episodic_life=True, rows=rows)
+    assert [terminated for _, terminated, _ in told] == [False, True, False, True, False, True]
+    assert actions == [0, 0, 0, 0, 2, 0]
+    assert [f.reward for f in finished] == [2.0, 3.0]
+
+
+def test_nothing_of_a_lost_life_is_left_where_games_begin_anew():
+    games = Games(script := Script(ROWS), clip_rewards=False, episodic_life=True)
+    games.reset(0)
+    no_op = {"action": np.zeros(1, np.int32)}
+    assert [bool(games.step(no_op).terminated[0]) for _ in range(2)] == [False, True]
+    games.reset(0)
+    assert games.step(no_op).reward[0] == 7.0 and script.actions == [0, 0, 0]
 
 
 def test_evaluations_count_whole_games_and_true_scores():
