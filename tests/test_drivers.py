@@ -220,6 +220,7 @@ def test_how_many_blocks_one_call_runs_does_not_matter(name):
         jax.tree.map(jnp.copy, once.world),
         once.metrics(),
     )
+    assert metrics and once.metrics() == {}  # those are told already
     again = on_device(agent, 1, (1, 4, 2, BLOCKS - 7))
     assert differing((train, world), (again.train, again.world)) == []
     assert again.metrics() == pytest.approx(metrics, rel=1e-5)
@@ -258,6 +259,8 @@ def test_population_of_three_seeds_equals_three_runs(name):
     population = Population(agent.learner, agent.env, agent.n, jax.vmap(jax.random.key)(jnp.arange(3)))
     population.advance(4)
     population.advance(BLOCKS - 4)
+    told = [population.metrics(seed) for seed in range(3)]
+    assert all(told) and told[0] != told[1] and population.metrics(1) == {}
     for seed in range(3):
         single, _, _ = agent.run(seed, BLOCKS)
         assert_close(jax.tree.map(lambda x, i=seed: x[i], population.train), single, 1e-3, 1e-4)
@@ -323,6 +326,17 @@ def test_device_driver_resumes_bit_for_bit(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ONCE)
+def test_device_driver_begins_new_episodes_where_it_stands(name):
+    """With the draws of the next row, not those of rows that it has taken, and behind the observations that it left."""
+    agent = compiled(name, countdown(name))
+    driver = on_device(agent, SEED, (3,))
+    left, counters = driver.world.actors, driver.train.counters
+    begun = driver.loop.restart(driver.train.key, counters.rows, left.observation).actors
+    assert begun.row == left.row == counters.rows + 1
+    assert begun.ended.all() and equal(begun.observation, left.observation)
+
+
+@pytest.mark.parametrize("name", ONCE)
 def test_host_driver_resumes_with_the_train_it_saved_and_cuts_open_episodes(name, tmp_path):
     """The first row after restoring is the last one of each episode: its true last observation, no action."""
     agent = compiled(name, countdown(name))
@@ -334,7 +348,10 @@ def test_host_driver_resumes_with_the_train_it_saved_and_cuts_open_episodes(name
 
     env = Stream(agent.env, agent.n, jax.random.key(77))
     other = HostDriver(agent.engine(SEED + 1), env, SEED)
+    seeds, reset = [], env.reset
+    env.reset = lambda seed: (seeds.append(seed), reset(seed))[1]
     restored(path, other)
+    assert seeds == [SEED + int(before.counters.updates)] != [SEED]  # not the episodes of its beginning again
     assert differing(before, other.train) == []
     assert (other.step, other._row) == (int(before.counters.timesteps), int(before.counters.rows))
 
