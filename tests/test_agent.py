@@ -649,6 +649,32 @@ def test_what_is_held_is_learnt_from_at_the_next_call():
     assert held.updates == free.updates and held.timesteps == free.timesteps == 10
 
 
+def test_updates_that_observe_has_not_told_are_told_after_loading(tmp_path):
+    agent = create(seed=1)
+    run(agent, 4)
+    agent.act(states=state(4))  # learns
+    assert agent.updates == 1
+    loaded = Agent.load(agent.save(tmp_path))
+    assert [one.observe(terminal=True) for one in (agent, loaded)] == [1, 1]
+
+
+def test_nothing_is_lent_that_another_driver_cannot_keep_to(tmp_path):
+    kind = {"agent": "random"}
+    for bound in (
+        {"config": {"debug": True}},
+        {"config": {"precision": "float32"}},
+        {"config": {"device": "cpu"}},
+        {"recorder": str(tmp_path)},
+    ):
+        assert create(kind, **bound).lend(1) is None
+    agent = create(kind)
+    with agent.hold():
+        assert agent.lend(1) is None
+    assert agent.lend(1) is not None and agent.lend(2) is None
+    agent.act(states=state())
+    assert agent.lend(1) is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 4)])
 def test_an_update_is_due_in_time_after_loading_for_another_number_of_actors(tmp_path, before, after):
