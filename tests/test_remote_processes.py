@@ -161,6 +161,14 @@ def test_a_lost_environment_is_replaced_and_its_episode_cut(counts, caplog, acti
     assert is_gone(first.states["pid"])
 
 
+def test_each_replacement_has_a_seed_of_its_own(counts):
+    seeds = [ask(counts, seed=5).states["seed"]]
+    for _ in range(2):
+        assert ask(counts, 1).lost
+        seeds.append(ask(counts).states["seed"])
+    assert len(set(seeds)) == 3 and -1 not in seeds
+
+
 def test_restarts_are_bounded_and_the_last_error_has_the_traceback(module):
     (connection,) = connect(module.Count, remote="multiprocessing", max_restarts=1)
     ask(connection)

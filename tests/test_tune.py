@@ -320,6 +320,15 @@ def test_a_study_of_an_earlier_version_says_nothing_of_how_trials_were_scored(he
     assert EARLIER.items() <= study.load("s", STORAGE).user_attrs.items()
 
 
+def test_of_equal_trials_the_first_is_the_best():
+    known = optuna.create_study(study_name="s", direction="maximize")
+    known.set_user_attr("agent", "ppo")
+    for value in (1.0, 3.0, 3.0, 2.0):
+        known.add_trial(optuna.trial.create_trial(value=value, user_attrs={"options": {}, "run": {}}))
+    found = study.best(known)
+    assert (found.number, found.value) == (1, 3.0)
+
+
 def test_seeds_of_trials_are_apart_from_one_another(here):
     tuned = tune(planned(config={"n_trials": 3, "study": "s", "trial_seeds": 4}))
     assert [t.user_attrs["seed"] for t in tuned.study.trials] == [0, 4, 8]
