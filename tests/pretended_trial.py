@@ -1,7 +1,7 @@
 """The process of a trial without JAX: its reward is a function of the settings. For tests of the study around it.
 
 The environment's name says what it does beside: `crash` dies on large learning rates, `refuse` cannot be built, `raise` fails, `hang`
-never ends, `silent` ends no episode, `nan` ends with no number.
+never ends, `silent` ends no episode, `nan` ends with no number, `gap` has none in the middle.
 """
 
 import json
@@ -52,7 +52,8 @@ def work(descriptor):
             time.sleep(0.05)
         for k in range(1, REPORTS + 1):
             step = run["max_steps"] * k // REPORTS
-            send(kind="report", step=step, value=value * k / REPORTS)
+            gap = env == "gap" and 8 <= k <= 10
+            send(kind="report", step=step, value=math.nan if gap else value * k / REPORTS)
             if json.loads(connection.recv_bytes())["prune"]:
                 now = value * k / REPORTS
                 send(kind="pruned", value=now, seed_values=[now], step=step, episodes=k, seconds=0.1)

@@ -202,6 +202,20 @@ def test_memory_and_files_stay_few(tmp_path):
     assert_holds(path, 1000)
 
 
+def test_rows_are_in_the_order_of_their_steps(tmp_path):
+    """Then of time: a part that another machine wrote may be of an earlier time."""
+    history = History(tmp_path / "h.parquet")
+    history.episodes(
+        [
+            episode(0)._replace(step=step, time=time)
+            for step, time in ((10, 5.0), (30, 1.0), (20, 3.0), (20, 2.0))
+        ]
+    )
+    history.close()
+    rows = read_history(tmp_path / "h.parquet")
+    assert (rows["step"].tolist(), rows["time"].tolist()) == ([10, 20, 20, 30], [5.0, 2.0, 3.0, 1.0])
+
+
 def test_single_files_and_foreign_parts_are_read(tmp_path):
     table = pa.table({
         "mean_reward": [float("-inf"), 1.0], "best_reward": [float("-inf"), 1.0], "episode_reward": [3.0, 2.0],

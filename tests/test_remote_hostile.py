@@ -69,7 +69,7 @@ def proof(token, theirs, ours, version=1):
 
 def attack(server, kind, chance, recorded):
     """Send one bad frame to the server; tell whether it was rejected."""
-    if kind in ("sealed", "truncated-sealed", "kind", "replayed-sealed"):
+    if kind in INSIDE:
         return attack_inside(server, kind, chance)
     stranger = Stranger(server)
     theirs = stranger.greeting()
@@ -101,6 +101,8 @@ def attack_inside(server, kind, chance):
         bad = frame(RESET, struct.pack("<q", -1), Seal(chance.randbytes(32)))
     elif kind == "truncated-sealed":
         bad = frame(RESET, bytes(chance.randrange(8)), ours)
+    elif kind == "oversized-sealed":  # more than any request of this environment, and only begun
+        bad = struct.pack("<IB", chance.randrange(1000, 2**26), RESET) + bytes(100)
     elif kind == "kind":
         bad = frame(
             chance.choice([k for k in range(256) if k not in range(16, 20)]), chance.randbytes(9), ours
@@ -115,7 +117,7 @@ def attack_inside(server, kind, chance):
 
 
 KINDS = ["random", "truncated", "oversized", "replayed", "wrong-token", "reflected", "version"]
-INSIDE = ["sealed", "truncated-sealed", "kind", "replayed-sealed"]
+INSIDE = ["sealed", "truncated-sealed", "oversized-sealed", "kind", "replayed-sealed"]
 
 
 def recording(server):

@@ -22,7 +22,7 @@ from operant import Runner
 from operant.cli import main
 from operant.envs import Environment
 from operant.envs.remote import connect, wire
-from operant.envs.remote.auth import greet, read_token, welcome
+from operant.envs.remote.auth import greet, is_loopback, read_token, welcome
 from operant.envs.remote.channel import Channel
 from operant.envs.remote.replaceable import Limits
 from operant.envs.remote.server import PORT, Patience, Server, tls_context
@@ -242,12 +242,22 @@ def test_beyond_this_machine_a_token_is_needed(caplog):
         connect(remote="socket-client", host="no.such.host.invalid", port=1)
 
 
+def test_a_name_that_stands_for_other_machines_too_goes_beyond_this_one(monkeypatch):
+    def found(*addresses):
+        return lambda *_, **__: [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, 0)) for each in addresses]
+
+    for addresses, here in ((("127.0.0.1", "127.1.2.3"), True), (("127.0.0.1", "192.0.2.1"), False)):
+        monkeypatch.setattr(socket, "getaddrinfo", found(*addresses))
+        assert is_loopback("both") == here
+
+
 def test_token_files_are_their_owners_alone(tmp_path, monkeypatch):
     file = tmp_path / "token"
     file.write_text(TOKEN)
-    file.chmod(0o644)
-    with pytest.raises(SpecError, match=r"must be its owner's alone: chmod 600"):
-        read_token(token_file=file)
+    for mode in (0o644, 0o640, 0o604, 0o660):
+        file.chmod(mode)
+        with pytest.raises(SpecError, match=r"must be its owner's alone: chmod 600"):
+            read_token(token_file=file)
     file.chmod(0o600)
     assert read_token(token_file=file) == TOKEN.encode()
     file.write_text("short")

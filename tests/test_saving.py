@@ -336,6 +336,15 @@ def no_space(*_):
     raise OSError(28, "No space left on device")
 
 
+def test_a_saver_of_a_loaded_agent_counts_from_there():
+    counts, saved = {"updates": 105, "timesteps": 500}, []
+    config = saving.SaverConfig.parse({"directory": "x", "frequency": 10})
+    saver = saving.Saver(config, lambda append, keep: saved.append(counts[append]), counts.__getitem__)
+    for counts["updates"] in range(105, 130):
+        saver.look()
+    assert saved == [115, 125]
+
+
 def test_saver_by_the_clock(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr("operant.saving.time.monotonic", lambda: now[0])

@@ -427,6 +427,13 @@ def test_bad_trials_are_pruned_after_the_warm_up(here):
     assert tune(planned(config={"n_trials": 14, "prune": False, "study": "t"})).pruned == 0
 
 
+def test_a_report_that_is_no_number_does_not_prune(here):
+    tuned = tune(planned("gap", config={"n_trials": 8, "warmup_trials": 1, "study": "s"}))
+    ends = [t.last_step for t in tuned.study.trials if t.state is TrialState.PRUNED]
+    assert tuned.complete and not {400, 450, 500} & set(ends)
+    assert all(400 not in t.intermediate_values for t in tuned.study.trials)
+
+
 def running(storage):
     """Return how many trials of the study have begun."""
     return [t.state for t in study.load("s", storage).trials].count(TrialState.RUNNING)
