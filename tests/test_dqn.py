@@ -193,20 +193,20 @@ def test_elements_of_an_action_learn_as_if_each_were_alone(distributional):
     )
     action = jnp.asarray(rng.integers(0, 2, (B, 3)))
     mask = jnp.asarray(rng.random((B, 2, 3)) < 0.5).at[:4, 0].set(False).at[:4, 1, 1].set(True)
-    one = jnp.zeros((B, 2), jnp.int32)
+    index = jnp.zeros((B, 2), jnp.int32)
     batch = Transition(
         {}, {"gear": action[:, :2], "brake": action[:, 2]}, jnp.asarray(rng.normal(size=B), jnp.float32),
-        jnp.where(jnp.arange(B) < 3, 0.0, 0.9), {"gear_mask": mask}, (), one, jnp.asarray(rng.random(B), jnp.float32),
+        jnp.where(jnp.arange(B) < 3, 0.0, 0.9), {"gear_mask": mask}, (), index, jnp.asarray(rng.random(B), jnp.float32),
     )  # fmt: skip
     together = dqn.Outputs(*({"gear": g, "brake": b} for g, b in zip(gear, brake, strict=True)))
-    total, (error, metrics) = jax.jit(dqn.td_loss, static_argnums=0)(values, together, batch)
+    judge = jax.jit(dqn.td_loss, static_argnums=0)
+    total, (error, metrics) = judge(values, together, batch)
     alone = []
     for i in range(3):
         own = dqn.Outputs(*({"it": b if i == 2 else g[:, i]} for g, b in zip(gear, brake, strict=True)))
         seen = {} if i == 2 else {"it_mask": mask[:, i]}
-        alone.append(
-            dqn.td_loss(values, own, batch._replace(action={"it": action[:, i]}, next_observation=seen))
-        )
+        one = batch._replace(action={"it": action[:, i]}, next_observation=seen)
+        alone.append(judge(values, own, one))
     np.testing.assert_allclose(total, np.mean([x[0] for x in alone]), rtol=1e-5)
     np.testing.assert_allclose(error, np.mean([x[1][0] for x in alone], axis=0), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(

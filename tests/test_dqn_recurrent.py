@@ -245,6 +245,7 @@ def test_imitation_unrolls_from_the_state_of_a_block():
     assert not np.isclose(imitate({"model": state.variables}, forgetful), expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["noisy", "dropout"])
 def test_each_network_is_unrolled_under_noise_of_its_own(kind, monkeypatch):
     """Of noisy layers online, target and choosing network draw apart; dropout is only for the online one."""
