@@ -723,6 +723,8 @@ def test_it_is_the_run_of_the_device_driver():
             jax.tree.leaves(driver.train.state), jax.tree.leaves(runner.agent.engine.train.state), strict=True
         ):
             np.testing.assert_array_equal(a, b)
+        runner.agent.act(np.zeros((2, 4)), parallel=[0, 1])
+        assert runner.agent.observe([0.0, 0.0], [0, 0], [0, 1]) == 0  # updates of the run are not told again
 
 
 @pytest.mark.slow

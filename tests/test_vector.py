@@ -393,6 +393,15 @@ def test_seeds_differ_between_environments_and_repeat(module):
         create(module.Count, 1).reset(-1)
 
 
+@pytest.mark.parametrize("mode", ["in-process", "native-vector"])
+def test_a_time_limit_counts_from_the_last_reset(mode):
+    with create("CartPole-v1", 2, mode, max_episode_timesteps=5) as env:
+        for steps in (3, 5):
+            env.reset(1)
+            cut = [env.step(act(i % 2, i % 2)).truncated.all() for i in range(steps)]
+            assert cut == [i == 4 for i in range(steps)]
+
+
 @pytest.mark.parametrize("mode", ["in-process", "processes", "native-vector"])
 def test_arrays_are_never_written_to_again(mode):
     with create("CartPole-v1", 2, mode, num_workers=1) as env:
