@@ -78,7 +78,13 @@ def test_entries_of_the_observation_stay():
 
 
 @pytest.mark.parametrize(
-    ("agent", "env"), [(PPO, Cards), (DQN, Cards), (PPO, lambda: Cards("method")), (PPO, Pair)]
+    ("agent", "env"),
+    [
+        (PPO, Cards),
+        pytest.param(DQN, Cards, marks=pytest.mark.slow),
+        (PPO, lambda: Cards("method")),
+        pytest.param(PPO, Pair, marks=pytest.mark.slow),
+    ],
 )
 def test_agents_heed_it(agent, env):
     """The environments refuse what is not allowed."""

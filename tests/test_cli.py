@@ -744,6 +744,7 @@ def test_what_is_not_of_the_users_modules_is_told(agent, env, message, own, caps
     assert message in fails(capsys, "train", agent, "--env", env, "--max-steps", "8")
 
 
+@pytest.mark.slow
 def test_checkpoints_hold_the_best_weights_and_weights_start_from_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     common = ["train", "ppo", "--env", "jax:CartPole-v1", *TINY, *NET]

@@ -61,7 +61,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("env", ["jax:CartPole-v1", "CartPole-v1"])
+@pytest.mark.parametrize("env", [pytest.param("jax:CartPole-v1", marks=pytest.mark.slow), "CartPole-v1"])
 def test_training_does_not_notice_and_every_policy_is_scored(env):
     train(plan(env, eval_frequency=200, eval_episodes=5))
     train(plan(env, run_dir="without"))

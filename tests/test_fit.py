@@ -183,6 +183,7 @@ def test_widths_are_whole_numbers_however_they_are_written(widths):
         assert (4, 24) in kernels and (24, 16) in kernels
 
 
+@pytest.mark.slow
 def test_widths_go_with_what_the_algorithm_uses_else(tmp_path):
     """As 'auto' does: relu in SAC, layer normalisation in PQN; a checkpoint holds them as they were given."""
     agent = operant.PPO("CartPole-v1", [24, 16], **SMALL)
@@ -232,6 +233,7 @@ def test_a_jax_native_environment_trains_compiled_and_keeps_the_time_limit():
     agent.close()
 
 
+@pytest.mark.slow
 def test_a_vector_of_operants_own_is_trained_in_as_it_is():
     given = vectors.create("CartPole-v1", 2, max_episode_timesteps=30)
     with pytest.raises(SpecError, match="eval_envs must be other objects than those that train"):

@@ -246,7 +246,8 @@ def test_reward_normalisation_goes_on_with_another_number_of_actors(tmp_path):
     assert loaded.updates > agent.updates
 
 
-@pytest.mark.parametrize("unit", [pytest.param("timesteps", marks=pytest.mark.slow), "episodes"])
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["timesteps", "episodes"])
 def test_the_updates_of_loaded_weights_are_counted_on(unit, tmp_path):
     spec = {**GRADIENT, "update": {"unit": unit, "batch_size": 8 if unit == "timesteps" else 2}}
     agent = create(spec)
@@ -640,7 +641,7 @@ class Slow(gymnasium.Env):
         return np.zeros(3, np.float32), 1.0, Slow.steps % 5 == 0, False, {}
 
 
-@pytest.mark.parametrize(("n_steps", "steps"), [(4, 20), (1000, 0)])
+@pytest.mark.parametrize(("n_steps", "steps"), [(4, 20), pytest.param(1000, 0, marks=pytest.mark.slow)])
 def test_a_run_in_a_slow_environment_ends_soon(n_steps, steps, monkeypatch, tmp_path):
     """Between two calls of few blocks, or where one block takes long, within it, which is forgotten then."""
     monkeypatch.setattr(Slow, "steps", 0)

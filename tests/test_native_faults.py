@@ -50,7 +50,9 @@ def module(tests_folder):
         ("reward", "nan", r"Environment 0 of 'Breaks' \(step 5 of its episode\): The reward must be finite. Received: nan\."),
         ("reward", "-inf", r"\(step 5 of its episode\): The reward must be finite. Received: -inf\."),
         ("state", "inf", r"\(step 5 of its episode\): The state 'count' must be finite. Received: nan or inf\."),
-        ("reset", "nan", r"Environment 0 of 'Breaks' \(at a reset\): The state 'count' must be finite"),
+        pytest.param(
+            "reset", "nan", r"Environment 0 of 'Breaks' \(at a reset\): The state 'count' must be finite", marks=pytest.mark.slow
+        ),
     ],
 )  # fmt: skip
 def test_what_is_not_finite_ends_training(module, what, value, message):
@@ -351,6 +353,7 @@ class Loose:
         return (age + 0.5, ticks + 1, start), Step({"age": ticks + 1, "kind": 2}, 1.0, False)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:step of 'Loose' makes no use of its action")
 @jax.numpy_dtype_promotion("standard")
 def test_python_numbers_become_arrays():

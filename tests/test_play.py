@@ -577,6 +577,7 @@ def test_a_run_does_not_say_what_to_import(tmp_path, monkeypatch):
     assert play(PlayConfig(run_dir=path, env_kwargs={"sutton_barto_reward": True})).rewards == [-1.0]
 
 
+@pytest.mark.slow
 def test_a_run_plays_in_its_own_environment(tmp_path, capsys):
     path = str(tmp_path / "run")
     told = ["--max-steps", "32", "--n-steps", "16", "--quiet", "--run-dir", path]
