@@ -142,7 +142,7 @@ CASES = {
 
 
 def cases(*everyday: str):
-    """Every agent in every case that it serves; all but some cases are slow."""
+    """Every agent in every case that it serves: every day a few cases of PPO, slow those of others, exhaustive the rest."""
     found = []
     for agent in ONCE:
         name = agent if isinstance(agent, str) else agent.values[0]
@@ -152,7 +152,9 @@ def cases(*everyday: str):
                 often = isinstance(agent, str) and label in (
                     plain if e == "countdown" else e for e in everyday
                 )
-                marks = () if often else pytest.mark.exhaustive
+                marks = (
+                    () if often and name == "ppo" else pytest.mark.slow if often else pytest.mark.exhaustive
+                )
                 found.append(pytest.param(name, case, id=f"{name}-{label}", marks=marks))
     return found
 

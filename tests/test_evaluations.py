@@ -409,6 +409,7 @@ def test_another_id_to_evaluate_in_has_none_of_the_arguments_of_the_first():
     assert limits == [9, 9, 200]
 
 
+@pytest.mark.slow
 def test_what_was_learnt_is_told_where_an_evaluation_fails():
     class Failing(Games):
         def step(self, action):

@@ -414,6 +414,7 @@ def test_pretraining_of_recurrent_networks_goes_on_from_the_states_of_what_was_l
     agent.close()
 
 
+@pytest.mark.slow
 def test_pretraining_takes_what_schedules_say(tmp_path):
     draw = np.random.default_rng(0)
     halved = {"type": "linear", "unit": "updates", "start": 0.5, "end": 0.5, "steps": 10}

@@ -315,6 +315,7 @@ def same(one, other):
     return all(map(np.array_equal, jax.tree.leaves(one), jax.tree.leaves(other)))
 
 
+@pytest.mark.slow
 def test_weights_are_written_also_where_no_episode_ended(tmp_path, capsys):
     """There is no mean reward that could choose them; but who asked for files has some, and never loses better ones."""
     path = tmp_path / "net.tf"
@@ -341,6 +342,7 @@ def test_weights_are_written_also_where_no_episode_ended(tmp_path, capsys):
     assert same(checkpoint.load(path)[0], judged)
 
 
+@pytest.mark.slow
 def test_weights_that_no_evaluation_judged_are_told_so(tmp_path, capsys):
     """In a run with evaluations these choose the weights, whatever training's episodes came to."""
     path = tmp_path / "net.tf"
@@ -656,6 +658,7 @@ def test_mistyped_options_are_looked_for_everywhere(name, remedy):
         operant.PPO("CartPole-v1", **{name: 1})
 
 
+@pytest.mark.slow
 def test_none_keeps_all_checkpoints(tmp_path):
     settings = {"n_steps": 8, "quiet": True, "seed": 1, "save_frequency": 8, "run_dir": tmp_path / "run"}
     operant.A2C("jax:CartPole-v1", NET, **settings, keep_checkpoints=None).fit(max_steps=40)

@@ -186,7 +186,7 @@ def test_a_row_that_is_not_finite_ends_its_episode(module, what):
     assert world.first.all() and not world.length.any()
 
 
-@pytest.mark.parametrize("what", ["reward", "state"])
+@pytest.mark.parametrize("what", [pytest.param("reward", marks=pytest.mark.slow), "state"])
 def test_episodes_that_broke_off_are_not_counted(module, what):
     trainer = operant.PPO(module.Breaks(what, after=3), n_envs=2, quiet=True, **SMALL)
     driver = trainer.session.driver

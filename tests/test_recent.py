@@ -40,7 +40,7 @@ def assert_holds(block: Block, expected: Block) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 2, 3, 5])
 def test_it_holds_the_newest_rows_in_order_and_what_follows_them(count):
     memory = Recent(5, 3)
     state, add = memory.init(EXAMPLE), jax.jit(memory.add)

@@ -709,6 +709,7 @@ def test_a_run_of_updates_on_a_native_environment_is_one_program_and_exact():
         assert again.episode_returns == first
 
 
+@pytest.mark.slow
 def test_it_is_the_run_of_the_device_driver():
     from operant.envs import native_ids
     from operant.execution.device import DeviceDriver

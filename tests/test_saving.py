@@ -296,6 +296,7 @@ def test_two_that_save_to_one_file_do_not_disturb_each_other(tmp_path, monkeypat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["agent.json", "agent.npz"]
 
 
+@pytest.mark.slow
 def test_saver_writes_what_was_learnt_without_acting(tmp_path):
     agent = create(recorder=str(tmp_path / "traces"))
     run(agent, 12)

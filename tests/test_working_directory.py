@@ -181,6 +181,7 @@ def test_an_environment_may_change_it_while_a_runner_runs(here, when, monkeypatc
 
 
 @pytest.mark.parametrize("when", ["init", "reset"])
+@pytest.mark.slow
 def test_files_of_networks_are_found_under_every_seed(here, when, monkeypatch, capsys):
     Path("net.json").write_text(json.dumps(NET))
     flags = [
@@ -424,6 +425,7 @@ def test_the_state_of_the_code_is_that_of_the_programs_folder(here, monkeypatch)
 
 
 @pytest.mark.parametrize("when", ["init", "reset"])
+@pytest.mark.slow
 def test_an_environment_may_change_it_while_a_run_is_replayed(here, when, monkeypatch, capsys):
     given = {
         "env": "wandering:Wanders", "env_kwargs": {"when": when}, "max_steps": 20, "seed": 1, "quiet": True, "checkpoints": ["w"],
