@@ -62,6 +62,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
+    sys.path.insert(0, str(Path(__file__).parent / "speed"))
+    from run import processor
+
     found: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for _ in range(arguments.rounds):
         for name, words in COMMANDS.items():
@@ -79,7 +82,7 @@ def main() -> None:
         "# Waiting",
         "",
         f"`python benchmarks/goals.py --rounds {arguments.rounds}`: {' '.join(__doc__.split(chr(10) * 2)[-2].split())} Medians, in brackets the",
-        f"fastest and the slowest. {os.cpu_count()} processors ({platform.machine()}), load {load:.1f} at the start, Python",
+        f"fastest and the slowest. {os.cpu_count()} cores of {processor()}, load {load:.1f} at the start, Python",
         f"{platform.python_version()}, JAX {version('jax')}, Gymnasium {version('gymnasium')}.",
         "",
         "| command | seconds | goal |",

@@ -276,10 +276,12 @@ class Compiled(NamedTuple):
         return engine
 
     def run(
-        self, seed: int, blocks: int, hyper: Any = None
+        self, seed: int, blocks: int, hyper: Any = None, **counters: int
     ) -> tuple[Train, list[Block], list[dict[str, float]]]:
-        """Run some blocks: the train, the blocks, and the metrics of each."""
+        """Run some blocks, of a run whose counters stand so: the train, the blocks, and the metrics of each."""
         train, world = self.begin(seed, hyper)
+        begun = {name: jnp.uint32(x) for name, x in counters.items()}
+        train = train._replace(counters=train.counters._replace(**begun))
         collected, metrics = [], []
         for _ in range(blocks):
             block, world = self.collect(train, world)

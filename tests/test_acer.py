@@ -472,13 +472,7 @@ def test_a_replay_step_has_so_many_sequences_of_every_actor(monkeypatch):
 
 def test_replay_waits_for_a_sequence_and_the_row_that_follows_it():
     agent = later()
-    train, world = agent.begin(0)
-    train = train._replace(counters=train.counters._replace(timesteps=jnp.uint32(1000)))
-    replays = []
-    for _ in range(6):
-        block, world = agent.collect(train, world)
-        train, metrics = agent.absorb(train, block)
-        replays.append(float(metrics["memory/replays"]))
+    replays = [metrics["memory/replays"] for metrics in agent.run(0, 6, timesteps=1000)[2]]
     # Blocks are of six rows of each actor: a sequence takes seven, and the memory of a run that goes on fills to 60 of all.
     assert not any(replays[:3])
     assert sum(replays) > 0

@@ -156,10 +156,10 @@ def test_killed_while_writing(tmp_path):
     program = f"""
 import os, sys
 sys.path.insert(0, {str(tmp_path.parent)!r})
-from operant.tracking import Episode, History, history
+from operant.tracking import Episode, History
 h = History({str(path)!r}, flush_rows=1)
 h.episodes([Episode(10, 0.1, 0.0, 10, 0, 0.0, 4.0), Episode(20, 0.2, 1.0, 10, 1, 1.0, 4.0)])
-history.os.replace = lambda a, b: os._exit(9)
+os.replace = lambda a, b: os._exit(9)
 h.episodes([Episode(30, 0.3, 2.0, 10, 2, 2.0, 4.0)])
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 9

@@ -3,9 +3,9 @@
     python benchmarks/learning/run.py ppo:cartpole-500k dqn:cartpole-500k --seeds 5
 
 A seed's score is the mean return of its last 100 training episodes or, if the gate says so, of 100 episodes of the
-final policy without exploration; then its last training episodes stand beside it. A gate is passed if the lower end of the 95% bootstrap interval of the mean over seeds
-is above it (and, if the gate has an upper bound, the upper end is below that); a single seed, which has no interval,
-passes none. Results go to benchmarks/results/learning.json and .md, histories to benchmarks/results/curves/, pictures
+final policy without exploration; then its last training episodes stand beside it. A gate is passed if the lower end of
+the 95% bootstrap interval of the mean over seeds is above it (and, if the gate has an upper bound, the upper end is
+below that); a single seed, which has no interval, passes none. Results go to benchmarks/results/learning.json and .md, histories to benchmarks/results/curves/, pictures
 of them to docs/images/.
 
 With `--runs DIR` the runs are kept there: seeds that are there already are not trained again, and one that was
@@ -374,7 +374,7 @@ def write(rows: list[dict[str, Any]], unfinished: list[dict[str, Any]], command:
         seconds = float(np.median([r["training_seconds"] for r in row["seeds"]]))
         bound, below = row.get("gate"), row.get("below")
         within = "-" if bound is None else f"above {bound}" if below is None else f"{bound} to {below}"
-        when = ", ".join(row["seeds"][-1]["measured"].split(", ")[:2])
+        when = ", ".join(row["seeds"][-1].get("measured", "not kept").split(", ")[:2])
         lines.append(
             f"| {linked(row['preset'])} | {row['seeds'][0]['steps']:,} | {len(row['seeds'])} | {mean}{' greedy' if row.get('greedy') else ''} | {training} | {iqm} | {within} | "
             f"{'yes' if row.get('passed') else 'no' if 'passed' in row else '-'} | {seconds:g} | {row.get('published', '-')} | {when} |"

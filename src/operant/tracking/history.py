@@ -8,7 +8,6 @@ episodes take few files, and memory holds one part.
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Sequence
@@ -68,6 +67,8 @@ class History:
         flush_rows: int = 50_000,
         part_rows: int = 50_000,
     ) -> None:
+        from operant.checkpoint import durable  # brings JAX, which those who only read do not need
+
         self.path = check_place(path)
         self._flush_seconds = flush_seconds
         self._flush_rows = flush_rows
@@ -77,7 +78,7 @@ class History:
         self._waiting: list[Episode] = []
         self._flushed = time.monotonic()
         self.path.mkdir(parents=True, exist_ok=True)
-        for leftover in self.path.glob(".*.tmp"):
+        for leftover in self.path.glob(f"{durable.TEMPORARY}*"):
             leftover.unlink()
         if resume_at_step is not None:
             _drop_after(self.path, resume_at_step)
@@ -294,13 +295,8 @@ def _write(path: Path, table: pa.Table) -> None:
 
     from operant.checkpoint import durable
 
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb") as file:
-        pq.write_table(table, file, compression="zstd")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    durable.sync(path.parent)
+    with durable.replaced(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
 
 
 def _drop_after(folder: Path, step: int) -> None:
