@@ -228,6 +228,21 @@ def test_a_trace_file_holds_plain_arrays_and_comes_back(tmp_path, last):
     assert (both.last is not None) == last
 
 
+@pytest.mark.parametrize("added", [True, False])
+def test_a_trace_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch, added):
+    done = []
+    fsync, link, replace = os.fsync, os.link, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (done.append(os.fstat(file).st_ino), fsync(file)))
+    monkeypatch.setattr(os, "link", lambda old, new: (done.append("named"), link(old, new)))
+    monkeypatch.setattr(os, "replace", lambda old, new: (done.append("named"), replace(old, new)))
+    if added:
+        traces.add(tmp_path, 0, SPACES, random_trace(3))
+    else:
+        traces.write(tmp_path / "a.npz", SPACES, random_trace(3))
+    [trace] = tmp_path.iterdir()
+    assert done == [trace.stat().st_ino, "named", tmp_path.stat().st_ino]
+
+
 def test_bad_trace_files_are_named(tmp_path):
     with pytest.raises(SpecError, match=r"There are no traces \(\*.npz\)"):
         traces.files(tmp_path)

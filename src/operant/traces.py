@@ -169,7 +169,10 @@ def _finished(folder: Path, spaces: Spaces, trace: Trace) -> Iterator[Path]:
     try:
         with temporary.open("xb") as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())  # before it gets its name
         yield temporary
+        durable.sync(folder)
     finally:
         temporary.unlink(missing_ok=True)
 
