@@ -521,21 +521,22 @@ def test_broken_numbers_do_not_spoil_running_statistics(name, where):
 
 
 @pytest.mark.exhaustive
-def test_population_of_three_learning_rates_equals_three_runs(name):
+@pytest.mark.parametrize("mapped", [True, False])
+def test_population_of_three_learning_rates_equals_three_runs(name, mapped):
     env, blocks, rates = countdown(name), 10, (0.01, 0.003, 0.0)
     agent = compiled(name, env)
     made = agent.learner
     hyper = jnp.stack([made.hyper(made.algorithm.config.replace(lr=lr)) for lr in rates])
     keys = jax.vmap(jax.random.key)(jnp.array([4, 4, 5]))
-    population = Population(made, env, 3, keys, hyper)
+    population = Population(made, env, 3, keys, hyper, mapped=mapped)
     finished = population.advance(blocks)
     found = [population.metrics(i)["update/lr"] for i in range(3)]
     np.testing.assert_allclose(found, rates, rtol=1e-5)
     for i, (seed, row) in enumerate(zip((4, 4, 5), hyper, strict=True)):
         single, collected, _ = agent.run(seed, blocks, row)
-        assert_close(jax.tree.map(lambda x, i=i: x[i], population.train), single, rtol=1e-3, atol=1e-4)
+        assert_close(population.train(i), single, rtol=1e-3, atol=1e-4)
         assert len(finished[i]) == sum(int((b.terminated | b.truncated).sum()) for b in collected)
-    states = [parameters(jax.tree.map(lambda x, i=i: x[i], population.train.state)) for i in range(3)]
+    states = [parameters(population.train(i).state) for i in range(3)]
     assert not equal(states[0], states[1])
     first = parameters(agent.begin(5)[0].state)
     rated = first.keys() - set(SMALL[name].rateless)

@@ -255,19 +255,21 @@ def test_finished_episodes_are_what_happened(name):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("mapped", [True, False])
 @pytest.mark.parametrize("name", ONCE)
-def test_population_of_three_seeds_equals_three_runs(name):
+def test_population_of_three_seeds_equals_three_runs(name, mapped):
     agent = compiled(name, countdown(name))
-    population = Population(agent.learner, agent.env, agent.n, jax.vmap(jax.random.key)(jnp.arange(3)))
+    keys = jax.vmap(jax.random.key)(jnp.arange(3))
+    population = Population(agent.learner, agent.env, agent.n, keys, mapped=mapped)
     population.advance(4)
     population.advance(BLOCKS - 4)
     told = [population.metrics(seed) for seed in range(3)]
     assert all(told) and told[0] != told[1] and population.metrics(1) == {}
     for seed in range(3):
         single, _, _ = agent.run(seed, BLOCKS)
-        assert_close(jax.tree.map(lambda x, i=seed: x[i], population.train), single, 1e-3, 1e-4)
+        assert_close(population.train(seed), single, 1e-3, 1e-4)
         assert population.steps[seed] == int(single.counters.timesteps)
-    states = [jax.tree.map(lambda x, i=i: x[i], population.train.state) for i in range(3)]
+    states = [population.train(i).state for i in range(3)]
     assert not equal(states[0], states[1])
     assert not equal(states[1], states[2])
 

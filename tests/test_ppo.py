@@ -167,12 +167,12 @@ def test_seeds_that_train_at_once_end_their_updates_each_for_itself():
     limits, blocks = (1e-5, 0.01, 1e6), 4
     hyper = jnp.stack([limited(agent, agent.begin(0)[0], limit).hyper for limit in limits])
     keys = jax.vmap(jax.random.key)(jnp.array([4, 4, 5]))
-    population = Population(agent.learner, agent.env, N, keys, hyper)
+    population = Population(agent.learner, agent.env, N, keys, hyper, mapped=True)
     population.advance(blocks)
     steps = []
     for i, (seed, row) in enumerate(zip((4, 4, 5), hyper, strict=True)):
         single, _, metrics = agent.run(seed, blocks, row)
-        assert_close(jax.tree.map(lambda x, i=i: x[i], population.train), single, rtol=1e-3, atol=1e-4)
+        assert_close(population.train(i), single, rtol=1e-3, atol=1e-4)
         steps.append(population.metrics(i)["update/steps"])
         assert steps[-1] == np.mean([m["update/steps"] for m in metrics])
     assert 1 <= steps[0] < steps[1] < steps[2] == EPOCHS * PARTS

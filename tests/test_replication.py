@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from tests.small_agents import MODEL
 
-from operant import Agent, interruption, replication
+from operant import Agent, interruption, replication, runtime
 from operant.agents.making import define
 from operant.cli import main
 from operant.errors import SpecError, UsageError
@@ -63,8 +63,11 @@ def test_no_batch_of_matrices_is_factorised():
 
 
 @pytest.mark.slow
-def test_each_seed_at_once_is_its_single_run(tmp_path):
+def test_each_seed_at_once_is_its_single_run(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(runtime, "start", lambda *arguments, **_: started.append(arguments))
     done = replicate(plan(tmp_path / "three"), 3)
+    assert started[0][-1] == 3  # calls at a time
     assert sorted(path.name for path in done.directory.iterdir()) == ["seed-5", "seed-6", "seed-7"]
     single = train(plan(tmp_path / "one", seed=6))
     assert done.results[1].outcome[:5] == single.outcome[:5]
@@ -78,15 +81,16 @@ def test_each_seed_at_once_is_its_single_run(tmp_path):
         ]
         for agent in agents
     )
-    assert all(np.allclose(x, y, atol=1e-5) for x, y in zip(a, b, strict=True))
+    assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
     means = [result.outcome.mean_reward for result in done.results]
     assert len(set(means)) == 3 and done.mean_reward[0] == pytest.approx(np.mean(means))
     assert done.mean_reward[1] <= done.mean_reward[0] <= done.mean_reward[2]
 
 
 @pytest.mark.slow
-def test_a_seed_is_a_run_that_can_be_resumed(tmp_path):
+def test_a_seed_is_a_run_that_can_be_repeated_and_resumed(tmp_path):
     folder = replicate(plan(tmp_path / "two"), 2).results[0].directory
+    assert main(["replay", str(folder), "--quiet"]) == 0
     outcome = train(resumed(folder, {"max_steps": 800})).outcome
     assert outcome.step >= 800
     whole = train(plan(tmp_path / "whole", max_steps=800)).outcome

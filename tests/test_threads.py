@@ -7,6 +7,7 @@ import os
 import jax
 import pytest
 
+from operant import runtime
 from operant.agents.making import define
 from operant.runtime import LARGE_PRODUCT, LIBRARY_FLAG, prepare, start, threads_for
 
@@ -33,6 +34,12 @@ def test_threads_for_products_and_images():
     assert threads_for([(4,)], LARGE_PRODUCT - 1) == 1
     assert threads_for([(4,)], LARGE_PRODUCT) is None
     assert threads_for([(4,), (84, 84, 4)]) is None
+
+
+def test_threads_for_several_calls_at_a_time(monkeypatch):
+    monkeypatch.setattr(runtime, "processors", lambda: 4)
+    assert [threads_for([(4,)], calls=n) for n in (1, 3, 8)] == [1, 3, 4]
+    assert threads_for([(4,)], LARGE_PRODUCT, calls=2) is None
 
 
 @pytest.mark.parametrize(

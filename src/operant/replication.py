@@ -47,8 +47,8 @@ class Replicated(NamedTuple):
 def replicate(plan: Plan, n_seeds: int, command: str | None = None) -> Replicated:
     """Train as planned under a number of successive seeds.
 
-    On a JAX-native environment all runs are one compiled program, mapped over the seeds; each equals a single run with its
-    seed, up to the rounding of sums. On others they run one after the other. Each writes a folder of its own, which can be
+    On a JAX-native environment all train at the same time (`Population`); each equals a single run with its seed, on accelerators
+    up to the rounding of sums. On others they run one after the other. Each writes a folder of its own, which can be
     resumed, loaded, played and plotted like that of any run.
 
     Args:
@@ -118,7 +118,7 @@ def _together(plan: Plan, given: Sequence[RunConfig], base: Path, command: str |
     runs = [located(run, base) for run in given]
     definition = define(plan.agent, **plan.options)
     environments = make_environments(runs[0])
-    learner = build(definition, environments, runs[0])
+    learner = build(definition, environments, runs[0], len(runs))
 
     import jax
     import jax.numpy as jnp
@@ -144,7 +144,7 @@ def _together(plan: Plan, given: Sequence[RunConfig], base: Path, command: str |
                 environments,
                 command,
                 base=base,
-                together=len(runs),
+                together=len(runs) if population.mapped else None,
             )
             training.sinks = sinks = tracker(directory, given[i].replace(quiet=True), training, base=base)
             stack.callback(sinks.close)
@@ -197,7 +197,7 @@ def _loop(population: Population, trainings: Sequence[Training], display: Tracke
                 go_on(i, training.begin())
             while wanted:
                 count = min(wanted.values())
-                ended = population.advance(count)
+                ended = population.advance(count, wanted)
                 for i in wanted:
                     finished[i] += ended[i]
                     wanted[i] -= count
@@ -221,7 +221,7 @@ def _loop(population: Population, trainings: Sequence[Training], display: Tracke
 
 
 def _summary(trainings: Sequence[Training], outcomes: Mapping[int, Outcome], seconds: float) -> Record:
-    """Sum up how far all runs are; those that have ended are still stepped with the others, but count as of their end."""
+    """Sum up how far all runs are; those that have ended may still be stepped with the others, but count as of their end."""
     scores = [training.progress.score for training in trainings if training.progress.score.episodes]
     values = {"episode/count": float(sum(score.episodes for score in scores))}
     if scores:

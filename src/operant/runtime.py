@@ -38,7 +38,9 @@ TD3 and SAC with 256 through 256-256 (2**24) 1.4x; batches of 256 through 64-64 
 """
 
 
-def start(shapes: Sequence[tuple[int, ...]], threads: int | None = None, product: int = 0) -> None:
+def start(
+    shapes: Sequence[tuple[int, ...]], threads: int | None = None, product: int = 0, calls: int = 1
+) -> None:
     """Start JAX's backend as suits observations of these shapes; no effect if it runs already.
 
     With images, XLA computes convolutions on CPU with a library: the Nature CNN on 256 frames takes 59 ms of processor time
@@ -48,8 +50,9 @@ def start(shapes: Sequence[tuple[int, ...]], threads: int | None = None, product
         shapes: of the components of one observation.
         threads: of XLA on CPU; None: see `threads_for`.
         product: multiplications of the largest matrix product of a gradient step.
+        calls: of the compiled program that the process makes at the same time.
     """
-    threads = threads_for(shapes, product) if threads is None else threads
+    threads = threads_for(shapes, product, calls) if threads is None else threads
     prepare(asynchronous=threads != 1)
     variables = {}
     if threads is not None and "NPROC" not in os.environ:
@@ -125,13 +128,18 @@ def device(name: str) -> Any:
         raise SpecError(f"There is no device {name!r}. JAX has: {known}.") from None
 
 
-def threads_for(shapes: Sequence[tuple[int, ...]], product: int = 0) -> int | None:
-    """Return how many threads suit observations of these shapes: one, or None (all) for images and large products.
+def threads_for(shapes: Sequence[tuple[int, ...]], product: int = 0, calls: int = 1) -> int | None:
+    """Return how many threads suit observations of these shapes: one for each call at a time, or None (all) for images and large products.
 
     Small networks run as dozens of kernels of a microsecond each. Handing them from thread to thread costs more than
     running them: with one thread an update of DQN's 64-64 network takes 165 microseconds instead of 285 (two cores).
     """
-    return None if has_images(shapes) or product >= LARGE_PRODUCT else 1
+    return None if has_images(shapes) or product >= LARGE_PRODUCT else min(calls, processors())
+
+
+def processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def has_images(shapes: Sequence[tuple[int, ...]]) -> bool:

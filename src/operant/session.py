@@ -89,11 +89,11 @@ class Session:
         )
 
 
-def build(definition: Definition, environments: Environments, run: RunConfig) -> Learner:
-    """Start JAX as the networks need it, and build the algorithm."""
+def build(definition: Definition, environments: Environments, run: RunConfig, runs: int = 1) -> Learner:
+    """Start JAX as the networks of that many runs at once need it, and build the algorithm."""
     definition = definition.limited(environments.limit)
     shapes = [leaf.shape for leaf in environments.spaces.states.components.values()]
-    runtime.start(shapes, run.threads, definition.product(run.n_envs))
+    runtime.start(shapes, run.threads, definition.product(run.n_envs), runs)
     return Learner(definition.cls.create(definition.config, environments.spaces, run.n_envs))
 
 

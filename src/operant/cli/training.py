@@ -23,7 +23,7 @@ class Extra(Config):
     n_seeds: int = option(
         1,
         "Number of runs, with successive seeds, each in its own folder; on a JAX-native environment all at "
-        "once, compiled as one program",
+        "the same time",
         low=1,
     )
     preset: str | None = option(

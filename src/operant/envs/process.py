@@ -10,7 +10,6 @@ import functools
 import itertools
 import logging
 import math
-import os
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from operant.envs.spawn import START_SECONDS, LostError, Worker, end, main_progr
 from operant.envs.vector_env import Check, Flat, Step, VectorEnv, seed_of
 from operant.envs.worker import RESET, RESTART, STEP, Memory, vector_fields
 from operant.errors import EnvironmentError, OperantError, UsageError
+from operant.runtime import processors
 from operant.spaces import Codec, Spaces
 
 _log = logging.getLogger("operant")
@@ -285,8 +285,3 @@ class Processes(VectorEnv):
         """Close the environments and end the workers."""
         self._is_open = False
         self._finalizer()
-
-
-def processors() -> int:
-    """Return how many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

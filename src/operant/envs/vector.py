@@ -17,11 +17,12 @@ from operant.envs.checked import smaller_limit
 from operant.envs.games import Games
 from operant.envs.infos import keywords_of, refusal, refuse_elsewhere
 from operant.envs.inprocess import InProcess, make_cell
-from operant.envs.process import Processes, processors
+from operant.envs.process import Processes
 from operant.envs.source import Source, refuse_same
 from operant.envs.table import resolve
 from operant.envs.vector_env import Check, VectorEnv
 from operant.errors import SpecError, UsageError, suggest, value_error, whole
+from operant.runtime import processors
 
 Mode: TypeAlias = Literal["auto", "native-vector", "in-process", "processes"]
 PROCESSES_PAY_SECONDS = 3e-4

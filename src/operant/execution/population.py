@@ -1,11 +1,12 @@
-"""Several runs of one definition at once: `vmap` makes them one program with one more axis."""
+"""Several runs of one definition at once."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +17,16 @@ from operant.envs.native import NativeEnv
 from operant.errors import UsageError
 from operant.execution.device import CHECK_STEPS, DeviceRun, Ends, World, finished_episodes
 from operant.execution.episodes import Finished
+from operant.runtime import processors
 from operant.types import Array, Key, Tree
 
 
 class Population:
-    """Independent runs on a native environment, one per key, mapped over by `vmap` into one program.
+    """Independent runs on a native environment, one per key.
+
+    On an accelerator `vmap` makes them one program with one more axis. On CPU one program is called for each run, by as many
+    threads as there are cores: under `vmap` both branches of every condition are computed, and eight seeds of TD3 take 14.5 times
+    as long as one; so, on two cores, 5.1 times (benchmarks/results/seeds.md).
 
     Args:
         learner: the algorithm.
@@ -30,6 +36,7 @@ class Population:
         hyper: traced options of all runs `[H]` or of each `[S, H]` (default: the algorithm's own).
         blocks: most blocks that one call of `advance` may run.
         name: of the environment, for messages.
+        mapped: whether `vmap` maps over the runs; None: as said above.
     """
 
     def __init__(
@@ -41,6 +48,7 @@ class Population:
         hyper: Array | None = None,
         blocks: int | None = None,
         name: str = "",
+        mapped: bool | None = None,
     ) -> None:
         self.learner = learner
         self.name = name or type(env).__name__
@@ -50,63 +58,150 @@ class Population:
         self.blocks = blocks or max(1, CHECK_STEPS // self.block_steps)
         hyper = learner.hyper() if hyper is None else hyper
         hyper = jnp.broadcast_to(hyper, (self.size, hyper.shape[-1]))
-        self.train: Train = jax.jit(functools.partial(begun, learner))(keys, hyper)
-        self.world: World = jax.jit(jax.vmap(self.loop.begin))(keys)
+        self.mapped = jax.default_backend() != "cpu" if mapped is None else mapped
+        self._runs = (_Mapped if self.mapped else _Apart)(learner, self.loop, keys, hyper, self.blocks)
         self.steps = np.zeros(self.size, np.int64)
         self.faults: list[str | None] = [None] * self.size
         """What was wrong with each run's environments in the last call of `advance`; such a run began new episodes."""
-        self._meter = jnp.stack([learner.meter()] * self.size)
-        self._compiled: Any = None
 
     def compile(self) -> Any:
         """Return the compiled loop; the first call compiles it."""
-        if self._compiled is None:
-            loop = functools.partial(self.loop.iterate, limit=self.blocks)
-            mapped = jax.vmap(loop, in_axes=(0, 0, 0, None))
-            arguments = (self.train, self.world, self._meter, np.int32(0))
-            self._compiled = jax.jit(mapped, donate_argnums=(0, 1, 2)).lower(*arguments).compile()
-        return self._compiled
+        return self._runs.compiled
 
-    def advance(self, blocks: int = 1) -> list[list[Finished]]:
-        """Run that many blocks (at most `self.blocks`); return each run's finished episodes, in order of time."""
+    def advance(self, blocks: int = 1, wanted: Collection[int] | None = None) -> list[list[Finished]]:
+        """Run that many blocks (at most `self.blocks`); return each run's finished episodes, in order of time.
+
+        Args:
+            blocks: how many.
+            wanted: the runs that need them (default: all). Others may advance with them.
+        """
         blocks = min(blocks, self.blocks)
-        loop = self.compile()
-        self.train, self.world, self._meter, ends = loop(
-            self.train, self.world, self._meter, np.int32(blocks)
-        )
-        ends = jax.device_get(ends)
-        finished = []
-        for i in range(self.size):
-            own = Ends(*(x[i, :blocks] for x in ends))
-            episodes, self.steps[i] = finished_episodes(own, int(self.steps[i]))
+        wanted = range(self.size) if wanted is None else sorted(wanted)
+        finished: list[list[Finished]] = [[] for _ in range(self.size)]
+        for i, ends in self._runs.advance(blocks, wanted):
+            own = Ends(*(x[:blocks] for x in ends))
+            finished[i], self.steps[i] = finished_episodes(own, int(self.steps[i]))
             self.faults[i] = self.loop.fault(own, self.name)
             if self.faults[i] is not None:
                 self._restart(i)
-            finished.append(episodes)
         return finished
 
     def _restart(self, index: int) -> None:
         """Begin new episodes in one run, so that it can continue from what is saved."""
-        train, world = _of(self.train, index), _of(self.world, index)
+        train, world = self.train(index), self.world(index)
         world = jax.jit(self.loop.restart)(train.key, train.counters.rows, world.actors.observation)
-        self.world = _with(self.world, index, world)
+        self._runs.put(index, "world", world)
+
+    def train(self, index: int) -> Train:
+        """Return a run's learning state, good until the population advances."""
+        train: Train = self._runs.get(index, "train")
+        return train
+
+    def world(self, index: int) -> World:
+        """Return the environments' part of a run, good until the population advances."""
+        world: World = self._runs.get(index, "world")
+        return world
 
     def metrics(self, index: int) -> dict[str, float]:
         """Return a run's averages of the metrics since the last call."""
-        meter = np.asarray(self._meter[index])
-        self._meter = self._meter.at[index].set(0.0)
+        meter = np.asarray(self._runs.get(index, "meter"))
+        self._runs.put(index, "meter", self.learner.meter())
         return self.learner.read(meter)
 
     def skipped(self, index: int) -> int:
         """Return how many of a run's gradient steps were left out since the last call of `metrics`."""
-        return self.learner.skipped(np.asarray(self._meter[index]))
+        return self.learner.skipped(np.asarray(self._runs.get(index, "meter")))
 
     def put(self, index: int, train: Train, world: World | None = None, step: int | None = None) -> None:
         """Replace the state of a run, and set its step (default: that of its counters)."""
-        self.train = _with(self.train, index, train)
+        self._runs.put(index, "train", train)
         if world is not None:
-            self.world = _with(self.world, index, world)
+            self._runs.put(index, "world", world)
         self.steps[index] = int(train.counters.timesteps) if step is None else step
+
+
+class State(NamedTuple):
+    """What a call of the compiled loop replaces: of one run, or of all with one more axis."""
+
+    train: Train
+    world: World
+    meter: Array
+
+
+Part = Literal["train", "world", "meter"]
+
+
+class _Apart:
+    """Each run by itself: one program for all, called for each, by as many threads as there are cores."""
+
+    def __init__(self, learner: Learner, loop: DeviceRun, keys: Key, hyper: Array, blocks: int) -> None:
+        init, begin = jax.jit(learner.init), jax.jit(loop.begin)
+        self._states: list[State] = []
+        for i in range(keys.shape[0]):
+            key = _of(keys, i)
+            self._states.append(State(init(key, hyper[i]), begin(key), learner.meter()))
+        self._loop = functools.partial(loop.iterate, limit=blocks)
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        return jax.jit(self._loop, donate_argnums=(0, 1, 2)).lower(*self._states[0], np.int32(0)).compile()
+
+    @functools.cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        # JAX's kernels for batches of matrices, such as the physics of brax, may hold threads of XLA's pool while they wait for others:
+        # two at once could wait for ever (see `begun`).
+        alone = "lapack_" in self.compiled.as_text()
+        return ThreadPoolExecutor(1 if alone else min(len(self._states), processors()), "operant-run")
+
+    def advance(self, blocks: int, wanted: Sequence[int]) -> list[tuple[int, Ends]]:
+        """Let the wanted runs advance; return the ends of each."""
+        loop = self.compiled
+
+        def call(index: int) -> tuple[State, Ends]:
+            *state, ends = loop(*self._states[index], np.int32(blocks))
+            return State(*state), jax.device_get(ends)
+
+        calls = {i: self._threads.submit(call, i) for i in wanted}
+        wait(calls.values())
+        for i, each in calls.items():  # what others reached is kept where a call fails
+            if each.exception() is None:
+                self._states[i] = each.result()[0]
+        return [(i, each.result()[1]) for i, each in calls.items()]
+
+    def get(self, index: int, part: Part) -> Any:
+        return getattr(self._states[index], part)
+
+    def put(self, index: int, part: Part, value: Tree) -> None:
+        self._states[index] = self._states[index]._replace(**{part: value})
+
+
+class _Mapped:
+    """All runs as one, with one more axis."""
+
+    def __init__(self, learner: Learner, loop: DeviceRun, keys: Key, hyper: Array, blocks: int) -> None:
+        train = jax.jit(functools.partial(begun, learner))(keys, hyper)
+        world = jax.jit(jax.vmap(loop.begin))(keys)
+        self._size = keys.shape[0]
+        self._state = State(train, world, jnp.stack([learner.meter()] * self._size))
+        self._loop = functools.partial(loop.iterate, limit=blocks)
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        mapped = jax.vmap(self._loop, in_axes=(0, 0, 0, None))
+        return jax.jit(mapped, donate_argnums=(0, 1, 2)).lower(*self._state, np.int32(0)).compile()
+
+    def advance(self, blocks: int, wanted: Sequence[int]) -> list[tuple[int, Ends]]:
+        """Let all runs advance; return the ends of each."""
+        *state, ends = self.compiled(*self._state, np.int32(blocks))
+        self._state = State(*state)
+        ends = jax.device_get(ends)
+        return [(i, Ends(*(x[i] for x in ends))) for i in range(self._size)]
+
+    def get(self, index: int, part: Part) -> Any:
+        return _of(getattr(self._state, part), index)
+
+    def put(self, index: int, part: Part, value: Tree) -> None:
+        self._state = self._state._replace(**{part: _with(getattr(self._state, part), index, value)})
 
 
 class Member:
@@ -131,8 +226,7 @@ class Member:
     @property
     def train(self) -> Train:
         """The learning state."""
-        train: Train = _of(self.population.train, self.index)
-        return train
+        return self.population.train(self.index)
 
     @property
     def step(self) -> int:
@@ -153,7 +247,7 @@ class Member:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the environments' part of what is needed to continue; a single run can continue from it, too."""
-        return {"world": _of(self.population.world, self.index)}
+        return {"world": self.population.world(self.index)}
 
     def snapshot_like(self) -> dict[str, Any]:
         """Return the shapes of a snapshot."""

@@ -1,0 +1,68 @@
+"""Several runs at once on a CPU: each is called by itself, at the same time as others."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import pytest
+from tests.small_agents import Countdown, compiled, equal
+
+from operant.execution.device import DeviceDriver
+from operant.execution.population import Population, _Apart
+from operant.runtime import processors
+
+
+@pytest.fixture
+def three():
+    """Three runs, each by itself."""
+    agent = compiled("a2c", Countdown(), 2)
+    keys = jax.vmap(jax.random.key)(jnp.arange(3))
+    return Population(agent.learner, agent.env, agent.n, keys, mapped=False)
+
+
+@pytest.mark.slow
+def test_runs_on_a_cpu_advance_at_the_same_time_each_as_by_itself(three):
+    assert isinstance(Population(three.learner, three.loop.env, 2, jax.random.key(0)[None])._runs, _Apart)
+    assert three._runs._threads._max_workers == min(3, processors())
+    loop, together = three.compile(), threading.Barrier(2)
+
+    def meeting(*arguments):
+        together.wait(60)
+        return loop(*arguments)
+
+    three._runs.compiled = meeting
+    three._runs._threads = ThreadPoolExecutor(2)  # whatever this machine has
+    three.advance(3, {2, 0})
+    assert (three.steps > 0).tolist() == [True, False, True]
+    three._runs.compiled = loop
+    three.advance(3, [1])
+    for i in range(3):
+        driver = DeviceDriver(three.learner, three.loop.env, 2, jax.random.key(i))
+        driver.advance(3)
+        assert equal(three.train(i), driver.train) and equal(three.world(i), driver.world)
+
+
+@pytest.mark.slow
+def test_programs_that_factorise_batches_of_matrices_are_called_one_at_a_time(three):
+    three._runs.compiled = jax.jit(jnp.linalg.cholesky).lower(jnp.eye(2)[None]).compile()
+    assert three._runs._threads._max_workers == 1
+
+
+@pytest.mark.slow
+def test_runs_go_on_where_one_failed(three):
+    loop = three.compile()
+
+    def failing(train, *others):
+        if int(train.counters.rows) == three.learner.rows:
+            raise MemoryError("no room")
+        return loop(train, *others)
+
+    three.advance(1, [1])
+    three._runs.compiled = failing
+    with pytest.raises(MemoryError, match="no room"):
+        three.advance(2)
+    rows = [int(three.train(i).counters.rows) // three.learner.rows for i in range(3)]
+    assert rows == [2, 1, 2]
