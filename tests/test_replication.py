@@ -7,6 +7,8 @@ import json
 import math
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -56,8 +58,12 @@ def test_no_batch_of_matrices_is_factorised():
     run = RunConfig.from_dict({"env": "jax:CartPole-v1", "n_envs": 2, "max_steps": 1, "seed": 1})
     learner = build(define("ppo", n_steps=4, mini_batches=1), make_environments(run), run)
     keys, hyper = jax.random.split(jax.random.key(0), 2), jnp.stack([learner.hyper()] * 2)
-    for how, batched in ((functools.partial(begun, learner), False), (jax.vmap(learner.init), True)):
-        compiled = jax.jit(how).lower(keys, hyper).compile().as_text()
+    for how, given, batched in (
+        (learner.init, (keys[0], hyper[0]), False),
+        (functools.partial(begun, learner), (keys, hyper), False),
+        (jax.vmap(learner.init), (keys, hyper), True),
+    ):
+        compiled = jax.jit(how).lower(*given).compile().as_text()
         shapes = re.findall(r"= \(?f32\[([\d,]+)\].* custom_call_target=\"lapack_", compiled)
         assert shapes and any(shape.count(",") == 2 for shape in shapes) == batched
 
@@ -95,6 +101,26 @@ def test_a_seed_is_a_run_that_can_be_repeated_and_resumed(tmp_path):
     assert outcome.step >= 800
     whole = train(plan(tmp_path / "whole", max_steps=800)).outcome
     assert outcome[:4] == whole[:4]
+
+
+@pytest.mark.slow
+def test_a_seed_goes_on_with_the_threads_that_its_sums_depend_on(tmp_path):
+    """An update of 960 rows is large enough for two threads to add up in another order; in processes of their own, since XLA starts once."""
+
+    def operant(*words):
+        command = [sys.executable, "-m", "operant", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+
+    words = "train ppo --env jax:CartPole-v1 --n-envs 8 --seed 5 --max-steps 8000 --quiet --n-seeds 2"
+    for steps, threads in ((128, None), (120, min(2, runtime.processors()))):
+        run = tmp_path / str(steps)
+        # 8 * 120 * 64 * 64 is above 2**20; with four minibatches of 8 * 128 / 4 rows it is just that.
+        parts = ["--mini-batches", "4" if threads is None else "1"]
+        trained = operant(*words.split(), *parts, "--n-steps", str(steps), "--run-dir", str(run))
+        assert trained.returncode == 0, trained.stderr
+        assert json.loads((run / "seed-6" / "run.json").read_text())["run"]["threads"] == threads
+        replayed = operant("replay", str(run / "seed-6"), "--quiet")
+        assert replayed.returncode == 0, replayed.stdout + replayed.stderr
 
 
 @pytest.mark.slow

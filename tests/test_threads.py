@@ -78,23 +78,26 @@ def test_threads_are_the_users_if_he_says_how_many(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("shape", "threads", "product", "asynchronous"),
+    ("shape", "threads", "product", "calls", "asynchronous"),
     [
-        ((4,), None, 0, False),
-        ((4,), None, LARGE_PRODUCT, True),
-        ((84, 84, 4), None, 0, True),
-        ((4,), 1, LARGE_PRODUCT, False),
-        ((4,), 2, 0, True),
+        ((4,), None, 0, 1, False),
+        ((4,), None, LARGE_PRODUCT, 1, True),
+        ((84, 84, 4), None, 0, 1, True),
+        ((4,), 1, LARGE_PRODUCT, 1, False),
+        ((4,), 2, 0, 1, True),
+        ((4,), None, 0, 2, False),
+        ((4,), None, LARGE_PRODUCT, 2, True),
+        ((4,), 3, 0, 2, True),
     ],
 )
 def test_calls_are_left_to_xlas_threads_where_it_has_several(
-    monkeypatch, shape, threads, product, asynchronous
+    monkeypatch, shape, threads, product, calls, asynchronous
 ):
     monkeypatch.delenv("JAX_CPU_ENABLE_ASYNC_DISPATCH", raising=False)
     chosen = []
     monkeypatch.setattr(jax.config, "update", lambda name, value: chosen.append((name, value)))
     monkeypatch.setattr(jax, "devices", lambda: None)
-    start([shape], threads, product)
+    start([shape], threads, product, calls)
     assert chosen == [("jax_cpu_enable_async_dispatch", asynchronous)]
     monkeypatch.setenv("JAX_CPU_ENABLE_ASYNC_DISPATCH", "0")
     prepare(asynchronous=True)

@@ -21,7 +21,7 @@ from operant.execution.episodes import Finished
 from operant.execution.records import Record
 from operant.execution.training import LOG_SECONDS, Outcome, Training
 from operant.folder import claimed, describe, held
-from operant.session import Session, build, fitting
+from operant.session import Session, build, fitting, threads_together
 from operant.spec import plain
 from operant.tracking import Console, Tracker, interval
 from operant.tracking.sinks import tracker
@@ -127,6 +127,9 @@ def _together(plan: Plan, given: Sequence[RunConfig], base: Path, command: str |
 
     keys = jnp.stack([jax.random.key(run.seed or 0) for run in runs])
     population = Population(learner, environments.native, runs[0].n_envs, keys, name=runs[0].env)
+    if not population.mapped:
+        threads = threads_together(definition, environments, runs[0], len(runs))
+        given = [run.replace(threads=threads) for run in given]
     trainings: list[Training] = []
     with contextlib.ExitStack() as stack:
         for i, run in enumerate(runs):
@@ -213,7 +216,7 @@ def _loop(population: Population, trainings: Sequence[Training], display: Tracke
                     display.record(_summary(trainings, outcomes, now - began))
     except Exception:
         for i in wanted:
-            trainings[i].fail(finished[i])
+            trainings[i].fail([*finished[i], *population.unreported[i]])
         raise
     finally:
         display.close()

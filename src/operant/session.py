@@ -89,6 +89,17 @@ class Session:
         )
 
 
+def threads_together(
+    definition: Definition, environments: Environments, run: RunConfig, runs: int
+) -> int | None:
+    """Return with how many threads of XLA each of that many runs at once has to go on if it is to compute the same numbers; None: the number does not matter."""
+    shapes = [leaf.shape for leaf in environments.spaces.states.components.values()]
+    product = definition.limited(environments.limit).product(run.n_envs)
+    if run.threads is not None or product <= runtime.SAME_PRODUCT:
+        return run.threads
+    return runtime.threads_for(shapes, product, runs)
+
+
 def build(definition: Definition, environments: Environments, run: RunConfig, runs: int = 1) -> Learner:
     """Start JAX as the networks of that many runs at once need it, and build the algorithm."""
     definition = definition.limited(environments.limit)

@@ -103,8 +103,8 @@ class RunConfig(Config):
     )
     threads: int | None = option(
         None,
-        "XLA threads on the CPU (default: 1; all of them if observations are images, or networks and "
-        "batches large)",
+        "XLA threads on the CPU (default: 1, or one for each of several seeds at once; all of them if "
+        "observations are images, or networks and batches large)",
         low=1,
     )
     n_devices: int | None = option(

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +61,8 @@ class Population:
         self.mapped = jax.default_backend() != "cpu" if mapped is None else mapped
         self._runs = (_Mapped if self.mapped else _Apart)(learner, self.loop, keys, hyper, self.blocks)
         self.steps = np.zeros(self.size, np.int64)
+        self.unreported: list[list[Finished]] = [[] for _ in range(self.size)]
+        """Each run's episodes that ended in a call of `advance` that failed for another run."""
         self.faults: list[str | None] = [None] * self.size
         """What was wrong with each run's environments in the last call of `advance`; such a run began new episodes."""
 
@@ -74,16 +76,24 @@ class Population:
         Args:
             blocks: how many.
             wanted: the runs that need them (default: all). Others may advance with them.
+
+        Raises:
+            Exception: what a call raised; other runs have advanced, and their episodes are in `unreported`.
         """
         blocks = min(blocks, self.blocks)
         wanted = range(self.size) if wanted is None else sorted(wanted)
         finished: list[list[Finished]] = [[] for _ in range(self.size)]
-        for i, ends in self._runs.advance(blocks, wanted):
+        self.unreported = [[] for _ in range(self.size)]
+        advanced, error = self._runs.advance(blocks, wanted)
+        for i, ends in advanced:
             own = Ends(*(x[:blocks] for x in ends))
             finished[i], self.steps[i] = finished_episodes(own, int(self.steps[i]))
             self.faults[i] = self.loop.fault(own, self.name)
             if self.faults[i] is not None:
                 self._restart(i)
+        if error is not None:
+            self.unreported = finished
+            raise error
         return finished
 
     def _restart(self, index: int) -> None:
@@ -129,6 +139,8 @@ class State(NamedTuple):
 
 
 Part = Literal["train", "world", "meter"]
+_Advanced: TypeAlias = tuple[list[tuple[int, Ends]], BaseException | None]
+"""The ends of each run that advanced, and the first error of those that failed."""
 
 
 class _Apart:
@@ -139,7 +151,9 @@ class _Apart:
         self._states: list[State] = []
         for i in range(keys.shape[0]):
             key = _of(keys, i)
-            self._states.append(State(init(key, hyper[i]), begin(key), learner.meter()))
+            state = State(init(key, hyper[i]), begin(key), learner.meter())
+            # One after the other, for the reason that `begun` says.
+            self._states.append(jax.block_until_ready(state))
         self._loop = functools.partial(loop.iterate, limit=blocks)
 
     @functools.cached_property
@@ -153,8 +167,8 @@ class _Apart:
         alone = "lapack_" in self.compiled.as_text()
         return ThreadPoolExecutor(1 if alone else min(len(self._states), processors()), "operant-run")
 
-    def advance(self, blocks: int, wanted: Sequence[int]) -> list[tuple[int, Ends]]:
-        """Let the wanted runs advance; return the ends of each."""
+    def advance(self, blocks: int, wanted: Sequence[int]) -> _Advanced:
+        """Let the wanted runs advance."""
         loop = self.compiled
 
         def call(index: int) -> tuple[State, Ends]:
@@ -162,11 +176,20 @@ class _Apart:
             return State(*state), jax.device_get(ends)
 
         calls = {i: self._threads.submit(call, i) for i in wanted}
-        wait(calls.values())
-        for i, each in calls.items():  # what others reached is kept where a call fails
-            if each.exception() is None:
-                self._states[i] = each.result()[0]
-        return [(i, each.result()[1]) for i, each in calls.items()]
+        try:
+            wait(calls.values())
+        except BaseException:  # a second Ctrl-C
+            for each in calls.values():
+                each.cancel()
+            raise
+        advanced, errors = [], []
+        for i, each in calls.items():
+            if (error := each.exception()) is not None:
+                errors.append(error)
+                continue
+            self._states[i], ends = each.result()
+            advanced.append((i, ends))
+        return advanced, errors[0] if errors else None
 
     def get(self, index: int, part: Part) -> Any:
         return getattr(self._states[index], part)
@@ -190,12 +213,12 @@ class _Mapped:
         mapped = jax.vmap(self._loop, in_axes=(0, 0, 0, None))
         return jax.jit(mapped, donate_argnums=(0, 1, 2)).lower(*self._state, np.int32(0)).compile()
 
-    def advance(self, blocks: int, wanted: Sequence[int]) -> list[tuple[int, Ends]]:
-        """Let all runs advance; return the ends of each."""
+    def advance(self, blocks: int, wanted: Sequence[int]) -> _Advanced:
+        """Let all runs advance."""
         *state, ends = self.compiled(*self._state, np.int32(blocks))
         self._state = State(*state)
         ends = jax.device_get(ends)
-        return [(i, Ends(*(x[i] for x in ends))) for i in range(self._size)]
+        return [(i, Ends(*(x[i] for x in ends))) for i in range(self._size)], None
 
     def get(self, index: int, part: Part) -> Any:
         return _of(getattr(self._state, part), index)
