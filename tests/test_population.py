@@ -27,7 +27,7 @@ def three():
 def test_runs_on_a_cpu_advance_at_the_same_time_each_as_by_itself(three):
     assert isinstance(Population(three.learner, three.loop.env, 2, jax.random.key(0)[None])._runs, _Apart)
     assert three._runs._threads._max_workers == min(3, processors())
-    loop, together = three.compile(), threading.Barrier(2)
+    loop, together = three._runs.compiled, threading.Barrier(2)
 
     def meeting(*arguments):
         together.wait(60)
@@ -53,7 +53,7 @@ def test_programs_that_factorise_batches_of_matrices_are_called_one_at_a_time(th
 
 @pytest.mark.slow
 def test_runs_go_on_where_one_failed(three):
-    loop = three.compile()
+    loop = three._runs.compiled
 
     def failing(train, *others):
         if int(train.counters.rows) == three.learner.rows:

@@ -92,7 +92,7 @@ class Session:
 def threads_together(
     definition: Definition, environments: Environments, run: RunConfig, runs: int
 ) -> int | None:
-    """Return with how many threads of XLA each of that many runs at once has to go on if it is to compute the same numbers; None: the number does not matter."""
+    """Return with how many threads of XLA each of that many runs at once must go on, to compute the same numbers; None: as by itself."""
     shapes = [leaf.shape for leaf in environments.spaces.states.components.values()]
     product = definition.limited(environments.limit).product(run.n_envs)
     if run.threads is not None or product <= runtime.SAME_PRODUCT:

@@ -66,10 +66,6 @@ class Population:
         self.faults: list[str | None] = [None] * self.size
         """What was wrong with each run's environments in the last call of `advance`; such a run began new episodes."""
 
-    def compile(self) -> Any:
-        """Return the compiled loop; the first call compiles it."""
-        return self._runs.compiled
-
     def advance(self, blocks: int = 1, wanted: Collection[int] | None = None) -> list[list[Finished]]:
         """Run that many blocks (at most `self.blocks`); return each run's finished episodes, in order of time.
 
