@@ -323,9 +323,7 @@ def finished_episodes(ends: Ends, step: int) -> tuple[list[Finished], int]:
     """Return the episodes that ended and the step after them; leaves of `ends` are `[blocks, rows, ...]`."""
     ended, valid, reward, length = (x.reshape(-1, *x.shape[2:]) for x in ends[:4])
     steps = step + np.cumsum(valid, dtype=np.int64)
-    rows, actors = np.nonzero(ended)
-    finished = [
-        Finished(int(steps[r]), float(x), int(k), int(a))
-        for r, a, x, k in zip(rows, actors, reward[rows, actors], length[rows, actors], strict=True)
-    ]
-    return finished, int(steps[-1])
+    rows, actors = np.divmod(np.flatnonzero(ended), ended.shape[-1])
+    # With thousands of actors on a GPU, this takes as long as what the GPU does; numbers are converted a column at a time.
+    columns = (steps[rows], reward[rows, actors], length[rows, actors], actors)
+    return list(map(Finished, *(column.tolist() for column in columns))), int(steps[-1])
