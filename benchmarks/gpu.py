@@ -1,0 +1,208 @@
+"""On a GPU: seeds at once on JAX-native environments, whether they learn, and PPO on Pong.
+
+    python benchmarks/gpu.py
+
+All seeds are one program (`vmap`), as `operant train --n-seeds` makes of them on a GPU. Compilation, of several programs at a time, is not counted.
+Results: benchmarks/results/gpu.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parent / "speed"))
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from breakdown import measure as broken_down
+from operant_speed import options
+from run import processor
+from workloads import WORKLOADS
+
+from operant import presets
+from operant.agents.learner import Learner
+from operant.agents.making import define
+from operant.envs import native_ids
+from operant.execution.population import Population
+
+RESULTS = Path(__file__).parent / "results"
+GOAL = 15e6
+"""Environment steps per second of PPO on CartPole, all seeds together, on a GPU of the H200 class (design)."""
+GRID = ((64, 64), (256, 64), (2048, 4), (16, 2048))
+"""Seeds, and environments of each, of PPO with the settings of the speed comparisons."""
+WARM_STEPS, CALL_BLOCKS = 1024, 256
+"""Steps of each seed before the clock starts (off-policy agents learn by then), and most blocks of one call."""
+
+
+class Job(NamedTuple):
+    """A population to measure: `seeds` runs of `envs` environments."""
+
+    agent: str
+    env: str
+    seeds: int
+    envs: int
+    options: dict[str, Any]
+
+
+def replay(agent: str, env: str, seeds: int) -> Job:
+    return Job(agent, env, seeds, 1, {"buffer_initial_size": 500, "buffer_max_size": 100_000})
+
+
+def grid(seeds: int, envs: int) -> Job:
+    like = WORKLOADS["ppo-cartpole-jax-64"]
+    own = dataclasses.replace(like, num_envs=envs, batch_size=envs * like.n_steps // 4)
+    return Job("ppo", "jax:CartPole-v1", seeds, envs, options(own))
+
+
+def preset(agent: str, name: str, env: str) -> tuple[Job, int]:
+    """Return eight seeds with a preset's settings on the JAX-native form of its environment, and its steps."""
+    settings = presets.settings(agent, name)
+    steps, envs = settings.pop("max_steps"), settings.pop("n_envs", 1)
+    own = {key: value for key, value in settings.items() if key in define(agent).config.to_dict()}
+    return Job(agent, env, 8, envs, own), steps
+
+
+AT_ONCE = {
+    "ppo": lambda seeds: Job("ppo", "jax:CartPole-v1", seeds, 8, {}),
+    "dqn": lambda seeds: replay("dqn", "jax:CartPole-v1", seeds),
+    "sac": lambda seeds: replay("sac", "jax:Pendulum-v1", seeds),
+}
+LEARN = (("ppo", "cartpole-500k", "jax:CartPole-v1"), ("sac", "pendulum-20k", "jax:Pendulum-v1"))
+
+
+def made(job: Job) -> tuple[Population, float]:
+    """Return a compiled population, and the seconds that this took beside others."""
+    began = time.perf_counter()
+    definition, env = define(job.agent, **job.options), native_ids.make(job.env)
+    learner = Learner(definition.cls.create(definition.config, env.spaces, job.envs))
+    keys = jnp.stack([jax.random.key(seed) for seed in range(1, job.seeds + 1)])
+    population = Population(learner, env, job.envs, keys, mapped=True)
+    population.advance(1)
+    return population, time.perf_counter() - began
+
+
+def speed(population: Population, seconds: float, rounds: int) -> list[float]:
+    """Return steps per second of all seeds together, of each round."""
+    blocks = min(population.blocks, CALL_BLOCKS)
+    while population.steps[0] < WARM_STEPS:
+        population.advance(blocks)
+    found = []
+    for _ in range(rounds):
+        steps, began = int(population.steps.sum()), time.perf_counter()
+        while (taken := time.perf_counter() - began) < seconds:
+            population.advance(blocks)
+        found.append((int(population.steps.sum()) - steps) / taken)
+    return found
+
+
+def learnt(population: Population, steps: int) -> tuple[list[float], float]:
+    """Return the mean return of each seed's last 100 episodes after that many steps, and the seconds."""
+    returns: list[list[float]] = [[] for _ in range(population.size)]
+    began = time.perf_counter()
+    while population.steps[0] < steps:
+        for own, episodes in zip(returns, population.advance(population.blocks), strict=True):
+            own += [episode.reward for episode in episodes]
+    return [float(np.mean(own[-100:])) for own in returns], time.perf_counter() - began
+
+
+def estimated(values: list[float], digits: str = ",.0f") -> str:
+    """Write a median with the lowest and the highest."""
+    return f"{statistics.median(values):{digits}} [{min(values):{digits}}, {max(values):{digits}}]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path, default=RESULTS / "gpu.md")
+    arguments = parser.parse_args()
+    began = time.perf_counter()
+    pairs = {name: (job(1), job(8)) for name, job in AT_ONCE.items()}
+    grids = [grid(*each) for each in GRID]
+    learning = [preset(*each) for each in LEARN]
+    jobs = [job for pair in pairs.values() for job in pair] + grids + [job for job, _ in learning]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        ready = [future.result() for future in [pool.submit(made, job) for job in jobs]]
+
+    def say(text: str) -> None:
+        print(f"{time.perf_counter() - began:5.0f} s  {text}", flush=True)
+
+    say(f"{len(jobs)} programs compiled")
+    populations = iter(ready)
+    rows: list[str] = []
+
+    def row(text: str) -> None:
+        rows.append(text)
+        say(text)
+
+    rows += [
+        "| agent | environment | environments | one seed | eight seeds | time of eight, times one |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for name, (one, _) in pairs.items():
+        single, eight = (speed(next(populations)[0], arguments.seconds, arguments.rounds) for _ in range(2))
+        times = [8 * a / b for a, b in zip(single, eight, strict=True)]
+        row(
+            f"| {name} | {one.env} | {one.envs} | {estimated(single)} | {estimated(eight)} | {estimated(times, '.2f')} |"
+        )
+    rows += [
+        "",
+        "PPO on CartPole, 64-64, 128 steps, 4 epochs of 4 minibatches (goal: 15 million):",
+        "",
+        "| seeds | environments of each | steps/s of all | compiled beside others, s |",
+        "|---:|---:|---:|---:|",
+    ]
+    for job in grids:
+        population, seconds = next(populations)
+        row(
+            f"| {job.seeds} | {job.envs} | {estimated(speed(population, arguments.seconds, arguments.rounds))} | {seconds:.0f} |"
+        )
+    rows += [
+        "",
+        "Eight seeds with a preset's settings, last 100 training episodes of each:",
+        "",
+        "| preset | environment | steps of each | mean return of each seed | seconds |",
+        "|---|---|---:|---|---:|",
+    ]
+    for (agent, name, env), (_, steps) in zip(LEARN, learning, strict=True):
+        scores, seconds = learnt(next(populations)[0], steps)
+        shown = ", ".join(f"{score:.1f}" for score in scores)
+        row(f"| {agent}:{name} | {env} | {steps:,} | {shown} | {seconds:.1f} |")
+    found = broken_down("ppo-pong-8", 10 * arguments.seconds)
+    shares = {"environments": found["step"], "acting": found["act"], "updates": found["advance"]}
+    shares["fetching what was chosen, and the rest"] = 1.0 - sum(shares.values())
+    parts = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())
+    rows += [""]
+    row(
+        f"PPO on Pong, 8 environments: {found['steps_per_second']:,.0f} steps/s; {found['microseconds']:.0f} µs a step: {parts}."
+    )
+    device = jax.devices()[0]
+    versions = ", ".join(
+        f"{name} {version(name)}"
+        for name in ("jax", "jaxlib", "numpy", "keras", "optax", "gymnasium", "ale-py")
+    )
+    lines = [
+        "# On a GPU",
+        "",
+        f"`python benchmarks/gpu.py --rounds {arguments.rounds} --seconds {arguments.seconds:g}`, {time.strftime('%Y-%m-%d')}: environment steps per second, medians, in brackets the lowest and the highest.",
+        f"{device.device_kind}; {processor()}; {versions}; JAX's own precision (TF32).",
+        "",
+        *rows,
+    ]
+    arguments.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    say("written")
+
+
+if __name__ == "__main__":
+    main()
