@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import statistics
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,8 @@ import numpy as np
 from breakdown import measure as broken_down
 from operant_speed import options
 from run import processor
-from workloads import WORKLOADS
+from seeds import CALL_STEPS, ENVS, OPTIONS, SEEDS, WORKLOADS, estimated, steps_per_second
+from workloads import WORKLOADS as SPEED_WORKLOADS
 
 from operant import presets
 from operant.agents.learner import Learner
@@ -35,12 +35,11 @@ from operant.envs import native_ids
 from operant.execution.population import Population
 
 RESULTS = Path(__file__).parent / "results"
-GOAL = 15e6
-"""Environment steps per second of PPO on CartPole, all seeds together, on a GPU of the H200 class (design)."""
 GRID = ((64, 64), (256, 64), (2048, 4), (16, 2048))
 """Seeds, and environments of each, of PPO with the settings of the speed comparisons."""
-WARM_STEPS, CALL_BLOCKS = 1024, 256
-"""Steps of each seed before the clock starts (off-policy agents learn by then), and most blocks of one call."""
+AT_ONCE = ("ppo", "dqn", "sac")
+LEARN = (("ppo", "cartpole-500k", "jax:CartPole-v1"), ("sac", "pendulum-20k", "jax:Pendulum-v1"))
+"""Presets, and the JAX-native forms of their environments."""
 
 
 class Job(NamedTuple):
@@ -53,12 +52,14 @@ class Job(NamedTuple):
     options: dict[str, Any]
 
 
-def replay(agent: str, env: str, seeds: int) -> Job:
-    return Job(agent, env, seeds, 1, {"buffer_initial_size": 500, "buffer_max_size": 100_000})
+def at_once(agent: str, seeds: int) -> Job:
+    replay = {**OPTIONS, "buffer_max_size": 100_000}
+    own = replay if WORKLOADS[agent] == 1 else {}
+    return Job(agent, ENVS.get(agent, "jax:CartPole-v1"), seeds, WORKLOADS[agent], own)
 
 
 def grid(seeds: int, envs: int) -> Job:
-    like = WORKLOADS["ppo-cartpole-jax-64"]
+    like = SPEED_WORKLOADS["ppo-cartpole-jax-64"]
     own = dataclasses.replace(like, num_envs=envs, batch_size=envs * like.n_steps // 4)
     return Job("ppo", "jax:CartPole-v1", seeds, envs, options(own))
 
@@ -68,15 +69,7 @@ def preset(agent: str, name: str, env: str) -> tuple[Job, int]:
     settings = presets.settings(agent, name)
     steps, envs = settings.pop("max_steps"), settings.pop("n_envs", 1)
     own = {key: value for key, value in settings.items() if key in define(agent).config.to_dict()}
-    return Job(agent, env, 8, envs, own), steps
-
-
-AT_ONCE = {
-    "ppo": lambda seeds: Job("ppo", "jax:CartPole-v1", seeds, 8, {}),
-    "dqn": lambda seeds: replay("dqn", "jax:CartPole-v1", seeds),
-    "sac": lambda seeds: replay("sac", "jax:Pendulum-v1", seeds),
-}
-LEARN = (("ppo", "cartpole-500k", "jax:CartPole-v1"), ("sac", "pendulum-20k", "jax:Pendulum-v1"))
+    return Job(agent, env, SEEDS, envs, own), steps
 
 
 def made(job: Job) -> tuple[Population, float]:
@@ -90,18 +83,10 @@ def made(job: Job) -> tuple[Population, float]:
     return population, time.perf_counter() - began
 
 
-def speed(population: Population, seconds: float, rounds: int) -> list[float]:
-    """Return steps per second of all seeds together, of each round."""
-    blocks = min(population.blocks, CALL_BLOCKS)
-    while population.steps[0] < WARM_STEPS:
-        population.advance(blocks)
-    found = []
-    for _ in range(rounds):
-        steps, began = int(population.steps.sum()), time.perf_counter()
-        while (taken := time.perf_counter() - began) < seconds:
-            population.advance(blocks)
-        found.append((int(population.steps.sum()) - steps) / taken)
-    return found
+def speeds(population: Population, seconds: float, rounds: int) -> list[float]:
+    """Return the steps per second of all seeds together, of each round."""
+    blocks = min(population.blocks, CALL_STEPS)
+    return [steps_per_second(population, blocks, seconds) for _ in range(rounds)]
 
 
 def learnt(population: Population, steps: int) -> tuple[list[float], float]:
@@ -114,11 +99,6 @@ def learnt(population: Population, steps: int) -> tuple[list[float], float]:
     return [float(np.mean(own[-100:])) for own in returns], time.perf_counter() - began
 
 
-def estimated(values: list[float], digits: str = ",.0f") -> str:
-    """Write a median with the lowest and the highest."""
-    return f"{statistics.median(values):{digits}} [{min(values):{digits}}, {max(values):{digits}}]"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -128,7 +108,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS / "gpu.md")
     arguments = parser.parse_args()
     began = time.perf_counter()
-    pairs = {name: (job(1), job(8)) for name, job in AT_ONCE.items()}
+    pairs = {agent: (at_once(agent, 1), at_once(agent, SEEDS)) for agent in AT_ONCE}
     grids = [grid(*each) for each in GRID]
     learning = [preset(*each) for each in LEARN]
     jobs = [job for pair in pairs.values() for job in pair] + grids + [job for job, _ in learning]
@@ -151,10 +131,10 @@ def main() -> None:
         "|---|---|---:|---:|---:|---:|",
     ]
     for name, (one, _) in pairs.items():
-        single, eight = (speed(next(populations)[0], arguments.seconds, arguments.rounds) for _ in range(2))
-        times = [8 * a / b for a, b in zip(single, eight, strict=True)]
+        single, eight = (speeds(next(populations)[0], arguments.seconds, arguments.rounds) for _ in range(2))
+        times = [SEEDS * a / b for a, b in zip(single, eight, strict=True)]
         row(
-            f"| {name} | {one.env} | {one.envs} | {estimated(single)} | {estimated(eight)} | {estimated(times, '.2f')} |"
+            f"| {name} | {one.env} | {one.envs} | {estimated(single, ',.0f')} | {estimated(eight, ',.0f')} | {estimated(times, '.2f')} |"
         )
     rows += [
         "",
@@ -166,7 +146,7 @@ def main() -> None:
     for job in grids:
         population, seconds = next(populations)
         row(
-            f"| {job.seeds} | {job.envs} | {estimated(speed(population, arguments.seconds, arguments.rounds))} | {seconds:.0f} |"
+            f"| {job.seeds} | {job.envs} | {estimated(speeds(population, arguments.seconds, arguments.rounds), ',.0f')} | {seconds:.0f} |"
         )
     rows += [
         "",

@@ -19,6 +19,10 @@ import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from operant.execution.population import Population
 
 RESULTS = Path(__file__).parent / "results"
 ENVS = {"td3": "jax:Pendulum-v1", "sac": "jax:Pendulum-v1"}
@@ -50,7 +54,13 @@ def measure(name: str, way: str, seconds: float) -> float:
     learner = build(define(name, **options), environments, run, seeds if way == "apart" else 1)
     keys = jnp.stack([jax.random.key(seed) for seed in range(seeds)])
     population = Population(learner, environments.native, run.n_envs, keys, mapped=way == "mapped")
-    blocks = min(population.blocks, CALL_STEPS) if name in ENVS else population.blocks
+    return steps_per_second(
+        population, min(population.blocks, CALL_STEPS) if name in ENVS else population.blocks, seconds
+    )
+
+
+def steps_per_second(population: Population, blocks: int, seconds: float) -> float:
+    """Let a population, once warm, run in calls of that many blocks; return the steps per second of all seeds together."""
     while population.steps[0] < WARM_STEPS:
         population.advance(blocks)
     steps, began = int(population.steps.sum()), time.perf_counter()

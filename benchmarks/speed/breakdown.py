@@ -2,7 +2,8 @@
 
     python benchmarks/speed/breakdown.py --workloads ppo-cartpole-8 dqn-cartpole td3-pendulum
 
-Every workload runs in a process of its own. The three calls are timed from outside; an update includes acting on the row after it.
+Every workload runs in a process of its own. The three calls are timed from outside; an update includes acting on the row after it. `--one`
+also tells what share Gymnasium's own vectorised form takes of the environments', if there is one.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from operant_speed import made
 from run import processor
 from workloads import WORKLOADS
 
+from operant.envs.batched import GymnasiumVector
+
 RESULTS = Path(__file__).parents[1] / "results"
 DEFAULT = (
     "ppo-cartpole-8",
@@ -33,7 +36,7 @@ DEFAULT = (
 )
 
 
-def timed(owner: Any, name: str, spent: dict[str, float], wait: bool) -> None:
+def timed(owner: Any, name: str, spent: dict[str, float], key: str, wait: bool = False) -> None:
     """Replace a method by one that adds its seconds to `spent`; with `wait`, including those until its results are computed."""
     inner = getattr(owner, name)
 
@@ -43,7 +46,7 @@ def timed(owner: Any, name: str, spent: dict[str, float], wait: bool) -> None:
             result = inner(*arguments)
             return jax.block_until_ready(result) if wait else result
         finally:
-            spent[name] = spent.get(name, 0.0) + time.perf_counter() - began
+            spent[key] = spent.get(key, 0.0) + time.perf_counter() - began
 
     setattr(owner, name, call)
 
@@ -53,13 +56,15 @@ def measure(name: str, seconds: float) -> dict[str, float]:
     envs, engine = driver.env, driver.engine
     spent: dict[str, float] = {}
     for owner, method in ((envs, "step"), (engine, "act"), (engine, "advance"), (engine, "noise")):
-        # What comes from environments is there: looking through it for what is not takes as long as checking it does.
-        timed(owner, method, spent, wait=method in ("act", "advance"))
+        # Environments and noise answer in NumPy arrays, for which there is nothing to wait.
+        timed(owner, method, spent, method, wait=method in ("act", "advance"))
+    if isinstance(envs, GymnasiumVector):
+        timed(envs._vector, "step", spent, "gymnasium")
     before, began = driver.step, time.perf_counter()
     while time.perf_counter() - began < seconds:
         driver.advance(driver.blocks)
     whole, steps = time.perf_counter() - began, driver.step - before
-    parts = {key: spent.get(key, 0.0) / whole for key in ("step", "act", "advance", "noise")}
+    parts = {key: spent.get(key, 0.0) / whole for key in ("step", "gymnasium", "act", "advance", "noise")}
     return {"steps_per_second": steps / whole, "microseconds": 1e6 * whole / steps, **parts}
 
 
