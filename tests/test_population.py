@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from tests.small_agents import Countdown, compiled, equal
 
 from operant.execution.device import DeviceDriver
-from operant.execution.population import Population, _Apart
+from operant.execution.population import Member, Population, _Apart
 from operant.runtime import processors
 
 
@@ -70,3 +71,30 @@ def test_runs_go_on_where_one_failed(three):
         assert int(counters.rows) == 2 * three.learner.rows and int(counters.timesteps) == three.steps[i]
         assert len(three.unreported[i]) == int(counters.episodes) > 0
     assert three.unreported[1] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mapped", [True, False])
+def test_changing_one_run_leaves_the_others_and_the_replay_memories_where_they_are(mapped):
+    agent = compiled("dqn", Countdown(), 2)
+    runs = Population(agent.learner, agent.env, 2, jax.vmap(jax.random.key)(jnp.arange(3)), mapped=mapped)
+    runs.advance(2)
+    before = jax.device_get([runs.train(i) for i in range(3)])
+    member = Member(runs, 1)
+    assert equal(member.learnt, member.train._replace(memory=())) and jax.tree.leaves(member.train.memory)
+
+    def places():
+        kept = [runs._runs._state] if mapped else runs._runs._states
+        return [x.unsafe_buffer_pointer() for x in jax.tree.leaves([each.train.memory for each in kept])]
+
+    there = places()
+    old, new = member.scale_lr(0.5)
+    assert new == 0.5 * old and places() == there
+    lr = agent.learner.names.index("lr")
+    halved = np.array(before[1].hyper)
+    halved[lr] *= 0.5
+    assert equal(member.train, before[1]._replace(hyper=halved))
+    state = jax.tree.map(lambda x: x + jnp.ones((), x.dtype), before[1].state)
+    member.put(before[1]._replace(state=state))
+    assert equal(member.train, before[1]._replace(state=state))
+    assert all(equal(runs.train(i), before[i]) for i in (0, 2))

@@ -30,7 +30,7 @@ class Pretended:
         self.calls, self.reduced = [], []
 
     @property
-    def train(self):
+    def learnt(self):
         return types.SimpleNamespace(counters=types.SimpleNamespace(rows=self.step))
 
     def advance(self, blocks):

@@ -108,6 +108,54 @@ def _addresses(first: Array) -> Array:
     return first + jnp.arange(AHEAD, dtype=jnp.uint32)
 
 
+class _Computations:
+    """What an engine's compiled calls compute.
+
+    It holds no arrays. Methods of the engine would: compiled, they refer to it as it does to them, and such a circle, with the replay
+    memory in it, outlives its last use until Python looks for circles.
+
+    Args:
+        learner: the algorithm.
+        impl: of the run's keys.
+        structure: how leaves make what `act` needs.
+    """
+
+    def __init__(self, learner: Learner, impl: Any, structure: Any) -> None:
+        self.learner = learner
+        self.impl = impl
+        self.structure = structure
+
+    def absorb(
+        self, train: Train, meter: Array, block: Block, key: Array
+    ) -> tuple[Train, Array, tuple[Array, ...]]:
+        key = jax.random.wrap_key_data(key, impl=self.impl)
+        train, meter = self.learner.metered(train, meter, block, key)
+        return train, meter, tuple(jax.tree.leaves(self.learner.acting(train)))
+
+    def advance(
+        self, train: Train, meter: Array, block: Block, key: Array, carry: Tree, first: Array, noise: Tree
+    ) -> tuple[Train, Array, tuple[Array, ...] | None, Action]:
+        train, meter, acting = self.absorb(train, meter, block, key)
+        observation = {name: x[-1] for name, x in block.observation.items()}
+        action = self.act(True, acting, observation, carry, first, noise)
+        # With one row to a block nothing else acts on these parameters: handing them out would only copy them.
+        return train, meter, acting if self.learner.rows > 1 else None, action
+
+    def learn(
+        self, train: Train, meter: Array, block: Block, key: Array, columns: Array | None
+    ) -> tuple[Train, Array, tuple[Array, ...]]:
+        key = jax.random.wrap_key_data(key, impl=self.impl)
+        train, metrics = self.learner.learn(train, block, key, columns)
+        acting = tuple(jax.tree.leaves(self.learner.acting(train)))
+        return train, self.learner.add(meter, metrics), acting
+
+    def act(
+        self, explore: bool, acting: tuple[Array, ...], observation: Any, carry: Tree, first: Any, noise: Tree
+    ) -> Action:
+        policy = jax.tree.unflatten(self.structure, acting)
+        return self.learner.act(policy, observation, carry, first, noise, explore=explore)
+
+
 class Engine:
     """A `Train` with its compiled functions.
 
@@ -137,35 +185,38 @@ class Engine:
         self._guard = guard
         # Asked once: the answer takes as long as acting.
         self._counts = isinstance(learner.algorithm, Counting)
-        self._acts = {
-            explore: self._compiled(functools.partial(self._act, explore)) for explore in (True, False)
-        }
-        self._recall = self._compiled(learner.recall)
-        self._absorb = self._compiled(self._absorb_step, donate_argnums=(0, 1))
-        self._advance = self._compiled(self._advance_step, donate_argnums=(0, 1))
-        self._learn = self._compiled(self._learn_step, donate_argnums=(0, 1))
-        self._remember = jax.jit(learner.remember, donate_argnums=0)
-        self._make_acting = jax.jit(lambda train: tuple(jax.tree.leaves(learner.acting(train))))
-        self._noise = Ahead(lambda key, row: learner.noise(key, row, n))
-        self._keys = Ahead(lambda key, update: jax.random.key_data(learner.update_key(key, update)))
-        self._impl = jax.random.key_impl(key)
-        self._looked_at: tuple[Any, dict[str, int]] = (None, {})
-        """Counters, and those known as numbers: programs ask at every step, and asking the device takes some microseconds."""
         # Made at once where it stays: JAX's first device need not have room for a replay memory.
         with jax.default_device(device):
             train = jax.jit(learner.init)(key, learner.hyper())
             self.meter: Array = learner.meter()
+        self._structure = jax.tree.structure(jax.eval_shape(learner.acting, train))
+        """How the leaves make what `act` needs."""
+        compute = _Computations(learner, jax.random.key_impl(key), self._structure)
+        self._acts = {
+            explore: self._compiled(functools.partial(compute.act, explore)) for explore in (True, False)
+        }
+        self._recall = self._compiled(learner.recall)
+        self._absorb = self._compiled(compute.absorb, donate_argnums=(0, 1))
+        self._advance = self._compiled(compute.advance, donate_argnums=(0, 1))
+        self._learn = self._compiled(compute.learn, donate_argnums=(0, 1))
+        self._remember = jax.jit(learner.remember, donate_argnums=0)
+        self._make_acting = jax.jit(lambda train: tuple(jax.tree.leaves(learner.acting(train))))
+        self._noise = Ahead(lambda key, row: learner.noise(key, row, n))
+        self._keys = Ahead(lambda key, update: jax.random.key_data(learner.update_key(key, update)))
+        self._looked_at: tuple[Any, dict[str, int]] = (None, {})
+        """Counters, and those known as numbers: programs ask at every step, and asking the device takes some microseconds."""
         # Sums that were taken from the meter and that a reader has not read yet; None: for readers that have never read.
         self._unread: dict[str | None, np.ndarray] = {None: np.zeros(self.meter.shape, np.float32)}
         self.put(train)
 
     def _compiled(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """Compile a function that is to have the engine's precision."""
-        if self.precision is None:
+        precision = self.precision
+        if precision is None:
             return jax.jit(function, **options)
 
         def precise(*arguments: Any) -> Any:
-            with jax.default_matmul_precision(self.precision):
+            with jax.default_matmul_precision(precision):
                 return function(*arguments)
 
         return jax.jit(precise, **options)
@@ -179,41 +230,6 @@ class Engine:
         self._keys.clear()
         self._calls = int(train.counters.rows) // self.learner.rows
         self._before = int(train.counters.updates) - self._calls
-
-    def _absorb_step(
-        self, train: Train, meter: Array, block: Block, key: Array
-    ) -> tuple[Train, Array, tuple[Array, ...]]:
-        key = jax.random.wrap_key_data(key, impl=self._impl)
-        train, meter = self.learner.metered(train, meter, block, key)
-        return train, meter, tuple(jax.tree.leaves(self.learner.acting(train)))
-
-    def _advance_step(
-        self, train: Train, meter: Array, block: Block, key: Array, carry: Tree, first: Array, noise: Tree
-    ) -> tuple[Train, Array, tuple[Array, ...] | None, Action]:
-        train, meter, acting = self._absorb_step(train, meter, block, key)
-        observation = {name: x[-1] for name, x in block.observation.items()}
-        action = self._act(True, acting, observation, carry, first, noise)
-        # With one row to a block nothing else acts on these parameters: handing them out would only copy them.
-        return train, meter, acting if self.learner.rows > 1 else None, action
-
-    def _learn_step(
-        self, train: Train, meter: Array, block: Block, key: Array, columns: Array | None
-    ) -> tuple[Train, Array, tuple[Array, ...]]:
-        key = jax.random.wrap_key_data(key, impl=self._impl)
-        train, metrics = self.learner.learn(train, block, key, columns)
-        acting = tuple(jax.tree.leaves(self.learner.acting(train)))
-        return train, self.learner.add(meter, metrics), acting
-
-    def _act(
-        self, explore: bool, acting: tuple[Array, ...], observation: Any, carry: Tree, first: Any, noise: Tree
-    ) -> Action:
-        policy = jax.tree.unflatten(self._structure, acting)
-        return self.learner.act(policy, observation, carry, first, noise, explore=explore)
-
-    @functools.cached_property
-    def _structure(self) -> Any:
-        """How the leaves make what `act` needs."""
-        return jax.tree.structure(jax.eval_shape(self.learner.acting, self.train))
 
     @property
     def _leaves(self) -> tuple[Array, ...]:

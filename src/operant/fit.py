@@ -342,7 +342,7 @@ class Trainer:
         chosen, after = act_independently(
             self.session.learner,
             self._act_now,
-            driver.train.key,
+            driver.learnt.key,
             self._progress.draws,
             spaces.observe(given),
             internals,
@@ -374,9 +374,9 @@ class Trainer:
 
     def _act_now(self, *arguments: Any, explore: bool) -> Any:
         make, act = self._compiled
-        train = self.session.driver.train
-        if self._acted is None or self._acted[0] is not train:
-            self._acted = train, make(train)
+        learnt = self.session.driver.learnt  # to hold on to a memory would keep it when `load` brings another
+        if self._acted is None or any(a is not b for a, b in zip(self._acted[0], learnt, strict=True)):
+            self._acted = learnt, make(learnt)
         return act(self._acted[1], *arguments, explore=explore)
 
     @naming_misspelt
@@ -438,7 +438,7 @@ class Trainer:
         leave = env is not None and not makes(env)
         played = run_episodes(
             self.session.learner,
-            self.session.driver.train,
+            self.session.driver.learnt,
             made,
             config,
             self._plays,
@@ -563,7 +563,7 @@ class Trainer:
     def _put_back(self) -> None:
         """Write the trained variables into the Keras models that the user gave."""
         algorithm = self.session.learner.algorithm
-        weights = algorithm.weights(self.session.driver.train.state)
+        weights = algorithm.weights(self.session.driver.learnt.state)
         for option, given in self.models.items():
             name = next(name for name in weights if name.startswith(MODELS[option]))
             if hasattr(given, "stateless_call"):

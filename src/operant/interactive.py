@@ -92,13 +92,18 @@ class Interactive:
         self._precision = settings.precision
         self._debug = settings.debug
         self._draws = 0
-        self._build()
+        self._build(self._made_for(spaces))
 
-    def _build(self) -> None:
-        definition, n = self.definition, self.parallel_interactions
-        self.learner = Learner(definition.cls.create(definition.config, self.spaces, n))
+    def _made_for(self, spaces: Spaces) -> Learner:
+        definition = self.definition
+        return Learner(definition.cls.create(definition.config, spaces, self.parallel_interactions))
+
+    def _build(self, learner: Learner) -> None:
+        n = self.parallel_interactions
+        self.learner = learner
         key = jax.random.key(self.seed)
-        self.engine: Engine | None = Engine(self.learner, key, n, self._device, self._precision, held)
+        self.engine: Engine | None = None  # one of before is released: a device need not have room for two
+        self.engine = Engine(learner, key, n, self._device, self._precision, held)
         self._reported = 0
         self._last_block: Block | None = None
         self._limit: int | None = None
@@ -124,9 +129,11 @@ class Interactive:
 
     def _take_masks(self, new: Sequence[str]) -> None:
         """Have masks of these actions, too."""
-        self.spaces = Spaces.read(self.spaces.states, self.spaces.actions, masks=(*self.spaces.masks, *new))
-        before, limit = self._engine.train, self._limit
-        self._build()
+        spaces = Spaces.read(self.spaces.states, self.spaces.actions, masks=(*self.spaces.masks, *new))
+        learner = self._made_for(spaces)
+        before, limit = self._engine.train._replace(memory=()), self._limit
+        self.spaces = spaces
+        self._build(learner)
         # Masks are no inputs of networks: what was loaded or learnt so far stays.
         self._engine.put(before._replace(memory=self._engine.train.memory))
         self._start()

@@ -74,6 +74,8 @@ class Writers:
             agent: whose writers these are.
             save: writes a checkpoint: called with folder, name, and how many to keep.
         """
+        if not self.are_on:
+            return  # without a reference to the agent, which refers to this: so its memory is freed as soon as nothing uses it
         self._agent = agent
         if self.recording is not None:  # the working directory may change
             self.recording = self.recording.replace(directory=str(Path(self.recording.directory).absolute()))

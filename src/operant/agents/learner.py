@@ -76,6 +76,11 @@ class Learner:
         """Rows per actor that one update consumes."""
         return self.algorithm.rows
 
+    @property
+    def replays(self) -> bool:
+        """Whether it learns from a replay memory, which may be left out of what is saved."""
+        return isinstance(self.algorithm.memory, Replay)
+
     def hyper(self, config: Config | None = None) -> Float[Array, " H"]:
         """Return the traced options of a config as one vector (default: the algorithm's own).
 

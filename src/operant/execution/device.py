@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
-from operant.agents.learner import ENV, Learner, Train, reset_carry
+from operant.agents.learner import ENV, Learner, Train, reset_carry, without_replay
 from operant.agents.protocol import fold
 from operant.envs import native
 from operant.envs.faults import state_label
@@ -275,6 +275,11 @@ class DeviceDriver:
         train, last = self.train, self.world.actors.observation
         world = jax.jit(self.loop.restart)(train.key, train.counters.rows, last)
         self.world = self.devices.shared(world, self.loop.n)
+
+    @property
+    def learnt(self) -> Train:
+        """The learning state without a replay memory."""
+        return without_replay(self.train)
 
     def metrics(self) -> dict[str, float]:
         """Return the averages of the metrics since the last call."""

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from operant.agents.learner import Train, reset_carry
+from operant.agents.learner import Learner, Train, reset_carry, without_replay
 from operant.engine import Engine
 from operant.envs.vector_env import Step, VectorEnv
 from operant.execution.episodes import Accounts, Finished
@@ -153,6 +153,16 @@ class HostDriver:
     def train(self) -> Train:
         """Everything that is needed to continue, except the environments."""
         return self.engine.train
+
+    @property
+    def learnt(self) -> Train:
+        """The same without a replay memory."""
+        return without_replay(self.engine.train)
+
+    @property
+    def learner(self) -> Learner:
+        """The algorithm."""
+        return self.engine.learner
 
     def metrics(self) -> dict[str, float]:
         """Return the averages of the metrics since the last call."""

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from operant.agents.learner import Learner, Train
+from operant.agents.learner import Learner, Train, without_replay
 from operant.envs.native import NativeEnv
 from operant.errors import UsageError
 from operant.execution.device import CHECK_STEPS, DeviceRun, Ends, World, finished_episodes
@@ -103,6 +103,17 @@ class Population:
         train: Train = self._runs.get(index, "train")
         return train
 
+    def learnt(self, index: int) -> Train:
+        """Return a run's learning state without its replay memory, good until the population advances."""
+        learnt: Train = self._runs.get(index, "learnt")
+        return learnt
+
+    def scale_lr(self, index: int, factor: float) -> tuple[float, float]:
+        """Multiply a run's learning rate; return the old and the new one."""
+        learnt, old, new = self.learner.scaled_lr(self.learnt(index), factor)
+        self._runs.put(index, "learnt", learnt)
+        return old, new
+
     def world(self, index: int) -> World:
         """Return the environments' part of a run, good until the population advances."""
         world: World = self._runs.get(index, "world")
@@ -126,6 +137,9 @@ class Population:
         self.steps[index] = int(train.counters.timesteps) if step is None else step
 
 
+Part = Literal["train", "learnt", "world", "meter"]
+
+
 class State(NamedTuple):
     """What a call of the compiled loop replaces: of one run, or of all with one more axis."""
 
@@ -133,8 +147,17 @@ class State(NamedTuple):
     world: World
     meter: Array
 
+    def part(self, name: Part) -> Tree:
+        """Return a part; `learnt` is the learning state without its replay memory."""
+        return without_replay(self.train) if name == "learnt" else getattr(self, name)
 
-Part = Literal["train", "world", "meter"]
+    def replaced(self, name: Part, value: Tree) -> State:
+        """Replace a part."""
+        if name == "learnt":
+            return self._replace(train=value._replace(memory=self.train.memory))
+        return self._replace(**{name: value})
+
+
 _Advanced: TypeAlias = tuple[list[tuple[int, Ends]], BaseException | None]
 """The ends of each run that advanced, and the first error of those that failed."""
 
@@ -188,10 +211,10 @@ class _Apart:
         return advanced, errors[0] if errors else None
 
     def get(self, index: int, part: Part) -> Any:
-        return getattr(self._states[index], part)
+        return self._states[index].part(part)
 
     def put(self, index: int, part: Part, value: Tree) -> None:
-        self._states[index] = self._states[index]._replace(**{part: value})
+        self._states[index] = self._states[index].replaced(part, value)
 
 
 class _Mapped:
@@ -217,10 +240,10 @@ class _Mapped:
         return [(i, Ends(*(x[i] for x in ends))) for i in range(self._size)], None
 
     def get(self, index: int, part: Part) -> Any:
-        return _of(getattr(self._state, part), index)
+        return _of(self._state.part(part), np.int32(index))
 
     def put(self, index: int, part: Part, value: Tree) -> None:
-        self._state = self._state._replace(**{part: _with(getattr(self._state, part), index, value)})
+        self._state = self._state.replaced(part, _with(self._state.part(part), np.int32(index), value))
 
 
 class Member:
@@ -246,6 +269,16 @@ class Member:
     def train(self) -> Train:
         """The learning state."""
         return self.population.train(self.index)
+
+    @property
+    def learner(self) -> Learner:
+        """The algorithm."""
+        return self.population.learner
+
+    @property
+    def learnt(self) -> Train:
+        """The learning state without its replay memory."""
+        return self.population.learnt(self.index)
 
     @property
     def step(self) -> int:
@@ -282,9 +315,7 @@ class Member:
 
     def scale_lr(self, factor: float) -> tuple[float, float]:
         """Multiply the learning rate; return the old and the new one."""
-        train, old, new = self.population.learner.scaled_lr(self.train, factor)
-        self.population.put(self.index, train)
-        return old, new
+        return self.population.scale_lr(self.index, factor)
 
 
 def begun(learner: Learner, keys: Key, hyper: Array) -> Train:
@@ -298,11 +329,15 @@ def begun(learner: Learner, keys: Key, hyper: Array) -> Train:
     return jax.vmap(learner.init)(keys, hyper)
 
 
-def _of(tree: Tree, index: int) -> Tree:
+@jax.jit
+def _of(tree: Tree, index: int | Array) -> Tree:
     return jax.tree.map(lambda x: _over(x, lambda words: words[index]), tree)
 
 
-def _with(tree: Tree, index: int, one: Tree) -> Tree:
+@functools.partial(jax.jit, donate_argnums=0)
+def _with(tree: Tree, index: Array, one: Tree) -> Tree:
+    """Put one run's arrays among those of all, which are written to where they are: a copy would need their memory once more."""
+
     def put(all_: Array, own: Array) -> Array:
         own = jax.random.key_data(own) if _is_key(own) else own
         return _over(all_, lambda words: words.at[index].set(own))

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from operant import checkpoint, interruption
-from operant.agents.learner import Train, without_replay, without_rows
+from operant.agents.learner import Learner, Train, without_replay, without_rows
 from operant.agents.making import Definition
 from operant.checkpoint import durable
 from operant.errors import CheckpointError, shown
@@ -37,6 +37,11 @@ PATIENCE_SECONDS = 5.0
 class Driver(Protocol):
     """What the loop needs of a driver."""
 
+    @property
+    def learner(self) -> Learner:
+        """The algorithm."""
+        ...
+
     def advance(self, blocks: int) -> list[Finished]:
         """Collect and learn from that many blocks."""
         ...
@@ -48,6 +53,11 @@ class Driver(Protocol):
     @property
     def train(self) -> Train:
         """Everything that is needed to continue, except the environments."""
+        ...
+
+    @property
+    def learnt(self) -> Train:
+        """The same without a replay memory, for all that only acts: a copy of a memory may not fit on the device."""
         ...
 
     unreported: Sequence[Finished]
@@ -242,8 +252,8 @@ class Training:
 
         With None, only take part in it: a snapshot needs all processes, even those that write nothing.
         """
-        whole = self.driver.train
-        train = whole if memory else without_replay(whole)
+        memory = memory or not self.driver.learner.replays
+        train = self.driver.train if memory else self.driver.learnt
         tree = {"train": train, "driver": self.driver.snapshot()}
         if directory is None:
             return None
@@ -253,7 +263,7 @@ class Training:
                 **self.progress.to_dict(),
                 "skipped": self.progress.skipped + self.driver.skipped(),
                 "step": self.driver.step,
-                "memory": train is whole,
+                "memory": memory,
                 "ended": self.ended,
             },
         }
@@ -305,7 +315,7 @@ class Training:
         self._saved, self._saved_step = self.progress.elapsed, self.step
         self._logged = self.progress.elapsed, self.driver.step
         self.ended = None
-        rows = int(self.driver.train.counters.rows)
+        rows = int(self.driver.learnt.counters.rows)
         self._earlier = rows * self.run.n_envs // self.driver.block_steps - self._collected
         self._left = 0
         self._called_off = False
@@ -410,7 +420,7 @@ class Training:
     def _scored(self, evaluation: Evaluation, last: Evaluated) -> dict[str, float]:
         """Evaluate the policy after the last evaluation, and keep one that is better than ever; return what is to be reported."""
         step, found = self.step, dict[str, float]()
-        finished = evaluation.run(self.driver.train, step, lambda: self._interrupted)
+        finished = evaluation.run(self.driver.learnt, step, lambda: self._interrupted)
         if finished is not None:
             rewards = [ended.reward for ended in finished]
             mean = sum(rewards) / len(rewards)
@@ -438,7 +448,7 @@ class Training:
     def _keep_best(self) -> None:
         """Write the policy of the best evaluation."""
         if self.on_best is not None:
-            self.on_best(self.driver.train)
+            self.on_best(self.driver.learnt)
         if self.evaluation is not None and self.evaluation.directory is not None:
             self.write(self.evaluation.directory, keep=1, memory=False)
 
@@ -468,7 +478,7 @@ class Training:
         if self.unjudged is None or (self.progress.score.judged if self.evaluation is None else evaluated):
             return
         with self._meanwhile():
-            if said := self.unjudged(self.driver.train):
+            if said := self.unjudged(self.driver.learnt):
                 missing = "a mean reward" if self.evaluation is None else "an evaluation"
                 self.sinks.message(f"The run ended before there was {missing} to judge by: {said}")
 
