@@ -793,14 +793,33 @@ for _ in range(20):
 where = {d for x in jax.tree.leaves(agent.engine.train) for d in x.devices()}
 assert where == {jax.devices()[1]}, where
 assert agent.updates == 2
+agent.update()
+for _ in range(8):
+    agent.observe(reward=float(agent.act(np.zeros(3))))
+assert agent.updates == 4 and agent.engine._absorb._cache_size() == 1
 agent.save(sys.argv[1])
+
+from operant.checkpoint import store
+made, leaf = [], store._leaf
+store._leaf = lambda *given: made.append(leaf(*given)) or made[-1]
+for actors in (1, 2):
+    loaded = Agent.load(sys.argv[1], parallel_interactions=actors, config=dict(device="cpu:1", precision="float32"))
+    where = {d for x in made if isinstance(x, jax.Array) for d in x.devices()}
+    assert where == {jax.devices()[1]} and loaded.engine.precision == "float32", where
+    loaded.act([np.zeros(3)] * actors, parallel=list(range(actors)))
 """
     variables = {
         **os.environ,
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2",
     }
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=variables, check=True, timeout=250)
-    assert Agent.load(tmp_path).updates == 2
+    assert Agent.load(tmp_path).updates == 4
+    with pytest.raises(SpecError, match="config must be without a seed, which is saved"):
+        Agent.load(tmp_path, config={"seed": 3})
+    with pytest.raises(SpecError, match="config must be a dict"):
+        Agent.load(tmp_path, config=3)
+    with pytest.raises(SpecError, match="config takes no argument 'devise'"):
+        Agent.load(tmp_path, config={"devise": "cpu"})
 
 
 @pytest.mark.slow

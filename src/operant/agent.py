@@ -111,7 +111,7 @@ class Agent(Interactive):
             "recorder": recorder, "saver": saver, "summarizer": summarizer,
         }  # fmt: skip
         given = specified({"agent": DEFAULT if agent is None else agent, **beside})
-        settings = Settings(**canonical(Settings, given.get("config", {}), "config"))
+        settings = Settings(**_settings(given.get("config", {})))
         states, actions, limit = given.get("states"), given.get("actions"), None
         if "environment" in given:
             if states is not None or actions is not None:
@@ -367,6 +367,7 @@ class Agent(Interactive):
         environment: Any = None,
         agent: Any = None,
         parallel_interactions: int | None = None,
+        config: dict[str, Any] | None = None,
         recorder: Any = None,
         saver: Any = None,
         summarizer: Any = None,
@@ -385,14 +386,20 @@ class Agent(Interactive):
                 own, or a specification with the optimizer or networks made by code (`dict(type='ppo', model=...)`).
             parallel_interactions: how many actors act, if not as many as when it was saved. Parameters, optimizer and counters
                 are then taken over; unfinished episodes and a replay memory are left behind.
+            config: `device`, `precision` and `debug`, as in `create`; the seed is the saved one.
             recorder: as in `create`.
             saver: as in `create`; its `load` is ignored.
             summarizer: as in `create`.
 
         Raises:
             CheckpointError: there is none, or it cannot be used; the message says why.
+            SpecError: `config` holds something else.
         """
         _expect_path(directory)
+        own = _settings({} if config is None else config)
+        if "seed" in own:
+            remedy = "The agent goes on with the randomness that it began with."
+            raise value_error("config", "without a seed, which is saved", config, remedy)
         saving.refuse_policy(Path(directory), filename, format)
         if format is not None:
             saving.check_format(format)
@@ -404,21 +411,23 @@ class Agent(Interactive):
         weights = saving.find(path, filename, format) if found is None and format != "checkpoint" else None
         if weights is not None:
             header = {"specification": saving.header(weights)}
-            loaded = Agent._loaded(weights, header, environment, agent, parallel_interactions)
-            loaded._put_weights(saving.read(weights), weights)
+            loaded = Agent._loaded(weights, header, environment, agent, parallel_interactions, own)
+            with loaded._placing():
+                loaded._put_weights(saving.read(weights), weights)
         elif format in saving.FORMATS:
             raise CheckpointError(f"There are no weights (*{saving.FORMATS[format]}) in {str(directory)!r}.")
         else:
             found = found or saving.checkpoint_in(path, filename, numbered=True)
             header = found.header
-            loaded = Agent._loaded(found.path, header, environment, agent, parallel_interactions)
+            loaded = Agent._loaded(found.path, header, environment, agent, parallel_interactions, own)
             actors = header["specification"]["parallel_interactions"]
-            if loaded.parallel_interactions == actors:
-                loaded._restore(found, header.get("interaction"))
-            else:
-                loaded._take_over(found, actors)
-                told = header.get("interaction") or header.get("training") or {}
-                loaded._draws = told.get("draws", 0)
+            with loaded._placing():
+                if loaded.parallel_interactions == actors:
+                    loaded._restore(found, header.get("interaction"))
+                else:
+                    loaded._take_over(found, actors)
+                    told = header.get("interaction") or header.get("training") or {}
+                    loaded._draws = told.get("draws", 0)
         loaded._write_by(writers)
         return loaded
 
@@ -448,11 +457,17 @@ class Agent(Interactive):
                     f"The checkpoint {str(found.path)!r} does not fit the agent: its {name} differ. Saved: "
                     f"{None if saved is None else saved.get(name)}. The agent's: {own[name]}."
                 )
-        self._restore(found, found.header.get("interaction"))
+        with self._placing():
+            self._restore(found, found.header.get("interaction"))
 
     @staticmethod
     def _loaded(
-        path: Path, header: dict[str, Any], environment: Any, agent: Any, actors: int | None
+        path: Path,
+        header: dict[str, Any],
+        environment: Any,
+        agent: Any,
+        actors: int | None,
+        own: dict[str, Any],
     ) -> Agent:
         what = f"The checkpoint {str(path)!r}"
         given = None if agent is None else define(agent)
@@ -461,7 +476,8 @@ class Agent(Interactive):
             spaces = Spaces.from_spec(saved["spaces"])
             definition = define_saved(saved["agent"], what, given)
             actors = saved["parallel_interactions"] if actors is None else actors
-            limit, settings = saved["max_episode_timesteps"], Settings.from_dict({"seed": saved["seed"]})
+            limit = saved["max_episode_timesteps"]
+            settings = Settings.from_dict({**own, "seed": saved["seed"]})
         except KeyError as error:
             raise CheckpointError(f"{what} does not hold an agent: no {error}.") from None
         except (TypeError, AttributeError, RecursionError) as error:  # parts that are no such thing
@@ -540,6 +556,17 @@ class Agent(Interactive):
         self.actors.restore(tree, interaction)
         self._reported = interaction["reported"]
         self._draws = interaction.get("draws", 0)  # older checkpoints do not say
+
+
+def _settings(config: Any) -> dict[str, Any]:
+    """Return the settings of `config` by name.
+
+    Raises:
+        SpecError: it is no dict, or there is no such setting.
+    """
+    if not isinstance(config, Mapping):
+        raise value_error("config", "a dict", config)
+    return canonical(Settings, config, "config")
 
 
 def specified(agent: Any) -> dict[str, Any]:

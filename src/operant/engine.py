@@ -82,26 +82,25 @@ def act_independently(
         raise SpaceError(f"states may have one leading axis. Received: {len(batch)} leading axes.")
     n = batch[0] if batch else 1
     flat = {name: np.reshape(x, (n, *x.shape[len(batch) :])) for name, x in observation.items()}
-    start = jax.device_get(learner.algorithm.initial_carry(n))
-    if internals is None and any(learner.heeded):
-        raise UsageError(
-            "A recurrent agent needs internals: those that the call before returned, first initial_internals()."
-        )
-    carry = start
-    if internals is not None:
-        needed = jax.tree.map(lambda x: (*batch, *x.shape[1:]), start)
+    if internals is None:
+        if any(learner.heeded):
+            raise UsageError(
+                "A recurrent agent needs internals: those that the call before returned, first initial_internals()."
+            )
+        carry = learner.start_carry(n)
+    else:
+        each = learner.carry_shape
+        needed = jax.tree.map(lambda x: (*batch, *x.shape), each)
         if jax.tree.map(np.shape, internals) != needed:
             raise SpaceError(
                 f"internals must have the shapes {needed}, as initial_internals() and the call before gave them. "
                 f"Received: {jax.tree.map(np.shape, internals)}."
             )
-        carry = jax.tree.map(lambda x, like: np.reshape(x, like.shape), internals, start)
-    noise = learner.independent_noise(key, draw, n)
+        carry = jax.tree.map(lambda x, like: np.reshape(x, (n, *like.shape)), internals, each)
+    noise = learner.independent_noise(key, np.uint32(draw), n)
     action = act(flat, carry, np.zeros(n, bool), noise, explore=explore)
-    chosen, after = jax.tree.map(
-        lambda x: np.asarray(x) if batch else np.asarray(x)[0], (action.action, action.carry)
-    )
-    return chosen, after
+    chosen, after = jax.device_get((action.action, action.carry))
+    return (chosen, after) if batch else jax.tree.map(lambda x: x[0], (chosen, after))
 
 
 def _addresses(first: Array) -> Array:
@@ -188,7 +187,8 @@ class Engine:
         # Made at once where it stays: JAX's first device need not have room for a replay memory.
         with jax.default_device(device):
             train = jax.jit(learner.init)(key, learner.hyper())
-            self.meter: Array = learner.meter()
+            # Where `put` places the state: if one is tied to its device and the other is not, the first update compiles twice.
+            self.meter: Array = jax.device_put(learner.meter(), device)
         self._structure = jax.tree.structure(jax.eval_shape(learner.acting, train))
         """How the leaves make what `act` needs."""
         compute = _Computations(learner, jax.random.key_impl(key), self._structure)
@@ -275,7 +275,8 @@ class Engine:
             self.train = self.train._replace(state=algorithm.hasten(self.train.state))
         self.learn(block)
         counters = self.train.counters._replace(
-            timesteps=jnp.asarray(before.timesteps), episodes=jnp.asarray(before.episodes)
+            timesteps=jax.device_put(before.timesteps, self.device),
+            episodes=jax.device_put(before.episodes, self.device),
         )
 
         def as_before(path: Any, now: Array) -> Array:

@@ -109,6 +109,10 @@ class Interactive:
         self._limit: int | None = None
         self._start()
 
+    def _placing(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which arrays are made on the agent's device: JAX's first may have no room for what is loaded."""
+        return jax.default_device(self._device)
+
     def _declare_masks(self, states: Any) -> None:
         """Declare masks that the specification did not mention, if the first states contain them."""
         if not isinstance(states, Mapping):

@@ -281,6 +281,10 @@ class Checkpoint:
         taken = self._take(entries)
         return {name: _leaf(self.path, name, entry, taken[name]) for name, entry in entries.items()}
 
+    def stored(self, name: str) -> Any:
+        """Take one leaf as it is stored: a NumPy array (of a key, its words) or a Python value. Raises `CheckpointError` as `load` does."""
+        return self._take({name: self._manifest["leaves"][name]})[name]
+
     def _take(self, entries: dict[str, Any]) -> dict[str, Any]:
         """Return these leaves as read (keys as their data) and keep no reference: the caller may write to or free them."""
         self._keep(entries)
