@@ -900,3 +900,14 @@ def test_an_update_with_nothing_new_counts_nothing_again(name):
     for k, x in counted(agent.engine.acting).items():
         np.testing.assert_array_equal(x, acting[k], err_msg=k)
     assert any(not np.array_equal(after[k], before[k]) for k in after if "kernel" in k)
+
+
+def test_fetching_begins_early_where_arrays_are_not_in_the_host_s_memory():
+    """On a CPU only what it does to the actions can be seen: nothing."""
+
+    def acted(apart):
+        agent = create(seed=1)
+        agent.engine._apart = apart
+        return run(agent, 20)
+
+    assert acted(True) == acted(False)

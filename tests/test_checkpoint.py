@@ -199,6 +199,23 @@ def test_large_leaves_get_files_of_their_own(tmp_path, monkeypatch):
     assert_equal(checkpoint.load_part(path, "b", tree["b"]), tree["b"])
 
 
+def test_arrays_of_another_device_are_fetched_by_and_by(tmp_path, monkeypatch):
+    values = {
+        "rows": jnp.arange(70, dtype=jnp.int16).reshape(7, 5, 2),
+        "small": jnp.arange(3.0),
+        "one": jnp.float32(7),
+        "long": jnp.arange(40) % 3 == 0,
+    }
+    whole = arrays.write(tmp_path / "whole", values)
+    monkeypatch.setattr(arrays, "_elsewhere", lambda array: array.ndim > 0)
+    monkeypatch.setattr(arrays, "PIECE", 30)
+    pieces = {name: [x.shape for x in arrays._pieces(array)] for name, array in values.items()}
+    assert pieces["rows"] == [(1, 5, 2)] * 7 and pieces["long"] == [(30,), (10,)]
+    assert pieces["small"] == [(3,)] and pieces["one"] == [()]
+    assert arrays.write(tmp_path / "pieces", values) == whole
+    assert (tmp_path / "pieces").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
 def test_mismatches_are_named(tmp_path):
     saved = {"w": jnp.ones((2, 3)), "b": jnp.ones(3), "n": 1, "key": jax.random.key(0)}
     path = checkpoint.save(tmp_path, saved, {}, name="a")

@@ -1,10 +1,13 @@
 """What a run's record says of the code that made it."""
 
 import subprocess
+import types
 
+import jax
 import pytest
 
 from operant import __version__, provenance
+from operant.replay import Replayed, _remedy
 
 
 def git(folder, *arguments):
@@ -67,6 +70,20 @@ def test_versions_and_machine():
     found = provenance.versions()
     assert found["operant"] == __version__ and found["jax"][0].isdigit()
     assert provenance.machine()["processors"] >= 1
+
+
+def test_what_decides_about_the_bits_of_a_gpu_is_recorded(monkeypatch):
+    assert "deterministic" not in provenance.machine()  # a CPU always is
+    with jax.default_matmul_precision("float32"):
+        assert provenance.machine()["precision"] == "float32"
+    gpu = types.SimpleNamespace(platform="gpu", device_kind="a GPU")
+    monkeypatch.setattr(jax, "devices", lambda: [gpu])
+    monkeypatch.setenv("XLA_FLAGS", "")
+    assert provenance.machine()["deterministic"] is False
+    assert provenance.DETERMINISTIC in str(Replayed(["x"], [], 1, "all", _remedy()))
+    assert provenance.DETERMINISTIC not in str(Replayed([], [], 1, "all", _remedy()))
+    monkeypatch.setenv("XLA_FLAGS", f"--other {provenance.DETERMINISTIC}")
+    assert provenance.machine()["deterministic"] is True and _remedy() == ""
 
 
 def test_digest_tells_content_and_names(tmp_path):

@@ -189,6 +189,8 @@ class Engine:
             train = jax.jit(learner.init)(key, learner.hyper())
             # Where `put` places the state: if one is tied to its device and the other is not, the first update compiles twice.
             self.meter: Array = jax.device_put(learner.meter(), device)
+        self._apart = all(device.platform != "cpu" for device in self.meter.devices())
+        """Whether the arrays are not in the host's memory."""
         self._structure = jax.tree.structure(jax.eval_shape(learner.acting, train))
         """How the leaves make what `act` needs."""
         compute = _Computations(learner, jax.random.key_impl(key), self._structure)
@@ -249,7 +251,14 @@ class Engine:
 
     def act(self, observation: Any, carry: Tree, first: Any, noise: Tree, explore: bool = True) -> Action:
         """Act on flat observations `[k, ...]` of any `k` actors."""
-        return self._acts[explore](self._leaves, observation, carry, first, noise)
+        return self._fetched(self._acts[explore](self._leaves, observation, carry, first, noise))
+
+    def _fetched(self, action: Action) -> Action:
+        """Begin to fetch what the host reads of an action: read one after the other, each array would be waited for."""
+        if self._apart:
+            for leaf in jax.tree.leaves((action.action, action.extras)):
+                leaf.copy_to_host_async()
+        return action
 
     def recall(self, observation: Any, carry: Tree, first: Any, action: Any) -> Action:
         """Return what `act` would have returned for flat observations `[k, ...]`, had it chosen these actions."""
@@ -315,7 +324,7 @@ class Engine:
             )
             self._acting_now = acting
             self._calls += 1
-        return action
+        return self._fetched(action)
 
     def absorb_columns(self, block: Block, columns: list[int]) -> None:
         """Learn from a block whose columns belong to these actors, in this order; an actor may have two, and `n` stands for none."""

@@ -13,6 +13,8 @@ from typing import Any
 from operant import __version__
 
 PACKAGES = ("jax", "jaxlib", "keras", "optax", "numpy", "gymnasium")
+DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+"""Flag of XLA without which a GPU does not repeat bit for bit."""
 GIT_SECONDS = 1.0
 """How long git may take for one answer: a working tree on a slow disk does not hold up a run."""
 
@@ -30,12 +32,17 @@ def machine() -> dict[str, Any]:
     """Return what determines, beside versions, whether the same program gives the same bits."""
     import jax
 
-    return {
-        "device": jax.devices()[0].device_kind,
+    device = jax.devices()[0]
+    found = {
+        "device": device.device_kind,
         "processor": platform.machine(),
         "processors": os.cpu_count(),
         "system": platform.system(),
+        "precision": jax.config.jax_default_matmul_precision or "default",  # type: ignore[attr-defined]
     }
+    if device.platform == "gpu":
+        found["deterministic"] = DETERMINISTIC in os.environ.get("XLA_FLAGS", "")
+    return found
 
 
 def digest(path: str | Path) -> str:

@@ -59,6 +59,8 @@ class Replayed(NamedTuple):
     """Environment steps that were repeated."""
     compared: str
     """What was compared."""
+    remedy: str = ""
+    """What to set before a run that is to be repeated here; empty: nothing."""
 
     @property
     def identical(self) -> bool:
@@ -73,6 +75,8 @@ class Replayed(NamedTuple):
         lines += [f"  {text}" for text in self.differences[:SHOWN]]
         if len(self.differences) > SHOWN:
             lines.append(f"  and {len(self.differences) - SHOWN} more")
+        if self.remedy:
+            lines.append(self.remedy)
         return "\n".join(lines)
 
 
@@ -276,7 +280,16 @@ def _compared(record: Record, place: Path, step: int, whole: bool, changes: list
         parts.append(f"the {len(rows['step'])} episodes of the history up to step {step}")
     if not found and rows is not None and len(parts) == 1 and not len(rows["step"]):
         raise SpecError(f"Nothing can be compared: no episode ended up to step {step}. Raise --max-steps.")
-    return Replayed(found, changes, step, " and ".join(parts))
+    return Replayed(found, changes, step, " and ".join(parts), _remedy())
+
+
+def _remedy() -> str:
+    """Return what this process would need to repeat a run bit for bit; empty: nothing."""
+    from operant import provenance
+
+    if provenance.machine().get("deterministic", True):
+        return ""
+    return f"A GPU repeats bit for bit only with XLA_FLAGS={provenance.DETERMINISTIC}, in the run and in its replay."
 
 
 def _rows(record: Record, path: Path, step: int, most: int | None = None) -> dict[str, np.ndarray] | None:
@@ -331,7 +344,8 @@ def _changes(data: dict[str, Any], base: Path) -> list[str]:
     found = []
     for part, values in now.items():
         then = last.get(part) or {}
-        for name in {**then, **values}:
+        # What a run of an earlier version did not record says nothing.
+        for name in then or values:
             if then.get(name) != values.get(name):
                 found.append(f"{name} {_text(then.get(name))}, now {_text(values.get(name))}")
     return found

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 
 from operant.checkpoint import durable
 from operant.errors import CheckpointError
+
+PIECE = 256 << 20
+"""Bytes of an array on another device that are fetched at once."""
 
 # Every dtype that an array may have, and its name in safetensors. Those unknown there are stored as bytes (U8).
 DTYPES: dict[str, tuple[np.dtype, str]] = {
@@ -49,13 +53,33 @@ def write(path: Path, arrays: Mapping[str, Any]) -> dict[str, Any]:
 
     def parts() -> Iterable[bytes | memoryview]:
         yield len(text).to_bytes(8, "little") + text
-        yield from map(_raw, arrays.values())
+        for array in arrays.values():
+            yield from map(_raw, _pieces(array))
 
     return durable.write(path, parts())
 
 
 def _as_bytes(dtype: str) -> bool:
     return DTYPES[dtype][1] == "U8" and dtype != "uint8"
+
+
+def _pieces(array: Any) -> Iterator[Any]:
+    """Yield an array, a large one of a device's own memory by and by: of one that is fetched whole JAX keeps the copy."""
+    if not _elsewhere(array) or array.nbytes <= PIECE:
+        yield array
+        return
+    array = array.addressable_data(0)
+    rows = max(1, PIECE * len(array) // array.nbytes)
+    for start in range(0, len(array), rows):
+        size = min(rows, len(array) - start)
+        yield jax.lax.dynamic_slice_in_dim(array, np.int32(start), size)
+
+
+def _elsewhere(array: Any) -> bool:
+    """Tell whether an array is whole in the memory of a device that is not the host."""
+    if not isinstance(array, jax.Array) or not array.is_fully_replicated or not array.ndim:
+        return False
+    return all(device.platform != "cpu" for device in array.devices())
 
 
 def _raw(array: Any) -> memoryview:

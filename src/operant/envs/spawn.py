@@ -101,13 +101,15 @@ class Worker:
         path = os.pathsep.join(entry or str(working_directory()) for entry in sys.path)
         # One thread per worker: workers whose libraries each use all processors would only slow one another down.
         threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+        # An environment that computes with JAX takes of a GPU's memory what it needs, not JAX's three quarters of it.
+        memory = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         inherited = {name: value for name, value in os.environ.items() if name not in SECRET}
         code = "import sys; from operant.envs.worker import work; work(int(sys.argv[1]), int(sys.argv[2]))"
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", code, *map(str, descriptors)],
             stdin=subprocess.DEVNULL,
             pass_fds=descriptors,
-            env={**threads, **inherited, "PYTHONPATH": path},
+            env={**threads, **memory, **inherited, "PYTHONPATH": path},
             process_group=0,  # so that what an environment starts can be ended with it
         )
         theirs.close()

@@ -237,7 +237,8 @@ class DeviceDriver:
         self.train: Train = self.devices.everywhere(train)
         self.world: World = self.devices.shared(jax.jit(self.loop.begin)(key), n)
         self.step = 0
-        self._meter = self.devices.everywhere(learner.meter())
+        self._empty = self.devices.making(learner.meter)
+        self._meter = self._empty()
         self.agree: Agree | None = self.devices.agree if self.devices.processes > 1 else None
         self._compiled: Any = None
 
@@ -284,7 +285,7 @@ class DeviceDriver:
     def metrics(self) -> dict[str, float]:
         """Return the averages of the metrics since the last call."""
         meter = np.asarray(self._meter)
-        self._meter = self.devices.everywhere(self.learner.meter())
+        self._meter = self._empty()
         return self.learner.read(meter)
 
     def skipped(self) -> int:

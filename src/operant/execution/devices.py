@@ -65,6 +65,13 @@ class Devices:
         """Divide arrays whose first axis is that of the units among the devices; replicate the others."""
         return self._put(tree, lambda x: PartitionSpec(AXIS) if x.shape[:1] == (units,) else PartitionSpec())
 
+    def making(self, make: Callable[[], T]) -> Callable[[], T]:
+        """Return a function that makes arrays as this one does, on each of the devices; it compiles once."""
+        if self._mesh is None:
+            return make
+        made: Callable[[], T] = jax.jit(make, out_shardings=self._sharding(PartitionSpec()))
+        return made
+
     def gathered(self, tree: T) -> T:
         """Return the arrays so that this process can read them whole."""
         if self.processes == 1:
@@ -100,6 +107,9 @@ class Devices:
         if self._mesh is None:
             return tree
         shardings = jax.tree.map(lambda x: self._sharding(place(x)), tree)
+        if self.processes == 1:
+            placed: T = jax.device_put(tree, shardings)
+            return placed
         leaves, structure = jax.tree.flatten(tree)
         kinds = [
             jax.random.key_impl(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else None for x in leaves
