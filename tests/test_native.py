@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operant.envs import native
+from operant.envs.batched import Single, from_native
 from operant.envs.classic import CartPole, Pendulum
 from operant.envs.native import HostVector, NativeEnv, Step, TimeLimit
 from operant.errors import SpaceError, SpecError, UsageError
@@ -283,3 +284,20 @@ def test_protocol():
     assert not isinstance(object(), NativeEnv)
     assert TimeLimit(CartPole(), 5) == TimeLimit(CartPole(), 5)
     assert hash(TimeLimit(CartPole(), 5)) == hash(TimeLimit(CartPole(), 5))
+
+
+def test_one_by_itself_has_the_episodes_of_a_vector_of_one():
+    single, vector = Single(from_native(CartPole(), 1, "CartPole")), from_native(CartPole(), 1, "CartPole")
+    push = {"action": np.ones(1, np.int64)}
+    first = [single.reset(3)]
+    np.testing.assert_array_equal(first[0], vector.reset(3)["state"][0])
+    for _ in range(2):
+        terminal = 0
+        while not terminal:
+            observation, terminal, _ = single.execute(1)
+            step = vector.step(push)
+            np.testing.assert_array_equal(observation, step.observation["state"][0])
+            assert bool(step.terminated[0]) == bool(terminal)
+        first.append(single.reset())
+        np.testing.assert_array_equal(first[-1], vector.step(push).observation["state"][0])
+    assert len({x.tobytes() for x in (*first, single.reset())}) == 4  # of an episode just begun, too

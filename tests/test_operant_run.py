@@ -21,6 +21,7 @@ from operant.execution.config import SHORT, RunnerConfig
 from operant.spec import options
 from operant.tracking.following import Following
 from operant.tracking.repeats import Repeats
+from operant.tracking.tensorboard import TensorBoard
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "benchmarks" / "configs").glob("*.json"))
@@ -139,6 +140,37 @@ def test_a_full_disk_ends_a_run_at_its_end_alone(tmp_path, monkeypatch):
         following.close(runner)
     [file] = (tmp_path / "events").iterdir()
     assert b"episode/reward_mean" in file.read_bytes()  # all the same
+
+
+def test_what_follows_a_run_averages_over_its_horizon(tmp_path, monkeypatch):
+    records = []
+    monkeypatch.setattr("operant.tracking.following.RECORD_SECONDS", 0.0)
+    monkeypatch.setattr(TensorBoard, "record", lambda _, record: records.append(record.values))
+    runner = SimpleNamespace(
+        agent=SimpleNamespace(engine=None),
+        episodes=5,
+        updates=0,
+        timesteps=9,
+        evaluation=True,
+        episode_returns=[100.0, 100.0, 1.0, 2.0, 6.0],
+        episode_timesteps=[50, 50, 2, 3, 4],
+        evaluation_returns=[100.0, 4.0, 4.0, 7.0],
+        evaluation_timesteps=[50, 1, 1, 4],
+    )
+    assert Following(None, str(tmp_path / "events"), 3)(runner, 0)
+    assert records == [
+        {
+            "episode/count": 5.0,
+            "update/count": 0.0,
+            "episode/reward_mean": 3.0,
+            "episode/reward_min": 1.0,
+            "episode/reward_max": 6.0,
+            "episode/length_mean": 3.0,
+            "evaluation/reward_mean": 5.0,
+            "evaluation/reward_std": pytest.approx(2**0.5),
+            "evaluation/length_mean": 2.0,
+        }
+    ]
 
 
 def test_evaluation_of_one_environment(tiny, capsys):

@@ -320,6 +320,36 @@ def certificate(tmp_path_factory):
     return paths
 
 
+@pytest.mark.parametrize("as_server", [True, False])
+def test_a_side_that_says_nothing_does_not_hold_up_tls(certificate, as_server):
+    with socket.create_server((HOST, 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
+        channel = Channel(ours)
+        context = tls_context(*certificate) if as_server else ssl.create_default_context()
+        began = time.monotonic()
+        with theirs, pytest.raises(LostError, match="did not"):
+            channel.secure(context, 0.3, None if as_server else HOST)
+        assert time.monotonic() - began < 5
+        channel.close()
+
+
+def test_a_machine_that_vanishes_is_noticed():
+    """Its system no longer answers the probes that ours sends along a connection on which nothing comes."""
+    with (
+        socket.create_server((HOST, 0)) as listener,
+        socket.create_connection(listener.getsockname()) as sock,
+    ):
+        Channel(sock)
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            waits = [
+                sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{x}"))
+                for x in ("IDLE", "INTVL", "CNT")
+            ]
+            assert waits[0] + waits[1] * waits[2] <= 120
+
+
 def test_tls(module, certificate):
     context = tls_context(*certificate)
     with serving(

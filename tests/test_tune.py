@@ -562,6 +562,21 @@ def test_trials_of_a_machine_that_died_are_tried_again(here):
     assert tuned.study.trials[4].params == tuned.study.trials[1].params
 
 
+def test_a_search_marks_its_trials_and_looks_for_dead_ones_while_it_waits(here, monkeypatch):
+    done = []
+    for name in ("_mark_alive", "reclaim"):
+        own = getattr(search, name)
+        monkeypatch.setattr(search, name, lambda x, name=name, own=own: done.append(name) or own(x))
+    tune(planned(config={"study": "s"}))
+    assert done == [
+        "reclaim",
+        "_mark_alive",
+    ]  # as it begins; a trial takes less time than what is between two beats
+    monkeypatch.setattr(search, "BEAT_SECONDS", 0.0)
+    tune(planned(config={"study": "s"}))
+    assert done[4:6] == ["_mark_alive", "reclaim"]
+
+
 def test_trials_whose_process_was_killed_at_once_are_tried_again(here, monkeypatch):
     """Between asking for a trial and marking it as alive, or between the two steps of giving one up."""
     tune(planned(config={"study": "s"}))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -55,7 +56,9 @@ def flatten(weights: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return the arrays of `Algorithm.weights` by `<model>/params/<name>` and `<model>/state/<name>`."""
     return {
         f"{model}/{part}/{name}": np.asarray(x)
-        for model, variables in weights.items()
+        for model, variables in jax.device_get(
+            weights
+        ).items()  # all at once: each fetch would wait for the device
         for part in ("params", "state")
         for name, x in variables[part].items()
     }
