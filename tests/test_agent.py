@@ -911,3 +911,29 @@ def test_fetching_begins_early_where_arrays_are_not_in_the_host_s_memory():
         return run(agent, 20)
 
     assert acted(True) == acted(False)
+
+
+def test_the_length_of_an_open_episode_is_kept(tmp_path):
+    agent = create(max_episode_timesteps=5)
+    for _ in range(3):
+        agent.act(states=state())
+        agent.observe(reward=1.0)
+    agent.save(tmp_path)
+    for each in (agent, Agent.load(tmp_path)):
+        for _ in range(2):
+            each.act(states=state())
+            each.observe(reward=1.0)
+        with pytest.raises(UsageError, match="longer than max_episode_timesteps=5"):
+            each.act(states=state())
+
+
+def test_another_state_brings_its_own_randomness():
+    """Randomness is drawn ahead: what was drawn for the state before must not be used."""
+    one, other = (create(seed=seed) for seed in (1, 2))
+    for agent in (one, other):
+        run(agent, 10)
+    drawn = [[each.engine.noise(3), each.engine._keys.at(each.engine.train.key, 1)] for each in (one, other)]
+    assert not any(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, drawn), strict=True))
+    one.engine.put(other.engine.train)
+    again = [one.engine.noise(3), one.engine._keys.at(one.engine.train.key, 1)]
+    jax.tree.map(np.testing.assert_array_equal, again, drawn[1])
