@@ -396,8 +396,8 @@ class Agent(Interactive):
             SpecError: `config` holds something else.
         """
         _expect_path(directory)
-        own = _settings({} if config is None else config)
-        if "seed" in own:
+        chosen = _settings({} if config is None else config)
+        if "seed" in chosen:
             remedy = "The agent goes on with the randomness that it began with."
             raise value_error("config", "without a seed, which is saved", config, remedy)
         saving.refuse_policy(Path(directory), filename, format)
@@ -411,7 +411,7 @@ class Agent(Interactive):
         weights = saving.find(path, filename, format) if found is None and format != "checkpoint" else None
         if weights is not None:
             header = {"specification": saving.header(weights)}
-            loaded = Agent._loaded(weights, header, environment, agent, parallel_interactions, own)
+            loaded = Agent._loaded(weights, header, environment, agent, parallel_interactions, chosen)
             with loaded._placing():
                 loaded._put_weights(saving.read(weights), weights)
         elif format in saving.FORMATS:
@@ -419,7 +419,7 @@ class Agent(Interactive):
         else:
             found = found or saving.checkpoint_in(path, filename, numbered=True)
             header = found.header
-            loaded = Agent._loaded(found.path, header, environment, agent, parallel_interactions, own)
+            loaded = Agent._loaded(found.path, header, environment, agent, parallel_interactions, chosen)
             actors = header["specification"]["parallel_interactions"]
             with loaded._placing():
                 if loaded.parallel_interactions == actors:
@@ -467,7 +467,7 @@ class Agent(Interactive):
         environment: Any,
         agent: Any,
         actors: int | None,
-        own: dict[str, Any],
+        chosen: dict[str, Any],
     ) -> Agent:
         what = f"The checkpoint {str(path)!r}"
         given = None if agent is None else define(agent)
@@ -477,7 +477,7 @@ class Agent(Interactive):
             definition = define_saved(saved["agent"], what, given)
             actors = saved["parallel_interactions"] if actors is None else actors
             limit = saved["max_episode_timesteps"]
-            settings = Settings.from_dict({**own, "seed": saved["seed"]})
+            settings = Settings.from_dict({**chosen, "seed": saved["seed"]})
         except KeyError as error:
             raise CheckpointError(f"{what} does not hold an agent: no {error}.") from None
         except (TypeError, AttributeError, RecursionError) as error:  # parts that are no such thing

@@ -54,11 +54,10 @@ def refuse_policy(directory: Path, filename: str | None, format: Any) -> None:
 
 def flatten(weights: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return the arrays of `Algorithm.weights` by `<model>/params/<name>` and `<model>/state/<name>`."""
+    fetched = jax.device_get(weights)  # all at once: each fetch by itself would wait for the device
     return {
         f"{model}/{part}/{name}": np.asarray(x)
-        for model, variables in jax.device_get(
-            weights
-        ).items()  # all at once: each fetch would wait for the device
+        for model, variables in fetched.items()
         for part in ("params", "state")
         for name, x in variables[part].items()
     }

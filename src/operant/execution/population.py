@@ -153,9 +153,10 @@ class State(NamedTuple):
 
     def replaced(self, name: Part, value: Tree) -> State:
         """Replace a part."""
-        if name == "learnt":
-            return self._replace(train=value._replace(memory=self.train.memory))
-        return self._replace(**{name: value})
+        if name != "learnt":
+            return self._replace(**{name: value})
+        whole = without_replay(self.train) is self.train  # there was no memory to leave out
+        return self._replace(train=value if whole else value._replace(memory=self.train.memory))
 
 
 _Advanced: TypeAlias = tuple[list[tuple[int, Ends]], BaseException | None]
