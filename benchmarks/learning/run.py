@@ -101,6 +101,8 @@ GATES = {
     "ppo:mountaincar-default": Gate(
         -200.5, "CleanRL: -200 ± 0 (must fail: a negative control)", below=-199.5
     ),
+    "ppo:minatar-breakout": Gate(None, "gymnax: 28 (10 million steps, dense network, one run)"),
+    **{f"{agent}:minatar-breakout": Gate(None, "none") for agent in ("pqn", "a2c", "acer", "dqn")},
     "ppo:pong": Gate(19.5, "CleanRL's settings: 20.36 ± 0.20 (3 seeds)"),
     "dqn:pong": Gate(19.5, "CleanRL's settings: 20.25 ± 0.41 (3 seeds)"),
     "acer:pong": Gate(19.0, "SB2 zoo: 20.67 ± 0.51 (one run)"),
