@@ -12,6 +12,7 @@ import warnings
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -902,15 +903,20 @@ def test_an_update_with_nothing_new_counts_nothing_again(name):
     assert any(not np.array_equal(after[k], before[k]) for k in after if "kernel" in k)
 
 
-def test_fetching_begins_early_where_arrays_are_not_in_the_host_s_memory():
-    """On a CPU only what it does to the actions can be seen: nothing."""
+def test_fetching_begins_early_where_arrays_are_not_in_the_host_s_memory(monkeypatch):
+    cls, begun = type(jnp.zeros(1)), []
+    begin = cls.copy_to_host_async
+    monkeypatch.setattr(cls, "copy_to_host_async", lambda array: begun.append(array.shape) or begin(array))
 
     def acted(apart):
         agent = create(seed=1)
         agent.engine._apart = apart
-        return run(agent, 20)
+        begun.clear()
+        actions = run(agent, 1)
+        return actions + run(agent, 19), begun[:1]
 
-    assert acted(True) == acted(False)
+    actions, first = acted(True)
+    assert acted(False) == (actions, []) and first == [(1,)]  # the action of one actor
 
 
 def test_the_length_of_an_open_episode_is_kept(tmp_path):

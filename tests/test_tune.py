@@ -568,10 +568,8 @@ def test_a_search_marks_its_trials_and_looks_for_dead_ones_while_it_waits(here, 
         own = getattr(search, name)
         monkeypatch.setattr(search, name, lambda x, name=name, own=own: done.append(name) or own(x))
     tune(planned(config={"study": "s"}))
-    assert done == [
-        "reclaim",
-        "_mark_alive",
-    ]  # as it begins; a trial takes less time than what is between two beats
+    # As it begins: a trial takes less time than there is between two beats.
+    assert done == ["reclaim", "_mark_alive"]
     monkeypatch.setattr(search, "BEAT_SECONDS", 0.0)
     tune(planned(config={"study": "s"}))
     assert done[4:6] == ["_mark_alive", "reclaim"]

@@ -111,7 +111,7 @@ class Agent(Interactive):
             "recorder": recorder, "saver": saver, "summarizer": summarizer,
         }  # fmt: skip
         given = specified({"agent": DEFAULT if agent is None else agent, **beside})
-        settings = Settings(**_settings(given.get("config", {})))
+        settings = Settings(**given["config"])
         states, actions, limit = given.get("states"), given.get("actions"), None
         if "environment" in given:
             if states is not None or actions is not None:
@@ -579,7 +579,7 @@ def specified(agent: Any) -> dict[str, Any]:
             count if the outer one gives none.
 
     Raises:
-        SpecError: a file cannot be read, `config` is no dict, or the seed is given twice.
+        SpecError: a file cannot be read, `config` is no dict or holds what is no setting, or the seed is given twice.
     """
     if isinstance(agent, Path) or (isinstance(agent, str) and agent.endswith(".json")):
         agent = read_json(agent, "agent")
@@ -589,9 +589,7 @@ def specified(agent: Any) -> dict[str, Any]:
     rest = {name: value for name, value in agent.items() if name not in ARGUMENTS}
     kind = "agent" if rest.get("agent") else "type"
     inner = specified(rest.get(kind))
-    config, seed = found.get("config", {}), found.pop("seed", None)
-    if not isinstance(config, Mapping):
-        raise value_error("config", "a dict", config)
+    config, seed = _settings(found.get("config", {})), found.pop("seed", None)
     if seed is not None:
         if "seed" in config:
             raise SpecError(

@@ -54,10 +54,15 @@ def refuse_policy(directory: Path, filename: str | None, format: Any) -> None:
 
 def flatten(weights: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return the arrays of `Algorithm.weights` by `<model>/params/<name>` and `<model>/state/<name>`."""
-    fetched = jax.device_get(weights)  # all at once: each fetch by itself would wait for the device
+    # All at once: each fetch by itself would wait for the device.
+    fetched: dict[str, np.ndarray] = jax.device_get(_by_name(weights))
+    return fetched
+
+
+def _by_name(weights: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        f"{model}/{part}/{name}": np.asarray(x)
-        for model, variables in fetched.items()
+        f"{model}/{part}/{name}": x
+        for model, variables in weights.items()
         for part in ("params", "state")
         for name, x in variables[part].items()
     }
@@ -69,7 +74,7 @@ def unflatten(arrays: Mapping[str, np.ndarray], like: Mapping[str, Any], path: P
     Raises:
         CheckpointError: an array is missing, or has another shape than the agent's.
     """
-    expected = {name: x.shape for name, x in flatten(like).items()}
+    expected = {name: x.shape for name, x in _by_name(like).items()}
     received = {name: x.shape for name, x in arrays.items() if name not in COUNTERS}
     for name in expected.keys() | received.keys():
         if expected.get(name) != received.get(name):
