@@ -18,6 +18,7 @@ import numpy as np
 from operant.agents.learner import Acting, Learner, Train
 from operant.agents.protocol import Counting
 from operant.errors import SpaceError, UsageError
+from operant.ops.repeat import compiled_for
 from operant.types import Action, Array, Block, Key, Tree
 
 AHEAD = 128
@@ -212,16 +213,17 @@ class Engine:
         self.put(train)
 
     def _compiled(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        """Compile a function that is to have the engine's precision."""
-        precision = self.precision
-        if precision is None:
-            return jax.jit(function, **options)
+        """Compile a function for the engine's device, with its precision."""
+        precision, platform = self.precision, next(iter(self.meter.devices())).platform
 
-        def precise(*arguments: Any) -> Any:
-            with jax.default_matmul_precision(precision):
+        def traced(*arguments: Any) -> Any:
+            precise = (
+                contextlib.nullcontext() if precision is None else jax.default_matmul_precision(precision)
+            )
+            with compiled_for(platform), precise:
                 return function(*arguments)
 
-        return jax.jit(precise, **options)
+        return jax.jit(traced, **options)
 
     def put(self, train: Train) -> None:
         """Make `train` the current state."""

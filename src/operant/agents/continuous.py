@@ -26,13 +26,14 @@ from operant.memory.replay import Replay
 from operant.nn import Head, Model, build
 from operant.nn.network import written
 from operant.ops import losses, optimise, random
+from operant.ops.repeat import repeat
 from operant.spaces import Spaces, require
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
 
 NETWORK = {"type": "auto", "size": ContinuousConfig.auto_width, "activation": "relu"}
 """The 'auto' network here, and what a list of widths leaves open: Fujimoto et al. 2018 (the authors' code), Haarnoja et al. 2018, table 1."""
 
-NO_STEP = {
+NO_STEP: Mapping[str, Any] = {
     "loss/actor": np.float32(np.nan),
     "update/grad_norm": np.float32(0),
     "update/skipped": np.float32(0),
@@ -423,9 +424,7 @@ class Continuous(abc.ABC):
             state, metrics = step(state, batch, own)
             return state, meter + stability.tally(jnp.stack([metrics[name] for name in names]))
 
-        # A loop of zero or more iterations, not a conditional: XLA copies what a conditional returns, a loop works in
-        # place.
-        state, meter = jax.lax.fori_loop(0, steps, one, (state, jnp.zeros((2, len(names)), jnp.float32)))
+        state, meter = repeat(steps, most, one, (state, jnp.zeros((2, len(names)), jnp.float32)))
         total = dict(zip(names, meter[0], strict=True))
         mean = dict(zip(self.reported, meter[0] / meter[1], strict=False))  # 0 / 0, NaN, where none applies
         lr = stability.lr(c)
@@ -476,11 +475,6 @@ def targets(variables: Mapping[str, Tree], fields: tuple[str, ...]) -> dict[str,
         for name, own in variables.items()
         if f"target_{name}" in fields
     }
-
-
-def once_if(condition: Array, f: Callable[[Tree], Tree], carry: Tree) -> Tree:
-    """Return `f(carry)` or `carry`: a loop of one iteration or none, which works in place (see `Continuous.learn`)."""
-    return jax.lax.fori_loop(0, condition.astype(jnp.int32), lambda _, carry: f(carry), carry)
 
 
 def merged(improved: Improved, actor: Metrics) -> Metrics:

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant.agents.action_units import unit_heads
-from operant.agents.continuous import NO_STEP, Batch, Continuous, Improved, merged, once_if
+from operant.agents.continuous import NO_STEP, Batch, Continuous, Improved, merged
 from operant.nn import Head
 from operant.ops import losses
+from operant.ops.repeat import once_if
 from operant.spaces import Spaces
 from operant.types import Array, Arrays, Key, Metrics, Tree
 
@@ -54,7 +55,7 @@ class Deterministic(Continuous):
             return params, optimizer, self.follow(slow, (params, *improved.params)), metrics
 
         slow = tuple(getattr(state, f"target_{name}") for name in names)
-        start = (state.actor["params"], state.actor_optimizer, slow, NO_STEP)
+        start = (state.actor["params"], state.actor_optimizer, slow, dict(NO_STEP))
         params, optimizer, slow, metrics = once_if(due, once, start)
         online = zip(names, (params, *improved.params), strict=True)
         state = state._replace(

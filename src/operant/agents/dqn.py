@@ -64,6 +64,7 @@ from operant.agents.value_heads import Categorical, Expected, Quantiles, Values
 from operant.errors import SpecError
 from operant.memory.replay import Replay
 from operant.ops import losses, optimise
+from operant.ops.repeat import repeat
 from operant.spaces import Spaces, masks_of
 from operant.spec import Scalar, Schedule, option
 from operant.types import Array, Arrays, Block, Key, Metrics, Transition, Tree
@@ -400,11 +401,7 @@ class DQN(QLearner):
         return self._sync(state, block, counters), memory, metrics
 
     def _learn(self, state: State, memory: Tree, ready: Array, key: Key) -> tuple[State, Tree, Metrics]:
-        """Take the gradient steps, none before the memory is ready.
-
-        A loop of zero or more iterations, not a conditional: XLA copies what a conditional returns, a loop works in
-        place.
-        """
+        """Take the gradient steps, none before the memory is ready."""
         c = self.config
         replay, optimizer = self.memory, stability.optimizer(self.config)
         keys = key[None] if c.gradient_steps == 1 else jax.random.split(key, c.gradient_steps)
@@ -433,7 +430,7 @@ class DQN(QLearner):
         names = ("loss/td", "value/mean", "update/grad_norm", "update/skipped")
         start = (state, memory, dict.fromkeys(names, jnp.zeros((), jnp.float32)))
         steps = jnp.where(ready, c.gradient_steps, 0)
-        state, memory, total = jax.lax.fori_loop(0, steps, step, start)
+        state, memory, total = repeat(steps, c.gradient_steps, step, start)
         skipped = total.pop("update/skipped")
         # NaN, so left out, without a step.
         metrics = {k: v / steps.astype(jnp.float32) for k, v in total.items()}

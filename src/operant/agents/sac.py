@@ -29,10 +29,11 @@ import numpy as np
 
 from operant.agents.action_units import in_units
 from operant.agents.config import ContinuousConfig
-from operant.agents.continuous import NO_STEP, Batch, Continuous, Improved, merged, once_if, targets
+from operant.agents.continuous import NO_STEP, Batch, Continuous, Improved, merged, targets
 from operant.agents.protocol import Counters
 from operant.nn import Head, Policy
 from operant.ops import losses, optimise
+from operant.ops.repeat import once_if
 from operant.spaces import Spaces
 from operant.spec import Scalar, option
 from operant.types import Array, Arrays, Block, Key, Metrics, Tree
