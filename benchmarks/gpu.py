@@ -1,4 +1,4 @@
-"""On a GPU: seeds at once on JAX-native environments, whether they learn, and PPO on Pong.
+"""On a GPU: seeds at once on JAX-native environments, and whether they learn.
 
     python benchmarks/gpu.py
 
@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).parent / "speed"))
 import jax
 import jax.numpy as jnp
 import numpy as np
-from breakdown import measure as broken_down
 from operant_speed import options
 from run import processor
 from seeds import CALL_STEPS, ENVS, OPTIONS, SEEDS, WORKLOADS, estimated, steps_per_second
@@ -159,14 +158,6 @@ def main() -> None:
         scores, seconds = learnt(next(populations)[0], steps)
         shown = ", ".join(f"{score:.1f}" for score in scores)
         row(f"| {agent}:{name} | {env} | {steps:,} | {shown} | {seconds:.1f} |")
-    found = broken_down("ppo-pong-8", 10 * arguments.seconds)
-    shares = {"environments": found["step"], "acting": found["act"], "updates": found["advance"]}
-    shares["fetching what was chosen, and the rest"] = 1.0 - sum(shares.values())
-    parts = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())
-    rows += [""]
-    row(
-        f"PPO on Pong, 8 environments: {found['steps_per_second']:,.0f} steps/s; {found['microseconds']:.0f} µs a step: {parts}."
-    )
     device = jax.devices()[0]
     versions = ", ".join(
         f"{name} {version(name)}"
