@@ -221,6 +221,15 @@ def test_every_algorithm_learns_with_dropout_and_acts_without(name):
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(learned))
 
 
+@pytest.mark.slow
+def test_targets_are_those_of_the_network_in_use():
+    dropping, plain, train, other, _, world = alike("pqn")
+    block, _ = plain.collect(other, world)
+    found, expected = (made.absorb(given, block)[1] for made, given in ((dropping, train), (plain, other)))
+    assert found["value/target"] == expected["value/target"] != 0
+    assert found["loss/td"] != expected["loss/td"]
+
+
 @pytest.mark.parametrize("name", SOME)
 def test_every_gradient_step_draws_anew(name, monkeypatch):
     seen, learning = [], Model.learning

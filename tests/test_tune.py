@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -380,6 +381,37 @@ def test_a_trial_is_scored_by_evaluations_of_all_its_seeds():
     assert all(3 * value == round(3 * value) for value in alone)  # whole episodes
     by_training = trial._train({**order, "episodes": None, "seeds": 1}, Listening())
     assert by_training["value"] != ended["value"]
+
+
+class Told:
+    """What trains under one seed, with a score at each report that is given beforehand."""
+
+    progress = types.SimpleNamespace(score=types.SimpleNamespace(episodes=1), elapsed=1.0)
+
+    def __init__(self, *values):
+        self.training, self.step, self.run = self, 0, RunConfig(env="CartPole-v1", max_steps=20)
+        self._values = iter(values)
+
+    def loop(self):
+        self.step = self.run.max_steps
+        return types.SimpleNamespace(reason="max_steps")
+
+    def value(self):
+        return next(self._values)
+
+
+def test_a_trial_reports_only_what_all_its_seeds_have_reached():
+    from operant.tuning import trial
+
+    connection = Listening()
+    seeds = Told(None, *[1.0] * 19), Told(None, None, *[3.0] * 18)
+    ended = trial._advance(seeds, 20, connection)
+    assert [(message["step"], message["value"]) for message in connection.told] == [
+        (step, 2.0) for step in range(3, 21)
+    ]
+    assert (ended["kind"], ended["value"], ended["seed_values"]) == ("ended", 2.0, [1.0, 3.0])
+    failed = trial._advance((Told(*[1.0] * 20), Told(*[None] * 20)), 20, Listening())
+    assert failed["kind"] == "failed" and "No episode ended within 20 steps" in failed["text"]
 
 
 def test_a_crashing_trial_is_recorded_and_the_study_goes_on(here, capsys):
