@@ -429,6 +429,14 @@ def test_sequences_are_runs_of_the_stream(replay, key):
     assert not block.valid.all()
 
 
+def test_a_memory_without_a_whole_sequence_has_none_that_is_valid(key):
+    replay = Replay(27, 3)
+    for rows, whole in ((4, False), (5, True)):  # a sequence of four rows, and the one that follows
+        _, state = filled(replay, [(rows, [0, 1, 2])])
+        assert bool(Replay.has_sequence(state, 4)) == whole
+        assert bool(compiled(replay)[2](state, key, 4).valid.any()) == whole
+
+
 def test_sequences_of_stacks(key):
     replay = STACKED[0]
     plain, state = filled(replay, [(4, [0])] * 8, stacked=True)
