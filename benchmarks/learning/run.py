@@ -105,6 +105,7 @@ GATES = {
     **{f"{agent}:minatar-breakout": Gate(None, "none") for agent in ("pqn", "a2c", "acer", "dqn")},
     "ppo:pong": Gate(19.5, "CleanRL's settings: 20.36 ± 0.20 (3 seeds)"),
     "dqn:pong": Gate(19.5, "CleanRL's settings: 20.25 ± 0.41 (3 seeds)"),
+    "dqn:pong-1m": Gate(19.5, "CleanRL: 20.25 ± 0.41 (10 million steps, plain DQN, 3 seeds)"),
     "acer:pong": Gate(19.0, "SB2 zoo: 20.67 ± 0.51 (one run)"),
 }
 
