@@ -20,16 +20,13 @@ sys.path.insert(0, str(Path(__file__).parent / "speed"))
 
 import jax
 from breakdown import measure
+from operant_speed import hosted
 from run import processor
 
 from operant import presets, runtime
-from operant.agents.learner import Learner
 from operant.agents.making import define
-from operant.engine import Engine
-from operant.envs import vector
 from operant.execution.host import HostDriver
 
-RESULTS = Path(__file__).parent / "results"
 PRESETS = ("ppo:pong", "acer:pong", "dqn:pong", "dqn:pong-1m")
 FILLED = 4_000
 """Steps at random before learning, of agents with a memory."""
@@ -40,18 +37,13 @@ def made(name: str) -> HostDriver:
     """Return the driver of a preset, after the first updates."""
     agent, preset = name.split(":")
     settings = presets.settings(agent, preset)
-    definition = define(agent)
-    known = definition.config.to_dict()
+    known = define(agent).config.to_dict()
     own: dict[str, Any] = {key: value for key, value in settings.items() if key in known}
     if "buffer_initial_size" in known:
         own["buffer_initial_size"] = FILLED
     definition, games = define(agent, **own), settings["n_envs"]
     runtime.start([(84, 84, 4)], product=definition.product(games))
-    envs = vector.create(
-        settings["env"], games, preprocess=True, max_frame=True, clip_rewards=True, episodic_life=True
-    )
-    algorithm = definition.cls.create(definition.config, envs.spaces, games)
-    driver = HostDriver(Engine(Learner(algorithm), jax.random.key(0), games), envs, 0)
+    driver = hosted(definition, settings["env"], games, atari=True)
     while driver.step < FILLED + 8 * driver.block_steps:
         driver.advance(driver.blocks)
     return driver

@@ -50,11 +50,15 @@ def test_outside_of_a_cpu_no_loop_depends_on_what_only_the_device_knows():
     assert selected and all("1000" not in line for line in selected)
 
 
-def test_default_is_the_platform_of_the_default_device():
-    def program(count):
-        return repeat(count, 3, lambda i, x: x + i, jnp.int32(0))
+def test_default_is_the_platform_of_the_default_device(monkeypatch):
+    def loops():
+        return "while[" in str(jax.make_jaxpr(lambda n: repeat(n, 3, growing, (n, n)))(jnp.int32(2)))
 
-    assert "while" in str(jax.make_jaxpr(program)(jnp.int32(2)))
+    assert loops()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert not loops()
+    with jax.default_device(jax.devices("cpu")[0]):
+        assert loops()
 
 
 def test_an_engine_compiles_for_the_device_that_it_is_on(monkeypatch):

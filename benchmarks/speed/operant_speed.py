@@ -13,7 +13,7 @@ from workloads import Workload
 import operant
 from operant import runtime
 from operant.agents.learner import Learner
-from operant.agents.making import define
+from operant.agents.making import Definition, define
 from operant.engine import Engine
 from operant.envs import native_ids, vector
 from operant.execution.device import DeviceDriver
@@ -60,22 +60,26 @@ def options(workload: Workload) -> dict[str, Any]:
     }
 
 
+def hosted(definition: Definition, env: str, num_envs: int, atari: bool) -> HostDriver:
+    """Return a driver at its start, on environments that are not JAX programs."""
+    games = dict.fromkeys(("preprocess", "max_frame", "clip_rewards", "episodic_life"), atari)
+    envs = vector.create(env, num_envs, **games)
+    algorithm = definition.cls.create(definition.config, envs.spaces, num_envs)
+    return HostDriver(Engine(Learner(algorithm), jax.random.key(0), num_envs), envs, 0)
+
+
 def made(workload: Workload) -> DeviceDriver | HostDriver:
     """Return a warmed-up driver: everything is compiled, and learning has begun."""
     definition = define(workload.kind, **options(workload))
     shape = (84, 84, 4) if workload.atari else (4,)
     runtime.start([shape], product=definition.product(workload.num_envs))  # as `operant train` does
-    key = jax.random.key(0)
     driver: DeviceDriver | HostDriver
     if workload.native:
         env = native_ids.make(f"jax:{workload.env}")
         algorithm = definition.cls.create(definition.config, env.spaces, workload.num_envs)
-        driver = DeviceDriver(Learner(algorithm), env, workload.num_envs, key)
+        driver = DeviceDriver(Learner(algorithm), env, workload.num_envs, jax.random.key(0))
     else:
-        games = dict.fromkeys(("preprocess", "max_frame", "clip_rewards", "episodic_life"), workload.atari)
-        envs = vector.create(workload.env, workload.num_envs, **games)
-        algorithm = definition.cls.create(definition.config, envs.spaces, workload.num_envs)
-        driver = HostDriver(Engine(Learner(algorithm), key, workload.num_envs), envs, 0)
+        driver = hosted(definition, workload.env, workload.num_envs, workload.atari)
     while driver.step < max(workload.warm_up, 2 * driver.blocks * driver.block_steps):
         driver.advance(driver.blocks)
     return driver

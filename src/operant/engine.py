@@ -216,6 +216,7 @@ class Engine:
         """Compile a function for the engine's device, with its precision."""
         precision, platform = self.precision, next(iter(self.meter.devices())).platform
 
+        @functools.wraps(function)  # profiles show the name
         def traced(*arguments: Any) -> Any:
             precise = (
                 contextlib.nullcontext() if precision is None else jax.default_matmul_precision(precision)

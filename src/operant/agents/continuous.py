@@ -33,7 +33,7 @@ from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
 NETWORK = {"type": "auto", "size": ContinuousConfig.auto_width, "activation": "relu"}
 """The 'auto' network here, and what a list of widths leaves open: Fujimoto et al. 2018 (the authors' code), Haarnoja et al. 2018, table 1."""
 
-NO_STEP: Mapping[str, Any] = {
+NO_STEP: dict[str, Any] = {
     "loss/actor": np.float32(np.nan),
     "update/grad_norm": np.float32(0),
     "update/skipped": np.float32(0),

@@ -55,7 +55,7 @@ class Deterministic(Continuous):
             return params, optimizer, self.follow(slow, (params, *improved.params)), metrics
 
         slow = tuple(getattr(state, f"target_{name}") for name in names)
-        start = (state.actor["params"], state.actor_optimizer, slow, dict(NO_STEP))
+        start = (state.actor["params"], state.actor_optimizer, slow, NO_STEP)
         params, optimizer, slow, metrics = once_if(due, once, start)
         online = zip(names, (params, *improved.params), strict=True)
         state = state._replace(

@@ -34,9 +34,10 @@ def compiled_for(platform: str) -> Iterator[None]:
 
 
 def _platform() -> str:
+    if (said := _PLATFORM.get()) is not None:
+        return said
     device = getattr(jax.config, "jax_default_device", None)
-    known = jax.default_backend() if device is None else getattr(device, "platform", device)
-    return _PLATFORM.get() or str(known)
+    return str(jax.default_backend() if device is None else getattr(device, "platform", device))
 
 
 def repeat(count: Int[Array, ""], most: int, step: Callable[[Array, Any], Any], carry: T) -> T:
