@@ -1,7 +1,7 @@
 """Time the ways to compute convolutions on CPU, and their effect on small networks; compare their results.
 
 `plain` is XLA's own convolution, `own` what operant does (`operant.nn.convolutions`); `+library` is with
-`operant.runtime.LIBRARY_FLAG`. Times are processor times in ms: the shortest call of each round, the median over
+`operant.spec.runtime.LIBRARY_FLAG`. Times are processor times in ms: the shortest call of each round, the median over
 rounds.
 
     python benchmarks/convolutions.py --rounds 5 --seconds 5
@@ -35,7 +35,7 @@ def nature(frames: int, kind: str) -> Callable[[], Any]:
     import jax.numpy as jnp
 
     from operant.nn import Head, build
-    from operant.spaces import Leaf
+    from operant.spec.spaces import Leaf
 
     screen = Leaf("float", (84, 84, 4), None, 0, 255, "uint8", 4)
     model = build("auto", {"state": screen}, {"action": Head((6,)), "value": Head(())})
@@ -62,9 +62,9 @@ def update(agent: str, **options: Any) -> Callable[[], Any]:
     """One update of an agent with a 64-64 network on CartPole's spaces."""
     import jax
 
-    from operant.agents.learner import Learner
-    from operant.agents.making import define
-    from operant.spaces import Spaces
+    from operant.agents.base.agent_spec import define
+    from operant.agents.base.learner import Learner
+    from operant.spec.spaces import Spaces
 
     spaces = Spaces.read({"type": "float", "shape": 4}, {"type": "int", "num_values": 2})
     definition = define(agent, model={"type": "auto", "size": 64, "depth": 2}, **options)
@@ -87,8 +87,8 @@ def task(name: str) -> Callable[[], Any]:
 
 def child(name: str, way: str, seconds: float, output: str) -> None:
     """Time one task in this process; print its least time in ms, and write its numbers to a file."""
-    from operant import runtime
     from operant.nn import model
+    from operant.spec import runtime
 
     if way.startswith("plain"):
         model.fast_gradients = contextlib.nullcontext
@@ -110,7 +110,7 @@ def child(name: str, way: str, seconds: float, output: str) -> None:
 
 def measure(name: str, way: str, seconds: float, output: str) -> float:
     """Time one task one way in a process of its own."""
-    from operant import runtime
+    from operant.spec import runtime
 
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     if way.endswith("library"):

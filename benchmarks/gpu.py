@@ -27,11 +27,11 @@ from run import processor
 from seeds import CALL_STEPS, ENVS, OPTIONS, SEEDS, WORKLOADS, estimated, steps_per_second
 from workloads import WORKLOADS as SPEED_WORKLOADS
 
-from operant import presets
-from operant.agents.learner import Learner
-from operant.agents.making import define
-from operant.envs import native_ids
-from operant.execution.population import Population
+from operant.agents.base.agent_spec import define
+from operant.agents.base.learner import Learner
+from operant.envs.native import ids
+from operant.spec import presets
+from operant.training.drivers.seeds import Population
 
 RESULTS = Path(__file__).parent / "results"
 GRID = ((64, 64), (256, 64), (2048, 4), (16, 2048))
@@ -74,7 +74,7 @@ def preset(agent: str, name: str, env: str) -> tuple[Job, int]:
 def made(job: Job) -> tuple[Population, float]:
     """Return a compiled population, and the seconds that this took beside others."""
     began = time.perf_counter()
-    definition, env = define(job.agent, **job.options), native_ids.make(job.env)
+    definition, env = define(job.agent, **job.options), ids.make(job.env)
     learner = Learner(definition.cls.create(definition.config, env.spaces, job.envs))
     keys = jnp.stack([jax.random.key(seed) for seed in range(1, job.seeds + 1)])
     population = Population(learner, env, job.envs, keys, mapped=True)

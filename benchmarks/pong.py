@@ -23,9 +23,9 @@ from breakdown import measure
 from operant_speed import hosted
 from run import processor
 
-from operant import presets, runtime
-from operant.agents.making import define
-from operant.execution.host import HostDriver
+from operant.agents.base.agent_spec import define
+from operant.spec import presets, runtime
+from operant.training.drivers.host import HostDriver
 
 PRESETS = ("ppo:pong", "acer:pong", "dqn:pong", "dqn:pong-1m")
 FILLED = 4_000

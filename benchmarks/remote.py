@@ -27,8 +27,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from operant.envs import vector
 from operant.envs.remote import cluster, connect
+from operant.envs.vector import create
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 RUNS = 5
@@ -104,7 +104,7 @@ def plain_actor(name: str) -> Iterator[Step]:
 
 @contextlib.contextmanager
 def lockstep(name: str) -> Iterator[Step]:
-    with vector.create(name, 1, "processes") as env:
+    with create.create(name, 1, "processes") as env:
         env.reset(0)
         action = {"action": np.zeros(1, np.int32)}
         yield lambda: env.step(action)
@@ -139,7 +139,7 @@ def served(name: str, tls: bool = False, processes: bool = True) -> Iterator[Ste
             subprocess.run([*command.split(), *named], check=True, capture_output=True)
         code = (
             "from operant.envs.remote.server import Server, tls_context\n"
-            "from operant.envs.table import resolve\n"
+            "from operant.envs.catalog import resolve\n"
             f"server = Server(resolve({name!r}), token={TOKEN.encode()!r}, context=tls_context(*{files!r}), "
             f"processes={processes})\n"
             "print(server, flush=True)\n"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from operant.execution.population import Population
+    from operant.training.drivers.seeds import Population
 
 RESULTS = Path(__file__).parent / "results"
 ENVS = {"td3": "jax:Pendulum-v1", "sac": "jax:Pendulum-v1"}
@@ -41,11 +41,11 @@ def measure(name: str, way: str, seconds: float) -> float:
     import jax
     import jax.numpy as jnp
 
-    from operant.agents.making import define
-    from operant.execution.config import RunConfig
-    from operant.execution.environments import make_environments
-    from operant.execution.population import Population
-    from operant.session import build
+    from operant.agents.base.agent_spec import define
+    from operant.spec.run import RunConfig
+    from operant.training.drivers.seeds import Population
+    from operant.training.environments import make_environments
+    from operant.training.session import build
 
     run = RunConfig(env=ENVS.get(name, "jax:CartPole-v1"), n_envs=WORKLOADS[name], seed=1, max_steps=10**6)
     environments = make_environments(run)

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from operant.execution.config import RunConfig
+from operant.spec.run import RunConfig
 from operant.tracking import interval
-from operant.train import Plan, train
-from operant.tune import TuneConfig, plan, tune
+from operant.training.train import Plan, train
+from operant.tuning.tune import TuneConfig, plan, tune
 
 ROOT = Path(__file__).parents[1]
 ENV = "jax:CartPole-v1"
@@ -111,7 +111,7 @@ def main():
         "| hyperparameter | searched | best | default |",
         "|---|---|---|---|",
     ]
-    from operant.agents import config_class
+    from operant.agents.table import config_class
     from operant.spec import default
 
     for option, values in RANGES.items():

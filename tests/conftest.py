@@ -111,7 +111,7 @@ SHARED = (
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Mark as slow or exhaustive the tests of all agents that are about one beside those of every day."""
-    from operant.agents import AGENTS
+    from operant.agents.table import AGENTS
 
     modules = {entry.module for entry in AGENTS.values() if entry.learns}
     own = {f"test_{module}.py" for module in modules - {AGENTS[name].module for name in OWN}}

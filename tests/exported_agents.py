@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant import Agent
-from operant.export.interface import Interface
+from operant.execution.export.interface import Interface
 
 VECTOR = {"type": "float", "shape": (3,)}
 CHOICE = {"type": "int", "num_values": 3, "min_value": 5}

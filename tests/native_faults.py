@@ -6,8 +6,8 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from operant.envs.native import Step
-from operant.spaces import Spaces
+from operant.envs.native.native_env import Step
+from operant.spec.spaces import Spaces
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from operant.agents.continuous import Batch, Seen
-from operant.agents.making import define
-from operant.spaces import Spaces
+from operant.agents.base.agent_spec import define
+from operant.agents.parts.off_policy import Batch, Seen
+from operant.spec.spaces import Spaces
 
 SPACES = Spaces.read(
     states={"type": "float", "shape": (3,)},

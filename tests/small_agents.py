@@ -16,18 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from operant.agent import Agent
-from operant.agents import AGENTS
-from operant.agents.learner import ENV, Learner, Train
-from operant.agents.making import define
-from operant.agents.protocol import fold
-from operant.engine import Engine
-from operant.envs.batched import NativeVector
-from operant.envs.native import HostVector, NativeEnv, Step
-from operant.envs.probe import PROBES
-from operant.execution.device import DeviceRun, World
-from operant.spaces import Spaces
+from operant.agents.base.agent_spec import define
+from operant.agents.base.compiled import Engine
+from operant.agents.base.learner import ENV, Learner, Train
+from operant.agents.base.protocol import fold
+from operant.agents.table import AGENTS
+from operant.envs.native.native_env import HostVector, NativeEnv, Step
+from operant.envs.native.probe import PROBES
+from operant.envs.vector.batched import NativeVector
+from operant.execution.agent import Agent
 from operant.spec import options
+from operant.spec.spaces import Spaces
+from operant.training.drivers.device import DeviceRun, World
 from operant.types import Array, Block, Key, Metrics
 
 

@@ -10,9 +10,9 @@ from tests.small_agents import RECURRENT, Countdown, compile_agent
 
 import operant
 from operant.agents.a2c import A2C, Config, loss
-from operant.agents.learner import reset_carry
-from operant.agents.making import define
-from operant.spaces import Spaces
+from operant.agents.base.agent_spec import define
+from operant.agents.base.learner import reset_carry
+from operant.spec.spaces import Spaces
 from operant.types import Block
 
 

@@ -12,8 +12,8 @@ from tests.small_agents import RECURRENT, Countdown, compile_agent, compiled, di
 from operant.agents import acer
 from operant.agents.acer import ACER, Config, Row, State, policy_gradient, project
 from operant.errors import SpecError
-from operant.ops import random
-from operant.spaces import Spaces
+from operant.ops import prng
+from operant.spec.spaces import Spaces
 from operant.types import Block
 
 
@@ -394,7 +394,7 @@ def test_elements_of_an_action_learn_as_if_each_were_alone():
 @pytest.mark.parametrize("mean", [0.0, 0.3, 4.0, 64.0])
 def test_poisson_numbers_have_the_distribution(mean):
     keys = jax.random.split(jax.random.key(3), 20_000)
-    drawn = np.asarray(jax.jit(jax.vmap(lambda key: random.poisson(key, mean)))(keys))
+    drawn = np.asarray(jax.jit(jax.vmap(lambda key: prng.poisson(key, mean)))(keys))
     assert drawn.dtype == np.int32
     if mean == 0:
         assert not drawn.any()
@@ -411,7 +411,7 @@ def test_poisson_numbers_have_the_distribution(mean):
 
 def test_poisson_takes_keys_of_every_implementation():
     for impl in ("threefry2x32", "rbg"):
-        assert int(random.poisson(jax.random.key(0, impl=impl), 4.0)) >= 0
+        assert int(prng.poisson(jax.random.key(0, impl=impl), 4.0)) >= 0
 
 
 def test_metrics_leave_out_steps_on_blocks_without_any_action():

@@ -7,7 +7,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from operant import DQN, PPO
 from operant.envs import ActionMasks, check_env
-from operant.envs.action_masks import MASK
+from operant.envs.gymnasium.action_masks import MASK
 from operant.errors import EnvironmentError, SpaceError
 
 

@@ -19,10 +19,10 @@ import pytest
 from tests.small_agents import NAMES, RECURRENT, networks, small
 
 from operant import Agent, Environment, checkpoint
-from operant.agents import AGENTS
-from operant.agents.learner import ACT, ENV, INDEPENDENT, INIT, UPDATE
-from operant.agents.making import define, define_saved
-from operant.agents.protocol import fold
+from operant.agents.base.agent_spec import define, define_saved
+from operant.agents.base.learner import ACT, ENV, INDEPENDENT, INIT, UPDATE
+from operant.agents.base.protocol import fold
+from operant.agents.table import AGENTS
 from operant.checkpoint.manifest import digest
 from operant.errors import CheckpointError, NumericalError, SpaceError, SpecError, UsageError
 from operant.nn import backend

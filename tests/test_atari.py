@@ -11,21 +11,22 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from operant.envs import check_env, vector
-from operant.envs import gymnasium as adapter
-from operant.envs.atari import preprocessed
-from operant.envs.games import Games, whole_games
-from operant.envs.preprocessing import Preprocessed, Preprocessing
-from operant.envs.vector_env import Step, VectorEnv
+from operant.envs import check_env
+from operant.envs.gymnasium import adapter as adapter
+from operant.envs.gymnasium.atari import preprocessed
+from operant.envs.gymnasium.games import Games, whole_games
+from operant.envs.gymnasium.preprocessing import Preprocessed, Preprocessing
+from operant.envs.vector import create
+from operant.envs.vector.base import Step, VectorEnv
 from operant.errors import SpecError
-from operant.execution.config import RunConfig
-from operant.execution.environments import host_vector, make_environments
-from operant.execution.episodes import Accounts
-from operant.execution.evaluate import run_episodes
-from operant.inputs import play_env
-from operant.play import PlayConfig
-from operant.spaces import Spaces
-from operant.train import resumed, train
+from operant.execution.algorithm.inputs import play_env
+from operant.execution.play import PlayConfig
+from operant.spec.run import RunConfig
+from operant.spec.spaces import Spaces
+from operant.training.environments import host_vector, make_environments
+from operant.training.episodes import Accounts
+from operant.training.evaluate import run_episodes
+from operant.training.train import resumed, train
 
 needs_ale = pytest.mark.skipif(
     adapter.find_package("ale_py") is None, reason="ALE is not installed (extra 'atari')"
@@ -161,14 +162,14 @@ def test_the_space_holds_what_comes_and_frames_are_stored_once():
     (finding,) = check_env(env)
     assert "right if nothing is random" in finding
     within = gymnasium.wrappers.RecordEpisodeStatistics(env)
-    (leaf,) = vector.create([within]).spaces.states.components.values()
+    (leaf,) = create.create([within]).spaces.states.components.values()
     assert (leaf.shape, leaf.dtype, leaf.frames) == ((84, 84, 4), "uint8", 4)
 
 
 def test_a_time_limit_counts_steps_of_several_frames():
     gymnasium.register("Film-v0", lambda: Film(flat_images(range(9))), max_episode_steps=10)
     try:
-        env = vector.create("Film-v0", 2, preprocess=True, mode="in-process")
+        env = create.create("Film-v0", 2, preprocess=True, mode="in-process")
         assert preprocessed("Film-v0").spec.max_episode_steps == 3
     finally:
         del gymnasium.registry["Film-v0"]
@@ -407,8 +408,8 @@ def test_games_are_trained_alike_however_they_are_given(given):
 @pytest.mark.parametrize("given", ["a function", pytest.param("functions", marks=pytest.mark.slow)])
 def test_lives_are_counted_in_this_process_also_where_a_function_makes_the_games(given, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[1])
-    monkeypatch.setattr(vector, "PROCESSES_PAY_SECONDS", 0.0)
-    monkeypatch.setattr(vector, "processors", lambda: 2)
+    monkeypatch.setattr(create, "PROCESSES_PAY_SECONDS", 0.0)
+    monkeypatch.setattr(create, "processors", lambda: 2)
     run = RunConfig.from_dict({"env": "lives", "max_steps": 1, "n_envs": 2})
     for made in (make_environments(run, GIVEN[given](), 2).vector, host_vector(run, 2, GIVEN[given]())):
         assert made.mode == "in-process" and "lives are counted in this process" in made.why
@@ -456,8 +457,8 @@ def test_options_of_games_are_refused_where_none_were_made():
             make_environments(run, given, count)
     assert len(closed) == 4  # objects are left open
     with pytest.raises(SpecError, match="clip_rewards is for preprocessed games"):
-        make_environments(run, vector.create(lives, 2))  # which has rules of its own
-    as_given = vector.create(lives, 2, clip_rewards=True)
+        make_environments(run, create.create(lives, 2))  # which has rules of its own
+    as_given = create.create(lives, 2, clip_rewards=True)
     assert make_environments(run.replace(clip_rewards=True), as_given).vector is as_given
     assert host_vector(run, 2, as_given) is as_given
 
@@ -503,7 +504,7 @@ def test_a_policy_that_never_presses_fire_is_judged_by_games_that_end(n):
 @pytest.mark.parametrize("game", [PONG, "SpaceInvadersNoFrameskip-v4"])
 def test_one_game_and_ales_vector_show_the_same(game, max_frame):
     options = {"max_frame": max_frame, "noop_max": 0}
-    many, one = vector.create(game, 1, preprocess=True, **options), preprocessed(game, **options)
+    many, one = create.create(game, 1, preprocess=True, **options), preprocessed(game, **options)
     assert many.mode == "native-vector"
     seen, own = many.reset(0)["state"][0], one.reset(seed=0)[0]
     assert not seen[..., :3].any() and seen[..., 3].any()  # black before the first frame
@@ -522,7 +523,7 @@ def test_one_game_and_ales_vector_show_the_same(game, max_frame):
 @needs_ale
 def test_the_maximum_makes_a_difference():
     def frames(max_frame):
-        env = vector.create("SpaceInvadersNoFrameskip-v4", 1, preprocess=True, max_frame=max_frame)
+        env = create.create("SpaceInvadersNoFrameskip-v4", 1, preprocess=True, max_frame=max_frame)
         env.reset(0)
         stop = {"action": np.zeros(1, np.int32)}
         return np.stack([env.step(stop).observation["state"] for _ in range(20)])
@@ -536,7 +537,7 @@ def test_frame_skips_do_not_multiply(name):
     one = preprocessed(name, noop_max=0)
     start = one.reset(seed=0)[1]["episode_frame_number"]
     assert one.step(0)[4]["episode_frame_number"] - start == 4
-    many = vector.create(name, 1, preprocess=True, noop_max=0)
+    many = create.create(name, 1, preprocess=True, noop_max=0)
     _, before = many._vector.env.reset(seed=0)
     *_, after = many._vector.env.step(np.zeros(1, np.int64))
     assert after["episode_frame_number"] - before["episode_frame_number"] == 4
@@ -562,7 +563,7 @@ def test_no_ops_at_the_start_differ_with_the_seed():
 @needs_ale
 def test_lives_of_a_real_game_and_equal_seeds():
     def run(seed, **options):
-        env = vector.create("BreakoutNoFrameskip-v4", 3, preprocess=True, **options)
+        env = create.create("BreakoutNoFrameskip-v4", 3, preprocess=True, **options)
         env.reset(seed)
         rng = np.random.default_rng(1)
         steps = []
@@ -590,7 +591,7 @@ def test_lives_of_a_real_game_and_equal_seeds():
 
 @needs_ale
 def test_the_row_after_the_last_observation_begins_a_game():
-    env = vector.create(PONG, 1, preprocess=True, max_episode_timesteps=5)
+    env = create.create(PONG, 1, preprocess=True, max_episode_timesteps=5)
     env.reset(0)
     stop = {"action": np.zeros(1, np.int32)}
     rows = [env.step(stop) for _ in range(7)]
@@ -603,10 +604,10 @@ def test_the_row_after_the_last_observation_begins_a_game():
 def test_a_million_transitions_in_the_memory_of_dqn():
     import jax
 
-    from operant.agents.learner import Learner
-    from operant.agents.making import define
+    from operant.agents.base.agent_spec import define
+    from operant.agents.base.learner import Learner
 
-    env = vector.create(PONG, 8, preprocess=True)
+    env = create.create(PONG, 8, preprocess=True)
     definition = define("dqn", buffer_max_size=1_000_000)
     algorithm = definition.cls.create(definition.config, env.spaces, 8)
     env.close()
@@ -631,31 +632,31 @@ def test_a_million_transitions_in_the_memory_of_dqn():
 )
 def test_mistakes(arguments, message):
     with pytest.raises(SpecError, match=message):
-        vector.create("CartPole-v1", 2, **arguments)
+        create.create("CartPole-v1", 2, **arguments)
 
 
 def test_saying_no_to_preprocessing_is_no_mistake():
-    vector.create("CartPole-v1", 2, preprocess=False, max_frame=False).close()
+    create.create("CartPole-v1", 2, preprocess=False, max_frame=False).close()
 
 
 @needs_ale
 def test_arguments_that_would_break_the_stream():
     with pytest.raises(SpecError, match=r"takes no argument 'frameskip'. Did you mean 'frame_skip'"):
-        vector.create(PONG, 2, preprocess=True, frameskip=2)
+        create.create(PONG, 2, preprocess=True, frameskip=2)
     with pytest.raises(SpecError, match=r"takes no argument 'life_loss_info'"):
-        vector.create(PONG, 2, preprocess=True, life_loss_info=True)
+        create.create(PONG, 2, preprocess=True, life_loss_info=True)
 
 
 @needs_ale
 def test_modes_of_a_game_are_played_in_a_loop():
     arguments = {"preprocess": True, "env_kwargs": {"mode": 1, "size": 42, "repeat_action_probability": 0.5}}
-    made = vector.create("ALE/Pong-v5", 2, episodic_life=True, **arguments)
+    made = create.create("ALE/Pong-v5", 2, episodic_life=True, **arguments)
     assert made.mode == "in-process" and "ALE's vector plays the default mode" in made.why
     assert made.spaces.states.components["state"].shape == (42, 42, 4)
     with pytest.raises(
         SpecError, match="A preprocessed Atari game takes no argument 'obs_type': preprocessing sets"
     ):
-        vector.create("ALE/Pong-v5", 1, "in-process", preprocess=True, obs_type="ram")
+        create.create("ALE/Pong-v5", 1, "in-process", preprocess=True, obs_type="ram")
 
 
 def test_max_frame_of_a_run_needs_preprocess():
@@ -664,7 +665,7 @@ def test_max_frame_of_a_run_needs_preprocess():
 
 
 def test_preprocessing_a_jax_environment_is_refused():
-    from operant.train import Plan, train
+    from operant.training.train import Plan, train
 
     run = RunConfig.from_dict({"env": "jax:CartPole-v1", "max_steps": 1, "preprocess": True})
     with pytest.raises(SpecError, match=r"Cannot use --preprocess for non-atari environment jax:CartPole-v1"):

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from tests.small_agents import SOME, compile_agent, countdown, equal, networks
 
-from operant.agents import steps
+from operant.agents.modules import gradient_steps
 from operant.errors import SpecError
-from operant.experience import Cloning
+from operant.execution.pretraining import Cloning
+from operant.execution.traces import Trace
 from operant.nn import Head, build
 from operant.nn.backend import keras
 from operant.ops import optimise
-from operant.spaces import Spaces
-from operant.traces import Trace
+from operant.spec.spaces import Spaces
 
 VECTOR = Spaces.read(
     states={"type": "float", "shape": (2,)}, actions={"type": "int", "num_values": 2}
@@ -106,7 +106,7 @@ def test_momentum_is_checked():
         build([{"type": "batch_normalization", "momentum": 1.0}], VECTOR, {"q": Head(())})
 
 
-@pytest.mark.parametrize("length", [10, steps.CHUNK + 10])
+@pytest.mark.parametrize("length", [10, gradient_steps.CHUNK + 10])
 def test_rows_that_do_not_count_are_no_part_of_a_batch(length):
     # What a loss reads beside the rows that count are they themselves again, so that means are theirs.
     index = jnp.arange(length, dtype=jnp.float32)
@@ -124,16 +124,16 @@ def test_rows_that_do_not_count_are_no_part_of_a_batch(length):
 
     optimizer = optimise.optimizer("sgd", 0.1)
     jax.jit(
-        lambda p: steps.fit(
+        lambda p: gradient_steps.fit(
             loss,
             p,
             optimizer.init(p),
             optimizer,
             rows,
             counts,
-            steps.Plan(steps=2),
+            gradient_steps.Plan(steps=2),
             jax.random.key(0),
-            steps.Learning(None, averaged),
+            gradient_steps.Learning(None, averaged),
         )[0]
     )(jnp.ones(()))
     jax.effects_barrier()

@@ -11,7 +11,7 @@ from tests.test_metrics import NET, SMALL, rows
 
 import operant
 from operant.errors import SpecError
-from operant.execution.records import numbers
+from operant.tracking.record import numbers
 
 
 @pytest.fixture

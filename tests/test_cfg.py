@@ -14,16 +14,16 @@ from tests.small_agents import small
 
 import operant
 from operant import checkpoint
-from operant.agents import AGENTS, config_class
-from operant.agents.card import SLOTS
-from operant.agents.making import define
+from operant.agents.base.agent_spec import define
+from operant.agents.base.card import SLOTS
+from operant.agents.table import AGENTS, config_class
 from operant.errors import CheckpointError, SpecError
 from operant.nn import Head, build
 from operant.nn.backend import keras, numpy_promotion
 from operant.nn.cfg import Cfg, ModelReader
 from operant.nn.cfg_kinds import INITIALIZERS, KINDS
-from operant.spaces import Leaf, Spaces
 from operant.spec import MODEL_FILES, options
+from operant.spec.spaces import Leaf, Spaces
 
 DOCUMENT = """
 [convolutional-0]
@@ -532,7 +532,7 @@ def test_a_reader_model_survives_as_data_in_another_process(tmp_path):
     found.save(tmp_path / "net.keras")
     (tmp_path / "net.json").write_text(json.dumps(build(found, VECTOR, {"q": Head((2,))}).spec))
     code = (
-        "import sys; from operant.nn import Head, build; from operant.spaces import Leaf\n"
+        "import sys; from operant.nn import Head, build; from operant.spec.spaces import Leaf\n"
         "for path in sys.argv[1:]:\n"
         "    print(build(path, {'state': Leaf('float', (3,))}, {'q': Head((2,))}).count)"
     )
@@ -707,7 +707,7 @@ def test_agents_as_a_mapping():
 
 
 def test_an_agent_without_files_has_empty_lists(monkeypatch):
-    monkeypatch.setattr("operant.agents.card._table", dict)
+    monkeypatch.setattr("operant.agents.base.card._table", dict)
     assert operant.agents["ppo"]["model"] == {"ann": [], "cnn": []}
 
 
@@ -725,7 +725,7 @@ def test_old_import_paths_stand_and_load_nothing():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert result.stdout.splitlines() == [
         "[]",
-        "True operant.inputs operant.arguments plot_history",
+        "True operant.execution.algorithm.inputs operant.execution.algorithm.arguments plot_history",
         "True False ['ModelReader', 'create_envs', 'plot_history']",
     ], result.stderr
 
@@ -736,7 +736,7 @@ def test_old_import_paths_stand_and_load_nothing():
 @pytest.mark.slow
 def test_a_file_and_its_keras_model_train_alike(tmp_path):
     """The file of an agent and the Keras model made of it: the same parameters, and the same step from equal ones."""
-    from operant.agents.learner import Learner
+    from operant.agents.base.learner import Learner
 
     text = "[dense-0]\nunits=4\nactivation=tanh\ncommon=1\n[dense-1]\noutput=1\n[dense-2]\noutput=1"
     path = write(tmp_path, text)

@@ -15,14 +15,16 @@ from gymnasium.experimental.functional import FuncEnv
 import operant
 from operant import Agent, Runner
 from operant.cli import main
-from operant.envs import Environment, check_env, native, vector
-from operant.envs.functional import from_functional
-from operant.envs.gymnasium import stacked_frames
-from operant.envs.pettingzoo import PettingZoo
+from operant.envs import Environment, check_env
+from operant.envs.gymnasium.adapter import stacked_frames
+from operant.envs.gymnasium.pettingzoo import PettingZoo
+from operant.envs.native import native_env
+from operant.envs.native.functional import from_functional
 from operant.envs.remote import connect
+from operant.envs.vector import create
 from operant.errors import SpaceError
 from operant.nn.build import Head, build
-from operant.spaces import Leaf, from_gymnasium
+from operant.spec.spaces import Leaf, from_gymnasium
 
 IMAGE = Leaf("float", (20, 18, 3), None, 0, 255, "uint8")
 
@@ -97,9 +99,9 @@ def test_vectors_move_it(module, form):
         given = gymnasium.vector.SyncVectorEnv(
             [module.Slides] * 2, autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP
         )
-        envs = vector.create(given)
+        envs = create.create(given)
     else:
-        envs = vector.create(module.Slides, 2, mode=form)
+        envs = create.create(module.Slides, 2, mode=form)
     try:
         assert envs.spaces.states.components == {"state": IMAGE}
         first = envs.reset(0)["state"]
@@ -187,7 +189,7 @@ class Functional(FuncEnv):
 def test_functional_environments_move_it(module):
     env = from_functional(Functional())
     assert env.spaces.states.components == {"state": IMAGE}
-    actors = native.start(env, jax.random.key(0), 2)
+    actors = native_env.start(env, jax.random.key(0), 2)
     np.testing.assert_array_equal(actors.observation["state"][1], moved(module, 0))
 
 
@@ -198,7 +200,7 @@ def test_gymnasiums_own_stack_of_frames(module):
         def observe(self):
             return module.picture(self.shown)[0]
 
-    envs = vector.create([gymnasium.wrappers.FrameStackObservation(Grey(), 4)])
+    envs = create.create([gymnasium.wrappers.FrameStackObservation(Grey(), 4)])
     leaf = envs.spaces.states.components["state"]
     assert (leaf.shape, leaf.frames) == ((20, 18, 4), 4)
     envs.reset(0)

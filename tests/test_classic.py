@@ -6,12 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from operant.envs import native
-from operant.envs.classic import NATIVE
+from operant.envs.native import native_env
+from operant.envs.native.classic import NATIVE
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*out of date:DeprecationWarning")  # CartPole-v0
 
-STEP = jax.jit(native.step, static_argnums=0)
+STEP = jax.jit(native_env.step, static_argnums=0)
 DISTINCT = [name for name in NATIVE if name != "CartPole-v0"]  # which differs from v1 in its time limit only
 CONTINUOUS = {"Pendulum-v1", "MountainCarContinuous-v0"}
 # Rounding of float32 over one step. The acrobot's four evaluations at 28 rad/s multiply it.
@@ -72,7 +72,7 @@ def test_whole_episodes_equal_gymnasium(name):
     """From equal first states with equal actions: same length, same end, same observations until then."""
     env, peer = NATIVE[name](), gymnasium.make(name)
     key, random, episodes = jax.random.key(2), np.random.default_rng(1), 3
-    start = jax.jit(native.start, static_argnums=(0, 2))
+    start = jax.jit(native_env.start, static_argnums=(0, 2))
     actors = start(env, key, 1)
     for _ in range(episodes):
         peer.reset(seed=0)
@@ -176,8 +176,8 @@ def test_arithmetic_is_float32_where_the_program_computes_in_64_bits(name):
     }
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         key = jax.random.key(0)
-        actors = jax.eval_shape(lambda key: native.start(env, key, 2), key)
-        after, row = jax.eval_shape(lambda *given: native.step(env, *given), actors, action, key)
+        actors = jax.eval_shape(lambda key: native_env.start(env, key, 2), key)
+        after, row = jax.eval_shape(lambda *given: native_env.step(env, *given), actors, action, key)
     assert {x.dtype for x in jax.tree.leaves((actors.state, row.observation, row.reward))} == {
         np.dtype(np.float32)
     }

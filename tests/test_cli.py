@@ -12,16 +12,17 @@ import types
 
 import pytest
 
-from operant import DQN, Agent, __version__, interruption, presets
-from operant.agents import AGENTS, config_class
-from operant.agents.making import define
+from operant import DQN, Agent, __version__
+from operant.agents.base.agent_spec import define
+from operant.agents.table import AGENTS, config_class
 from operant.cli import main, parse, tables
 from operant.errors import SpecError, UsageError
-from operant.execution.config import RunConfig
-from operant.play import PlayConfig
-from operant.spec import default, options
+from operant.execution.play import PlayConfig
+from operant.spec import default, options, presets
+from operant.spec.run import RunConfig
 from operant.tracking import read_history
-from operant.train import resumed
+from operant.training import signals
+from operant.training.train import resumed
 
 TINY = [
     "--n-envs",
@@ -227,7 +228,7 @@ def test_list(capsys):
 
 
 def test_presets_are_legal():
-    from operant.execution.config import RunConfig
+    from operant.spec.run import RunConfig
 
     known = options(RunConfig)
     for preset in presets.every():
@@ -506,7 +507,7 @@ def test_a_negative_infinity_is_a_number_too(capsys, text):
 
 
 def test_an_id_without_version_is_that_of_the_latest():
-    from operant.envs.table import full_id
+    from operant.envs.catalog import full_id
 
     assert full_id("CartPole") == "CartPole-v1"
     for name in ("CartPole-v0", "jax:CartPole-v1", "my_env:Line", "my_env.Line", "env.json", "Nothing", ""):
@@ -595,7 +596,7 @@ import dataclasses
 
 import gymnasium
 
-from operant.envs.classic import CartPole
+from operant.envs.native.classic import CartPole
 
 
 class Gym(gymnasium.Env):
@@ -683,8 +684,8 @@ def test_an_agent_and_an_environment_of_the_users(own, capsys):
     ("name", "native"), [("Native", True), ("NATIVE", True), ("native", True), ("Gym", False), ("gym", False)]
 )
 def test_environments_of_the_users_own(name, native, own):
-    from operant.execution.config import RunConfig
-    from operant.execution.environments import host_vector, make_environments
+    from operant.spec.run import RunConfig
+    from operant.training.environments import host_vector, make_environments
 
     run = RunConfig.from_dict({"env": f"my_env:{name}", "max_steps": 1})
     with pytest.raises(SpecError, match="No module named 'my_env'.*current folder"):
@@ -698,7 +699,7 @@ def test_environments_of_the_users_own(name, native, own):
 
 
 def test_only_a_command_line_that_names_a_module_searches_the_folder(own):
-    from operant.train import resuming
+    from operant.training.train import resuming
 
     for name in ("jax:CartPole-v1", "brax:ant", "pettingzoo:a", "CartPole-v1", "my_env.Gym", "ppo", None):
         parse.search_here(name)
@@ -833,7 +834,7 @@ def test_help_loads_neither_jax_nor_keras():
     assert result.stderr.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["operant.errors", "operant.interruption", "operant.cli.listing"])
+@pytest.mark.parametrize("module", ["operant.errors", "operant.training.signals", "operant.cli.listing"])
 def test_an_interrupt_while_modules_load_is_told_in_a_line(module):
     code = f"""if True:
         import sys
@@ -861,11 +862,13 @@ def test_a_command_begins_without_modules_that_take_time():
 @pytest.mark.parametrize("command", ["train", "tune"])
 def test_a_command_that_was_asked_to_terminate_says_so(command, number, status, monkeypatch, capsys):
     def asked(*_):
-        with interruption.orderly(lambda: None):
+        with signals.orderly(lambda: None):
             signal.raise_signal(number)
         return types.SimpleNamespace(failed=0)
 
-    monkeypatch.setattr(f"operant.{command}.{command}", asked)
+    monkeypatch.setattr(
+        {"train": "operant.training.train.train", "tune": "operant.tuning.tune.tune"}[command], asked
+    )
     given = [command, "ppo", "--env", "CartPole-v1", *(["--max-steps", "64"] if command == "train" else [])]
     given += ["--trial-steps", "64", "--n-trials", "2", "--lr", "1e-4", "1e-3"] if command == "tune" else []
     try:

@@ -25,13 +25,13 @@ from tests.small_agents import (
     parameters,
 )
 
-from operant.agents import noisy
-from operant.agents.learner import Learner
-from operant.agents.making import define
-from operant.agents.protocol import Counters, fold
-from operant.agents.value_heads import Categorical
+from operant.agents.base.agent_spec import define
+from operant.agents.base.learner import Learner
+from operant.agents.base.protocol import Counters, fold
+from operant.agents.parts import noisy
+from operant.agents.parts.value_heads import Categorical
 from operant.ops import statistics
-from operant.spaces import Spaces
+from operant.spec.spaces import Spaces
 from operant.types import Block
 
 GAMMA, LR = 0.9, 0.1

@@ -33,17 +33,17 @@ from tests.small_agents import (
     small,
 )
 
-from operant.agents import AGENTS
-from operant.agents.learner import Learner
-from operant.agents.making import define
-from operant.agents.protocol import fold
-from operant.envs.probe import PROBES
+from operant.agents.base.agent_spec import define
+from operant.agents.base.learner import Learner
+from operant.agents.base.protocol import fold
+from operant.agents.table import AGENTS
+from operant.envs.native.probe import PROBES
 from operant.errors import SpaceError, SpecError
-from operant.execution.device import DeviceRun
-from operant.execution.population import Population
-from operant.spaces import Space, Spaces
 from operant.spec import Schedule, default, options
+from operant.spec.spaces import Space, Spaces
 from operant.tracking import METRICS
+from operant.training.drivers.device import DeviceRun
+from operant.training.drivers.seeds import Population
 
 BLOCKS = 14
 

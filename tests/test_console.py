@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from operant.errors import SpecError
-from operant.execution.training import Outcome
 from operant.tracking import METRICS, Console, Episode, Record, Tracker, metrics_page
+from operant.training.loop import Outcome
 
 ROOT = Path(__file__).parents[1]
 

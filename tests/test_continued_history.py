@@ -13,11 +13,11 @@ import pytest
 from operant import PPO, checkpoint
 from operant.cli import main
 from operant.errors import SpecError, UsageError
-from operant.execution.episodes import Score
-from operant.execution.records import Episode, Origin
-from operant.folder import history_held
 from operant.tracking import History, read_history
 from operant.tracking.history import end_of
+from operant.tracking.record import Episode, Origin
+from operant.training.episodes import Score
+from operant.training.run_dir import history_held
 
 COMMON = [
     "--env", "jax:CartPole-v1", "--n-envs", "2", "--n-steps", "8", "--mini-batches", "2", "--ppo-epochs", "1",

@@ -20,14 +20,14 @@ from tests.small_agents import (
 from tests.test_conformance import random_observation
 
 import operant
-from operant.agents import continuous, imitation, sequences
-from operant.agents.action_units import to_units
-from operant.agents.continuous import critic_loss
-from operant.agents.learner import Learner
-from operant.agents.making import define
-from operant.agents.protocol import fold
+from operant.agents.base.agent_spec import define
+from operant.agents.base.learner import Learner
+from operant.agents.base.protocol import fold
+from operant.agents.parts import imitation, off_policy, sequences
+from operant.agents.parts.action_scaling import to_units
+from operant.agents.parts.off_policy import critic_loss
 from operant.errors import SpecError
-from operant.spaces import Spaces
+from operant.spec.spaces import Spaces
 from operant.types import Block
 
 BURN, LENGTH, GAMMA, COLUMNS = 2, 5, 0.9, 4
@@ -323,7 +323,7 @@ def test_states_forgotten_between_sequences_fail_the_probe(monkeypatch):
 
     states = sequences.states
     monkeypatch.setattr(
-        continuous.sequences,
+        off_policy.sequences,
         "states",
         lambda m, v, b, rows: jax.tree.map(jnp.zeros_like, states(m, v, b, rows)),
     )

@@ -9,10 +9,11 @@ import sys
 import numpy as np
 import pytest
 
-from operant import Agent, datasets, traces
+from operant import Agent
 from operant.errors import SpecError, UsageError
-from operant.spaces import Spaces
-from operant.traces import Trace
+from operant.execution import datasets, traces
+from operant.execution.traces import Trace
+from operant.spec.spaces import Spaces
 
 minari = pytest.importorskip("minari", reason="Minari datasets need minari: the extra `minari`")
 

@@ -9,11 +9,11 @@ import pytest
 from tests import plain_actor_critic as plain
 from tests.small_agents import Countdown, compiled, equal, learner, small
 
-from operant.agents.continuous import Acting, Seen
-from operant.agents.learner import Learner
-from operant.agents.making import define
+from operant.agents.base.agent_spec import define
+from operant.agents.base.learner import Learner
+from operant.agents.parts.off_policy import Acting, Seen
 from operant.errors import SpaceError
-from operant.spaces import Spaces
+from operant.spec.spaces import Spaces
 from operant.types import Block
 
 HEADS = ("arm", "leg")

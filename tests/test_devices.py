@@ -37,12 +37,12 @@ def compared(kind, env, options, blocks):
     script = textwrap.dedent("""
         import json, sys
         import jax, numpy as np
-        from operant.agents.making import define
-        from operant.execution.config import RunConfig
-        from operant.execution.device import DeviceDriver
-        from operant.execution.devices import Devices
-        from operant.session import build
-        from operant.execution.environments import make_environments
+        from operant.agents.base.agent_spec import define
+        from operant.spec.run import RunConfig
+        from operant.training.drivers.device import DeviceDriver
+        from operant.training.drivers.devices import Devices
+        from operant.training.session import build
+        from operant.training.environments import make_environments
 
         kind, env, options, blocks = json.loads(sys.argv[1])
         run = RunConfig(env=env, n_envs=4, seed=1, max_steps=1)

@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from operant import Agent, Environment, Runner, agents, presets
-from operant.agents import AGENTS, config_class
+from operant import Agent, Environment, Runner, agents
+from operant.agents.table import AGENTS, config_class
 from operant.cli import main
 from operant.cli.tables import markdown
+from operant.spec import presets
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")]
@@ -129,11 +130,11 @@ def test_the_page_on_adding_an_algorithm_followed_literally_works(monkeypatch):
     """The file of the page, put where the page says, with the line that the page says, learns."""
     import jax
 
-    from operant.agents.learner import Learner
-    from operant.agents.making import define
-    from operant.envs import native_ids
-    from operant.execution.device import DeviceDriver
-    from operant.execution.episodes import Score
+    from operant.agents.base.agent_spec import define
+    from operant.agents.base.learner import Learner
+    from operant.envs.native import ids as native_ids
+    from operant.training.drivers.device import DeviceDriver
+    from operant.training.episodes import Score
 
     source = code_of("docs/add-an-algorithm.md", '"""REINFORCE')
     line = code_of("docs/add-an-algorithm.md", '    "reinforce"')

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from operant import cli
-from operant.agents.making import define
-from operant.envs.table import is_own
+from operant.agents.base.agent_spec import define
+from operant.envs.catalog import is_own
 
 ROOT = Path(__file__).parents[1]
 ELSEWHERE = {"--resume", "--from-study", ">"}
@@ -66,9 +66,14 @@ def begun(monkeypatch, tmp_path):
         return lambda *given, **_: begun.append(given) or result
 
     done = types.SimpleNamespace(files=[], identical=True, failed=0)
-    monkeypatch.setattr("operant.train.train", train)
-    monkeypatch.setattr("operant.replication.replicate", train)
-    for name in ("tune.tune", "play.play", "replay.replay", "tracking.figures.plot"):
+    monkeypatch.setattr("operant.training.train.train", train)
+    monkeypatch.setattr("operant.training.multi_seed.replicate", train)
+    for name in (
+        "tuning.tune.tune",
+        "execution.play.play",
+        "training.reproduce.replay",
+        "tracking.figures.plot",
+    ):
         monkeypatch.setattr(f"operant.{name}", begins(done))
     for name in ("cli.serving.serve", "cli.running._once"):
         monkeypatch.setattr(f"operant.{name}", begins())

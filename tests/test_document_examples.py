@@ -18,7 +18,7 @@ import pytest
 import operant
 from operant import checkpoint
 from operant.cli import main
-from operant.fit import Trainer
+from operant.execution.algorithm.fit import Trainer
 
 EXAMPLES = sorted((Path(__file__).parent / "data" / "examples").glob("*.py"))
 COMMANDS = [

@@ -11,11 +11,12 @@ from tests.test_conformance import random_observation
 from tests.test_distributional import projected_slowly
 from tests.test_drivers import assert_agree
 
-from operant.agents import dqn, noisy
-from operant.agents.learner import Train
-from operant.agents.making import define
-from operant.agents.protocol import fold
-from operant.agents.value_heads import Categorical, Expected, Quantiles
+from operant.agents import dqn
+from operant.agents.base.agent_spec import define
+from operant.agents.base.learner import Train
+from operant.agents.base.protocol import fold
+from operant.agents.parts import noisy
+from operant.agents.parts.value_heads import Categorical, Expected, Quantiles
 from operant.errors import SpecError
 from operant.types import Transition
 

@@ -10,11 +10,12 @@ from tests.small_agents import MODEL, RECURRENT, Countdown, compiled, countdown,
 from tests.test_conformance import random_observation
 from tests.test_distributional import projected_slowly
 
-from operant.agents import dqn, imitation, noisy, sequences
-from operant.agents.protocol import fold
-from operant.agents.rollouts import evaluate
+from operant.agents import dqn
+from operant.agents.base.protocol import fold
+from operant.agents.parts import imitation, noisy, sequences
+from operant.agents.parts.actor_critic import evaluate
 from operant.errors import SpecError
-from operant.spaces import masks_of
+from operant.spec.spaces import masks_of
 from operant.types import Block
 
 BURN, LENGTH, GAMMA = 2, 6, 0.9

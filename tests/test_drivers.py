@@ -31,20 +31,20 @@ from tests.small_agents import (
 )
 
 from operant import checkpoint
-from operant.agent import Agent
-from operant.agents import config_class
-from operant.agents.learner import METER_SLOTS, Train
-from operant.agents.making import define
-from operant.envs.classic import CartPole
-from operant.envs.native import NativeEnv, TimeLimit
+from operant.agents.base.agent_spec import define
+from operant.agents.base.learner import METER_SLOTS, Train
+from operant.agents.table import config_class
+from operant.envs.native.classic import CartPole
+from operant.envs.native.native_env import NativeEnv, TimeLimit
 from operant.errors import SpaceError, SpecError
-from operant.execution.device import DeviceDriver
-from operant.execution.host import HostDriver
-from operant.execution.population import Population
+from operant.execution.agent import Agent
+from operant.execution.agent_callbacks import Writers
 from operant.memory.recent import Recent, RecentState
 from operant.memory.ring import VALID
 from operant.spec import options
-from operant.writers import Writers
+from operant.training.drivers.device import DeviceDriver
+from operant.training.drivers.host import HostDriver
+from operant.training.drivers.seeds import Population
 
 BLOCKS, SEED = 12, 5
 
@@ -298,7 +298,7 @@ def test_device_driver_resumes_bit_for_bit_in_fresh_objects(name, recurrent, tmp
 
     def fresh(seed: int) -> DeviceDriver:
         definition, env = define(name, **options), countdown(name)
-        from operant.agents.learner import Learner
+        from operant.agents.base.learner import Learner
 
         made = Learner(definition.cls.create(definition.config, env.spaces, 3))
         return DeviceDriver(made, env, 3, jax.random.key(seed))

@@ -12,11 +12,11 @@ import pytest
 from tests.small_agents import SMALL, SOME, Compiled, compile_agent, countdown, equal, networks, small
 
 from operant import Agent
-from operant.agents import AGENTS
-from operant.agents.minibatches import passes
+from operant.agents.parts.minibatches import passes
+from operant.agents.table import AGENTS
 from operant.nn import Head, Model, build
 from operant.nn.backend import keras
-from operant.spaces import Spaces
+from operant.spec.spaces import Spaces
 
 VECTOR = Spaces.read(
     states={"type": "float", "shape": (4,)}, actions={"type": "int", "num_values": 2}

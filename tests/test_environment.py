@@ -8,7 +8,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from operant.envs import Environment, check_env, native_ids, table
+from operant.envs import Environment, catalog, check_env
+from operant.envs.native import ids
 from operant.errors import EnvironmentError, SpecError, UsageError
 
 
@@ -400,15 +401,15 @@ def test_vectorizable_environments():
 
 
 def test_known_ids():
-    rows = {row.id: row for row in table.known()}
+    rows = {row.id: row for row in catalog.known()}
     assert rows["CartPole-v1"] == ("CartPole-v1", "gymnasium", None)
     assert rows["LunarLander-v3"].extra == "box2d"
     assert rows["Ant-v5"].extra == "mujoco"
     assert rows["jax:CartPole-v1"].kind == "jax"
     assert rows["jax:probe/constant"].kind == "probe"
     assert "Hopper-v2" not in rows
-    assert {row.kind for row in table.known("gymnasium")} == {"gymnasium"}
-    assert [row.id for row in table.known("adapter")] == ["gymnax:*", "brax:*"]
+    assert {row.kind for row in catalog.known("gymnasium")} == {"gymnasium"}
+    assert [row.id for row in catalog.known("adapter")] == ["gymnax:*", "brax:*"]
 
 
 @pytest.mark.parametrize(
@@ -423,26 +424,25 @@ def test_known_ids():
 )  # fmt: skip
 def test_arguments_that_a_native_environment_does_not_take(name, arguments, message):
     with pytest.raises(SpecError, match=message):
-        native_ids.make(name, **arguments)
-    assert native_ids.make("jax:Pendulum-v1", g=3).g == 3
+        ids.make(name, **arguments)
+    assert ids.make("jax:Pendulum-v1", g=3).g == 3
 
 
 def test_native_ids():
-    assert (
-        native_ids.is_native("jax:CartPole-v1")
-        and native_ids.is_native("gymnax:x")
-        and native_ids.is_native("brax:ant")
-    )
-    assert not native_ids.is_native("CartPole-v1") and not native_ids.is_native(Corridor)
-    assert native_ids.make("jax:CartPole-v1", max_episode_timesteps=3).max_episode_timesteps == 3
+    assert ids.is_native("jax:CartPole-v1") and ids.is_native("gymnax:x") and ids.is_native("brax:ant")
+    assert not ids.is_native("CartPole-v1") and not ids.is_native(Corridor)
+    assert ids.make("jax:CartPole-v1", max_episode_timesteps=3).max_episode_timesteps == 3
     with pytest.raises(SpecError, match=r"takes no argument 'gravity'"):
-        native_ids.make("jax:CartPole-v1", gravity=1.0)
+        ids.make("jax:CartPole-v1", gravity=1.0)
 
 
 @pytest.mark.parametrize(
     ("statement", "heavy"),
     [
-        ("import operant.envs.worker, operant.envs.process, operant.envs.vector, operant.envs.check", False),
+        (
+            "import operant.envs.vector.worker, operant.envs.vector.async_vector, operant.envs.vector.create, operant.envs.check",
+            False,
+        ),
         ("from operant.envs import Environment; Environment.create('CartPole-v1').reset()", False),
         ("from operant.envs import Environment; Environment.create('jax:CartPole-v1')", True),  # the control
     ],

@@ -6,14 +6,14 @@ import gymnasium
 import numpy as np
 import pytest
 
-from operant.agents.learner import Learner
-from operant.agents.making import define
-from operant.envs import vector
+from operant.agents.base.agent_spec import define
+from operant.agents.base.learner import Learner
+from operant.envs.vector import create
 from operant.errors import SpecError
-from operant.execution.config import RunConfig
-from operant.execution.environments import host_vector
-from operant.execution.evaluate import evaluate
-from operant.train import Plan, opened, train
+from operant.spec.run import RunConfig
+from operant.training.environments import host_vector
+from operant.training.evaluate import evaluate
+from operant.training.train import Plan, opened, train
 
 NET = [{"type": "dense", "size": 8}]
 
@@ -41,7 +41,7 @@ class Length(gymnasium.Env):
 def made():
     import jax
 
-    with vector.create([Length(2), Length(10)]) as env:
+    with create.create([Length(2), Length(10)]) as env:
         definition = define("ppo", model=NET, mini_batches=1)
         learner = Learner(definition.cls.create(definition.config, env.spaces, 2))
         yield learner, learner.init(jax.random.key(0), learner.hyper()), env

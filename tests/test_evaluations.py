@@ -14,24 +14,24 @@ import pytest
 
 import operant
 from operant import checkpoint
-from operant.agents.making import define
+from operant.agents.base.agent_spec import define
 from operant.checkpoint import compare
 from operant.cli import main
-from operant.envs.classic import CartPole
+from operant.envs.native.classic import CartPole
 from operant.errors import CheckpointError, EnvironmentError, SpaceError, SpecError, UsageError
-from operant.execution.config import RunConfig
-from operant.execution.environments import host_vector, make_environments
-from operant.execution.evaluate import Evaluation, Evaluator
-from operant.execution.progress import Evaluated
-from operant.folder import runs_in
-from operant.inputs import create_envs
-from operant.play import PlayConfig, play
-from operant.replay import replay
-from operant.replication import replicate
-from operant.session import Session
+from operant.execution.algorithm.inputs import create_envs
+from operant.execution.play import PlayConfig, play
+from operant.spec.run import RunConfig
 from operant.tracking import Console, Record, read_history
 from operant.tracking.figures import PlotConfig, plot
-from operant.train import Plan, opened, resumed, train
+from operant.training.environments import host_vector, make_environments
+from operant.training.evaluate import Evaluation, Evaluator
+from operant.training.multi_seed import replicate
+from operant.training.progress import Evaluated
+from operant.training.reproduce import replay
+from operant.training.run_dir import runs_in
+from operant.training.session import Session
+from operant.training.train import Plan, opened, resumed, train
 
 NET = [{"type": "dense", "size": 8}]
 OPTIONS = {"model": NET, "lr": 0.01}
@@ -244,9 +244,7 @@ def test_the_clock_of_each_seed_stands_still_while_another_is_evaluated(monkeypa
         return whole(self, train, step, stop)
 
     monkeypatch.setattr(Evaluation, "run", run)
-    monkeypatch.setattr(
-        "operant.execution.training.time", types.SimpleNamespace(perf_counter=lambda: clock[0])
-    )
+    monkeypatch.setattr("operant.training.loop.time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
     result = replicate(plan(max_steps=300, eval_frequency=200, eval_episodes=1), 2)
     assert clock[0] == 200.0 and [each.outcome.seconds for each in result.results] == [0.0, 0.0]
 

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from tests.small_agents import NAMES, RECURRENT, SMALL, networks, small
 
-from operant import experience, traces
-from operant.agent import Agent
-from operant.agents import AGENTS, imitation
+from operant.agents.parts import imitation
+from operant.agents.table import AGENTS
 from operant.errors import SpaceError, SpecError, UsageError
-from operant.spaces import Spaces
-from operant.traces import Trace
+from operant.execution import pretraining, traces
+from operant.execution.agent import Agent
+from operant.execution.traces import Trace
+from operant.spec.spaces import Spaces
 
 STATES = {"type": "float", "shape": (3,)}
 ACTIONS = {
@@ -327,7 +328,7 @@ def test_a_recorder_outlives_a_full_disk(tmp_path, monkeypatch):
         agent.observe(reward=reward, terminal=1)
 
     with monkeypatch.context() as patched:
-        patched.setattr("operant.traces.np.savez_compressed", full)
+        patched.setattr("operant.execution.traces.np.savez_compressed", full)
         with pytest.warns(RuntimeWarning, match=rf"No trace of 1 episode\(s\) in '{tmp_path}': .*No space"):
             play(1.0)
     play(2.0)
@@ -410,18 +411,18 @@ def test_pretraining_of_recurrent_networks_goes_on_from_the_states_of_what_was_l
     """Episodes are cut into columns: one within an episode begins in the state that the network has there by now."""
     model = [{"type": "lstm", "size": 4}]
     agent = make("ppo", model=model, mini_batches=1)
-    draw, n = np.random.default_rng(0), experience.COLUMN + 6
+    draw, n = np.random.default_rng(0), pretraining.COLUMN + 6
     states, actions = draw.normal(size=(n, 3)).astype(np.float32), draw.integers(0, 3, n)
     trace = Trace.read(agent.spaces, states, actions, np.arange(n) == n - 1, np.ones(n))
     traces.write(tmp_path / "t.npz", agent.spaces, trace)
-    cut, seen = experience.Cloning._cut, []
+    cut, seen = pretraining.Cloning._cut, []
 
     def noted(self, trace):
         found = cut(self, trace)
         seen.append([np.concatenate(jax.tree.leaves(column[0].carry)) for column in found])
         return found
 
-    monkeypatch.setattr(experience.Cloning, "_cut", noted)
+    monkeypatch.setattr(pretraining.Cloning, "_cut", noted)
     agent.pretrain(tmp_path, num_iterations=2, num_updates=3, lr=0.05)
     (start, before), (start_again, after) = seen
     np.testing.assert_array_equal(start, start_again)
@@ -449,7 +450,7 @@ def test_pretraining_takes_what_schedules_say(tmp_path):
 @pytest.mark.parametrize("count", [None, 1])
 def test_pretraining_counts_every_observation_once(tmp_path, monkeypatch, count):
     """Moments that had counted the passes, too, would hardly adapt to what the agent itself sees afterwards."""
-    monkeypatch.setattr("operant.experience.COUNTED", 64)  # in several calls
+    monkeypatch.setattr("operant.execution.pretraining.COUNTED", 64)  # in several calls
     agent, draw = make("ppo", normalize_observations=True), np.random.default_rng(0)
     states = draw.normal(2.0, 3.0, size=(160, 3)).astype(np.float32)
     for name, own in (("a", states[:70]), ("b", states[70:])):
@@ -472,7 +473,7 @@ def test_pretraining_counts_every_observation_once(tmp_path, monkeypatch, count)
 )
 def test_pretraining_fits_values_to_normalised_rewards(name, count, tmp_path, monkeypatch):
     """The unit of the rewards makes no difference, as it makes none in updates; and each reward is counted once."""
-    monkeypatch.setattr("operant.experience.COUNTED", 64)  # in several calls
+    monkeypatch.setattr("operant.execution.pretraining.COUNTED", 64)  # in several calls
     draw = np.random.default_rng(0)
     states, rewards = draw.normal(size=(160, 3)).astype(np.float32), draw.normal(1.0, 2.0, 160)
     found = []

@@ -11,11 +11,11 @@ from tests.exported_agents import CASES, act, asked, assert_same, create, run_ou
 
 import operant
 from operant import Agent
-from operant.agents import AGENTS
+from operant.agents.table import AGENTS
 from operant.errors import CheckpointError, SpaceError, SpecError, UsageError
-from operant.export import require
-from operant.export.interface import Interface
-from operant.spaces import Spaces
+from operant.execution.export import require
+from operant.execution.export.interface import Interface
+from operant.spec.spaces import Spaces
 
 EVERYDAY = "ppo"
 

@@ -8,7 +8,7 @@ from tests.exported_agents import CASES, act, asked, assert_same, create, run_ou
 
 import operant
 from operant.errors import SpecError
-from operant.export import formats, policy
+from operant.execution.export import exported_policy, formats
 
 pytestmark = pytest.mark.slow
 for module in ("jax2onnx", "onnxruntime"):
@@ -39,7 +39,7 @@ def test_a_conversion_that_is_not_faithful_is_found(monkeypatch):
     data = formats.onnx(function)
     with pytest.raises(SpecError, match="differs from the agent's in 'actions'"):
         formats._compare(other, data)
-    assert policy.Policy  # the loader is there without the converter
+    assert exported_policy.Policy  # the loader is there without the converter
 
 
 def _parts(agent):

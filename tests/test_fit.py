@@ -17,19 +17,19 @@ import pytest
 
 import operant
 from operant import ModelReader, checkpoint
-from operant.agents import AGENTS, config_class
-from operant.arguments import ReplayBuffer1, ReplayBuffer2, refuse_shared_weights
-from operant.envs import vector as vectors
-from operant.envs.classic import CartPole
+from operant.agents.table import AGENTS, config_class
+from operant.envs.native.classic import CartPole
+from operant.envs.vector import create
 from operant.errors import CheckpointError, EnvironmentError, MismatchError, SpecError, UsageError
-from operant.execution.environments import host_vector
-from operant.fit import CLASSES, trainer
-from operant.inputs import create_envs
+from operant.execution.algorithm.arguments import ReplayBuffer1, ReplayBuffer2, refuse_shared_weights
+from operant.execution.algorithm.fit import CLASSES, trainer
+from operant.execution.algorithm.inputs import create_envs
 from operant.memory import Replay
-from operant.replay import ReplayConfig, replay
 from operant.spec import options
 from operant.tracking import read_history
-from operant.train import opened
+from operant.training.environments import host_vector
+from operant.training.reproduce import ReplayConfig, replay
+from operant.training.train import opened
 
 CFG = operant.agents["a2c"]["model"]["ann"][0]
 NET = [{"type": "dense", "size": 16}]
@@ -235,7 +235,7 @@ def test_a_jax_native_environment_trains_compiled_and_keeps_the_time_limit():
 
 @pytest.mark.slow
 def test_a_vector_of_operants_own_is_trained_in_as_it_is():
-    given = vectors.create("CartPole-v1", 2, max_episode_timesteps=30)
+    given = create.create("CartPole-v1", 2, max_episode_timesteps=30)
     with pytest.raises(SpecError, match="eval_envs must be other objects than those that train"):
         operant.PPO(given, NET, eval_frequency=10, eval_envs=given)
     agent = operant.PPO(given, NET, **SMALL)  # which the refusal has left open
@@ -458,14 +458,14 @@ def test_actor_and_critic_may_be_compiled_with_learning_rates_of_their_own():
         (lambda: operant.PPO([gymnasium.make("CartPole-v1")], env_kwargs={"a": 1}), r"env_kwargs is for an id or a class.*Give it where they are made: gymnasium.make"),
         (lambda: operant.PPO("CartPole-v1", env_kwargs={"a": object()}), "env_kwargs must be plain data"),
         (lambda: operant.PPO("CartPole-v1", env_kwargs=[1]), r"env_kwargs must be a dict. Received: env_kwargs=\(1,\)"),
-        (lambda: operant.PPO(vectors.create("CartPole-v1", 2), n_envs=3), r"^n_envs must be 2, as many as the vector has. Received: n_envs=3"),
+        (lambda: operant.PPO(create.create("CartPole-v1", 2), n_envs=3), r"^n_envs must be 2, as many as the vector has. Received: n_envs=3"),
         (lambda: operant.PPO(gymnasium.make("CartPole-v1"), n_envs=2), r"^n_envs must be 1, as many as the object has. Received: n_envs=2. Leave it out, or"),
         (lambda: operant.PPO([gymnasium.make("CartPole-v1")], n_envs=2), r"^n_envs must be 1, as many as the list has. Received: n_envs=2"),
         *(
             (lambda envs=envs: operant.PPO(envs, n_envs=0), "^n_envs must be at least 1. Received: n_envs=0")
             for envs in ("CartPole-v1", "jax:CartPole-v1", CartPole)
         ),
-        (lambda: operant.PPO(vectors.create("CartPole-v1", 2), max_episode_timesteps=9), "'CartPole-v1' is a vector already. Received: max_episode_timesteps=9"),
+        (lambda: operant.PPO(create.create("CartPole-v1", 2), max_episode_timesteps=9), "'CartPole-v1' is a vector already. Received: max_episode_timesteps=9"),
         (lambda: create_envs("CartPole-v1", 0, preprocess=False), "n must be a whole number of at least 1"),
         (lambda: create_envs("CartPole-v1", preprocess=False, max_frame=True), "max_frame must be False"),
         (lambda: create_envs("CartPole-v1", 1, True, 4), "max_frame must be True or False. Received: max_frame=4"),

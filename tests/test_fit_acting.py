@@ -10,12 +10,12 @@ from gymnasium import spaces
 
 import operant
 from operant import Agent, create_envs
-from operant.envs import vector as vectors
-from operant.envs.atari import preprocessed
-from operant.envs.classic import CartPole
-from operant.envs.preprocessing import Preprocessed, Preprocessing
+from operant.envs.gymnasium.atari import preprocessed
+from operant.envs.gymnasium.preprocessing import Preprocessed, Preprocessing
+from operant.envs.native.classic import CartPole
+from operant.envs.vector import create
 from operant.errors import SpaceError, SpecError, UsageError
-from operant.inputs import is_id, made_again
+from operant.execution.algorithm.inputs import is_id, made_again
 
 SMALL = {"n_steps": 16, "mini_batches": 1, "ppo_epochs": 1, "quiet": True, "seed": 1}
 
@@ -297,7 +297,7 @@ def test_what_cannot_be_played_in(geared, cart):
         match=r"env must have the states and actions of those that train. Their own: .*'masks': \['0', '1'\]",
     ):
         geared.play(env="CartPole-v1")
-    given = vectors.create("CartPole-v1", 2)
+    given = create.create("CartPole-v1", 2)
     agent = operant.PPO(given, [8], **SMALL)
     with pytest.raises(SpecError, match=r"cannot make another .*Give one: play\(env=\.\.\.\)\."):
         agent.play()

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from operant import DQN, Agent
-from operant.engine import Engine
-from operant.execution.config import RunConfig
-from operant.replication import replicate
-from operant.train import Plan
+from operant.agents.base.compiled import Engine
+from operant.spec.run import RunConfig
+from operant.training.multi_seed import replicate
+from operant.training.train import Plan
 
 CAPACITY = 4099
 STATE = np.zeros(7, np.float32)

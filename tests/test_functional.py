@@ -15,12 +15,12 @@ import pytest
 from gymnasium import spaces
 from gymnasium.experimental.functional import FuncEnv
 
-from operant.envs import native
-from operant.envs.functional import from_brax, from_functional, from_gymnax
-from operant.envs.native import HostVector, NativeEnv
+from operant.envs.native import native_env
+from operant.envs.native.functional import from_brax, from_functional, from_gymnax
+from operant.envs.native.native_env import HostVector, NativeEnv
 from operant.errors import SpecError
 
-STEP = jax.jit(native.step, static_argnums=0)
+STEP = jax.jit(native_env.step, static_argnums=0)
 foreign = pytest.mark.filterwarnings("ignore")  # of the libraries, on import
 
 
@@ -63,7 +63,7 @@ def test_functional_by_hand():
     env = from_functional(Walk(), max_episode_timesteps=3)
     assert isinstance(env, NativeEnv)
     assert env.spaces.actions.components["action"].num_values == 3
-    actors = native.start(env, jax.random.key(0), 8)
+    actors = native_env.start(env, jax.random.key(0), 8)
     at = np.asarray(actors.observation["at"])[:, 0]
     assert set(at) == {0, 1}
     np.testing.assert_array_equal(actors.observation["parity"], at % 2)
@@ -112,7 +112,7 @@ class Rolling(Walk):
 
 def test_fractions_of_a_state_that_begins_with_whole_numbers_stay():
     env = from_functional(Rolling())
-    actors = native.start(env, jax.random.key(0), 2)
+    actors = native_env.start(env, jax.random.key(0), 2)
     for _ in range(3):
         actors, row = STEP(env, actors, {"action": jnp.zeros(2, jnp.int32)}, jax.random.key(0))
     np.testing.assert_array_equal(row.observation["state"], np.full((2, 2), 0.5 * (0.25 + 0.5)))
@@ -134,7 +134,7 @@ class Masked(Walk):
 
 def test_a_mask_of_one_vector_is_that_of_each_choice():
     env = from_functional(Masked())
-    observation = native.start(env, jax.random.key(0), 2).observation
+    observation = native_env.start(env, jax.random.key(0), 2).observation
     np.testing.assert_array_equal(observation["0_mask"], [[True, False, True]] * 2)
     np.testing.assert_array_equal(observation["1_mask"], [[True, False]] * 2)
 
@@ -313,9 +313,11 @@ def play(env, n, rows, value=0):
     key = jax.random.key(0)
 
     def body(actors, _):
-        return native.step(env, actors, action, key)
+        return native_env.step(env, actors, action, key)
 
-    return jax.device_get(jax.jit(lambda: jax.lax.scan(body, native.start(env, key, n), length=rows)[1])())
+    return jax.device_get(
+        jax.jit(lambda: jax.lax.scan(body, native_env.start(env, key, n), length=rows)[1])()
+    )
 
 
 @foreign

@@ -21,28 +21,30 @@ import numpy as np
 import pytest
 from tests.test_agent import CHOICE, NET, REPLAY, ROLLOUT, STATE
 
-from operant import Agent, Environment, Runner, checkpoint, interruption, traces
-from operant.agents.batches import block_rows, interval
-from operant.agents.learner import Learner
-from operant.agents.making import define
+from operant import Agent, Environment, Runner, checkpoint
+from operant.agents.base.agent_spec import define
+from operant.agents.base.learner import Learner
+from operant.agents.modules.sizes import block_rows, interval
 from operant.checkpoint import durable
 from operant.cli import main
-from operant.envs.classic import CartPole
-from operant.envs.faults import raise_of_handler
+from operant.envs.native.classic import CartPole
+from operant.envs.validation_errors import raise_of_handler
 from operant.errors import EnvironmentError, NumericalError, SpaceError, SpecError, UsageError
-from operant.execution import training
-from operant.execution.config import RunConfig
-from operant.execution.device import DeviceDriver
-from operant.fit import trainer
-from operant.folder import claimed, held, new_directory
+from operant.execution import traces
+from operant.execution.algorithm.fit import trainer
 from operant.memory.recent import Recent
 from operant.memory.ring import VALID, flag
 from operant.nn.backend import keras
-from operant.replay import replay
-from operant.session import Weights
-from operant.spaces import Spaces
+from operant.spec.run import RunConfig
+from operant.spec.spaces import Spaces
 from operant.tracking import read_history
-from operant.train import Plan, opened, resumed, resuming, train
+from operant.training import loop as training
+from operant.training import signals
+from operant.training.drivers.device import DeviceDriver
+from operant.training.reproduce import replay
+from operant.training.run_dir import claimed, held, new_directory
+from operant.training.session import Weights
+from operant.training.train import Plan, opened, resumed, resuming, train
 
 A2C = {"agent": "a2c", "model": NET}
 CRITIC = {"agent": "ac", "batch_size": 64, "network": NET}
@@ -997,7 +999,7 @@ def test_two_runs_at_once_do_not_share_a_folder(monkeypatch, tmp_path):
 def test_runs_that_begin_in_one_second_are_numbered(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     clock = types.SimpleNamespace(now=lambda: datetime.datetime(2026, 1, 2))
-    monkeypatch.setattr("operant.folder.datetime", types.SimpleNamespace(datetime=clock))
+    monkeypatch.setattr("operant.training.run_dir.datetime", types.SimpleNamespace(datetime=clock))
     run = RunConfig.from_dict({"env": "my_games:Pong-v0", "max_steps": 64})
     for number in ("", "_2", "_3"):
         directory = new_directory(run, "a2c")
@@ -1023,16 +1025,16 @@ def test_the_claim_of_a_process_that_died_keeps_nobody_out(monkeypatch, tmp_path
 
 
 def test_a_ctrl_c_that_a_callback_swallowed_ends_the_run_in_order(monkeypatch):
-    monkeypatch.setattr(interruption._Asked, "now", False)
+    monkeypatch.setattr(signals._Asked, "now", False)
     before, stopped = signal.getsignal(signal.SIGINT), []
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        interruption.notice()
+        signals.notice()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)  # as in a callback that discards what is raised
-        with interruption.orderly(lambda: stopped.append(True)):
+        with signals.orderly(lambda: stopped.append(True)):
             pass
-        with interruption.orderly(lambda: stopped.append(True)):
+        with signals.orderly(lambda: stopped.append(True)):
             pass
     finally:
         signal.signal(signal.SIGINT, before)
@@ -1042,12 +1044,12 @@ def test_a_ctrl_c_that_a_callback_swallowed_ends_the_run_in_order(monkeypatch):
 def test_a_second_request_to_terminate_breaks_nothing_off():
     """`timeout` and schedulers send theirs more than once; a person's Ctrl-C behind it ends at once."""
     stopped = []
-    with pytest.raises(SystemExit) as ended, interruption.terminating():
-        with interruption.orderly(lambda: stopped.append(True)):
+    with pytest.raises(SystemExit) as ended, signals.terminating():
+        with signals.orderly(lambda: stopped.append(True)):
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGTERM)
         assert stopped == [True]
-        with pytest.raises(KeyboardInterrupt), interruption.orderly(lambda: None):
+        with pytest.raises(KeyboardInterrupt), signals.orderly(lambda: None):
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGINT)
     assert ended.value.code == 143
@@ -1059,7 +1061,7 @@ def test_a_terminal_that_is_closed_ends_a_run_in_order_unless_that_is_ignored(ig
     signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
     ended = contextlib.nullcontext() if ignored else pytest.raises(SystemExit, match="129")
     try:
-        with ended, interruption.terminating(), interruption.orderly(lambda: stopped.append(True)):
+        with ended, signals.terminating(), signals.orderly(lambda: stopped.append(True)):
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -1071,7 +1073,7 @@ def test_a_handler_of_the_program_s_own_for_a_closed_terminal_stays():
     told = []
     before = signal.signal(signal.SIGHUP, lambda *_: told.append("own"))
     try:
-        with interruption.terminable(lambda: told.append("stop")):
+        with signals.terminable(lambda: told.append("stop")):
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -1083,12 +1085,12 @@ def test_a_request_to_terminate_ends_the_program_whatever_else_it_runs(first):
     """As where a callback of `fit` trains another object: that came to its own end, and the program went on."""
     with (
         pytest.raises(SystemExit) as ended,
-        interruption.terminating(),
-        interruption.orderly(lambda: None),
+        signals.terminating(),
+        signals.orderly(lambda: None),
     ):
         if first:
             signal.raise_signal(signal.SIGTERM)
-        with interruption.terminating():
+        with signals.terminating():
             pass
         if not first:
             signal.raise_signal(signal.SIGTERM)

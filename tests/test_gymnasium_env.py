@@ -9,10 +9,11 @@ import pytest
 from gymnasium import spaces
 
 from operant import PPO
-from operant.envs import Environment, check_env, vector
-from operant.envs import gymnasium as adapter
+from operant.envs import Environment, check_env
+from operant.envs.gymnasium import adapter as adapter
+from operant.envs.vector import create
 from operant.errors import EnvironmentError, SpaceError, SpecError
-from operant.spaces import from_gymnasium
+from operant.spec.spaces import from_gymnasium
 
 
 class Cockpit(gymnasium.Env):
@@ -200,14 +201,14 @@ def test_missing_packages_are_named_with_their_extra(monkeypatch, name, package,
     with pytest.raises(SpecError, match=rf"pip install 'operant\[{extra}\]'"):
         Environment.create(name)
     with pytest.raises(SpecError, match=rf"pip install 'operant\[{extra}\]'"):
-        vector.create(name, 2)
+        create.create(name, 2)
 
 
 @pytest.mark.skipif(adapter.find_package("ale_py") is None, reason="ALE is not installed (extra 'atari')")
 def test_atari_is_the_same_one_or_many():
     options = {"preprocess": True, "noop_max": 0, "max_episode_timesteps": 3}
     one = Environment.create("PongNoFrameskip-v4", **options)
-    many = vector.create("PongNoFrameskip-v4", 2, **options)
+    many = create.create("PongNoFrameskip-v4", 2, **options)
     assert many.mode == "native-vector"
     assert one.spaces == many.spaces
     leaf = many.spaces.states.components["state"]
@@ -274,16 +275,16 @@ def test_observations_are_looked_at_before_they_are_stored():
 
 
 def test_only_a_registry_tells_a_time_limit():
-    assert vector.create(Grey(), mode="in-process").max_episode_timesteps is None
+    assert create.create(Grey(), mode="in-process").max_episode_timesteps is None
 
 
 def test_gymnasiums_vector_that_holds_others_still_is_not_used():
     pytest.importorskip("flax", reason="flax is not installed; Gymnasium's phys2d environments need it")
     with pytest.raises(SpecError, match="holds all others still where one begins anew"):
-        vector.create("phys2d/CartPole-v1", 6, "native-vector")
+        create.create("phys2d/CartPole-v1", 6, "native-vector")
     given = gymnasium.make_vec("phys2d/CartPole-v1", 2, vectorization_mode="vector_entry_point")
     with pytest.raises(SpecError, match="holds all others still.*give the id"):
-        vector.create(given)
+        create.create(given)
     given.close()
 
 
@@ -368,7 +369,7 @@ def test_faults_are_told_alike_in_one_environment_and_in_a_vector(environment, f
         one.reset(seed=0)
         one.execute(actions=0)
     with pytest.raises(EnvironmentError, match=f"'(Faulty|Old)'.*{fault}"):
-        several = vector.create([environment])
+        several = create.create([environment])
         several.reset(0)
         several.step({"action": np.zeros(1, np.int32)})
 
@@ -380,7 +381,7 @@ def test_one_environment_may_tell_its_end_by_0_and_1_and_those_of_a_vector_not(n
         one = Environment.create(environment)
         one.reset()
         assert one.execute(actions=0)[1] == terminal
-        several = vector.create([environment])
+        several = create.create([environment])
         several.reset()
         with pytest.raises(EnvironmentError, match="terminated must be True or False"):
             several.step({"action": np.zeros(1, np.int32)})

@@ -15,12 +15,12 @@ from tests.test_metrics import NET, SMALL, rows
 import operant
 from operant.cli import main
 from operant.envs import Environment
-from operant.envs.classic import CartPole
-from operant.envs.vector import create
+from operant.envs.native.classic import CartPole
+from operant.envs.vector.create import create
 from operant.errors import EnvironmentError, SpecError, UsageError
-from operant.execution.episodes import Score, info_means
-from operant.replay import replay
 from operant.tracking import Episode, History, read_history
+from operant.training.episodes import Score, info_means
+from operant.training.reproduce import replay
 
 GOAL = "tests.info_envs:Goal"
 KEYS = ("is_success", "distance")

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from operant import Environment
 from operant.envs.connection import Answer, Local
-from operant.execution.connections import Vectorized
-from operant.execution.interaction import Interaction, Plan
-from operant.execution.ledger import Ledger, Order
-from operant.execution.seats import Seat, join, take
+from operant.execution.runner.connections import Vectorized
+from operant.execution.runner.interaction import Interaction, Plan
+from operant.execution.runner.run_statistics import Ledger, Order
+from operant.execution.runner.slots import Seat, join, take
 
 EXAMPLES = 60
 

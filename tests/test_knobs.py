@@ -26,7 +26,7 @@ from tests.small_agents import (
     small,
 )
 
-from operant.agents.making import define
+from operant.agents.base.agent_spec import define
 from operant.errors import SpecError
 from operant.spec import Config, options
 
@@ -279,7 +279,7 @@ def test_every_option_has_a_line(name):
 
 
 def test_an_option_without_a_line_is_found():
-    from operant.agents.config import AgentConfig
+    from operant.agents.options.shared_options import AgentConfig
     from operant.spec import option
 
     class Foo(AgentConfig):

@@ -11,19 +11,19 @@ import pytest
 from tests.small_agents import MODEL, RECURRENT, Countdown, compile_agent, compiled, interact, learner
 
 from operant import Agent
-from operant.agents import exploration, objectives, steps
-from operant.agents.batches import block_rows, recent_rows
-from operant.agents.learner import Learner
-from operant.agents.making import define
-from operant.agents.objectives import Rows, View
-from operant.agents.preparation import Preparation
-from operant.agents.protocol import Counters
-from operant.envs import native_ids
+from operant.agents.base.agent_spec import define
+from operant.agents.base.learner import Learner
+from operant.agents.base.protocol import Counters
+from operant.agents.modules import exploration, gradient_steps, objectives
+from operant.agents.modules.batch import Preparation
+from operant.agents.modules.objectives import Rows, View
+from operant.agents.modules.sizes import block_rows, recent_rows
+from operant.envs.native import ids as native_ids
 from operant.errors import SpaceError, SpecError
-from operant.execution.device import DeviceDriver
-from operant.execution.episodes import Score
 from operant.ops import optimise
-from operant.spaces import Spaces
+from operant.spec.spaces import Spaces
+from operant.training.drivers.device import DeviceDriver
+from operant.training.episodes import Score
 from operant.types import Block
 
 STATES = {"type": "float", "shape": (2,)}
@@ -205,8 +205,15 @@ def test_only_rows_that_count_take_part_whatever_their_number():
     key = jax.random.key(0)
     state = optimizer.init(params)
     moved, _, watched = jax.jit(
-        lambda: steps.fit(
-            loss, params, state, optimizer, jnp.asarray(rows), jnp.asarray(counts), steps.Plan(2), key
+        lambda: gradient_steps.fit(
+            loss,
+            params,
+            state,
+            optimizer,
+            jnp.asarray(rows),
+            jnp.asarray(counts),
+            gradient_steps.Plan(2),
+            key,
         )
     )()
     mean = rows[counts].mean()
@@ -226,9 +233,9 @@ def test_a_sample_has_so_many_rows_and_another_each_step(fraction, size):
 
     def fit(number):
         key = jax.random.key(3)
-        moved = steps.fit(
+        moved = gradient_steps.fit(
             loss, params, optimizer.init(params), optimizer, jnp.arange(1500), jnp.asarray(counts),
-            steps.Plan(number, fraction), key,
+            gradient_steps.Plan(number, fraction), key,
         )[0]  # fmt: skip
         return -moved["a"]
 
@@ -247,14 +254,14 @@ def test_l2_is_a_share_of_the_parameters():
     def loss(params, row):
         return params["a"] * row, {}
 
-    moved = steps.fit(
+    moved = gradient_steps.fit(
         loss,
         params,
         optimizer.init(params),
         optimizer,
         jnp.ones(2),
         jnp.ones(2, bool),
-        steps.Plan(1, None, 0.5),
+        gradient_steps.Plan(1, None, 0.5),
         key,
     )[0]
     assert float(moved["a"]) == pytest.approx(3 - 0.1 * (1 + 2 * 0.5 * 3))
@@ -865,7 +872,7 @@ def score(name: str, steps_: int, env: str = "jax:CartPole-v1", last: int = 100,
 
 
 def definition_learner(definition, env):
-    from operant.agents.learner import Learner
+    from operant.agents.base.learner import Learner
 
     return Learner(definition.cls.create(definition.config, env.spaces, 8))
 

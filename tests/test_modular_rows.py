@@ -10,7 +10,7 @@ import pytest
 from tests.small_agents import MODEL
 
 from operant import Agent, Runner
-from operant.agents.preparation import Preparation
+from operant.agents.modules.batch import Preparation
 
 GRU = [{"type": "gru", "size": 4, "horizon": 16}]
 SHARED = {"baseline_model": "shared"}

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operant.envs import native
-from operant.envs.batched import Single, from_native
-from operant.envs.classic import CartPole, Pendulum
-from operant.envs.native import HostVector, NativeEnv, Step, TimeLimit
+from operant.envs.native import native_env
+from operant.envs.native.classic import CartPole, Pendulum
+from operant.envs.native.native_env import HostVector, NativeEnv, Step, TimeLimit
+from operant.envs.vector.batched import Single, from_native
 from operant.errors import SpaceError, SpecError, UsageError
-from operant.spaces import Spaces
+from operant.spec.spaces import Spaces
 
-START, STEP = native._start, native._step  # jitted
+START, STEP = native_env._start, native_env._step  # jitted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +154,7 @@ def test_rows_per_call_do_not_matter_and_scan_equals_loop(key):
     @partial(jax.jit, static_argnums=1)
     def chunk(actors, rows):
         def body(actors, _):
-            return native.step(env, actors, {"action": jnp.zeros(n, jnp.int32)}, key)
+            return native_env.step(env, actors, {"action": jnp.zeros(n, jnp.int32)}, key)
 
         return jax.lax.scan(body, actors, length=rows)
 
@@ -178,9 +178,9 @@ def test_many_runs_at_once_equal_single_runs():
 
     def stream(key):
         def body(actors, _):
-            return native.step(env, actors, {"action": jnp.zeros(2, jnp.int32)}, key)
+            return native_env.step(env, actors, {"action": jnp.zeros(2, jnp.int32)}, key)
 
-        return jax.lax.scan(body, native.start(env, key, 2), length=20)[1]
+        return jax.lax.scan(body, native_env.start(env, key, 2), length=20)[1]
 
     together = jax.jit(jax.vmap(stream))(keys)
     for i in range(3):
@@ -211,9 +211,9 @@ def test_host_vector_equals_device_driver_bit_for_bit(env):
     @jax.jit
     def device():
         def body(actors, action):
-            return native.step(env, actors, {"action": action}, key)
+            return native_env.step(env, actors, {"action": action}, key)
 
-        actors = native.start(env, key, n)
+        actors = native_env.start(env, key, n)
         return actors.observation, jax.lax.scan(body, actors, actions)[1]
 
     first, expected = device()
@@ -221,7 +221,7 @@ def test_host_vector_equals_device_driver_bit_for_bit(env):
     assert equal(host.reset(None), first)
     for t in range(rows):
         observation, reward, terminated, truncated = host.step({"action": np.asarray(actions[t])})
-        got = native.Row(observation, reward, terminated, truncated)
+        got = native_env.Row(observation, reward, terminated, truncated)
         assert equal(got, [x[t] for x in jax.tree.leaves(expected)])
     assert expected.terminated.any()
     assert isinstance(reward, np.ndarray)
@@ -263,11 +263,11 @@ def test_host_vector_takes_any_integer_type_but_no_other_shape():
 
 def test_equal_environments_share_their_program():
     HostVector(CartPole(), 4).reset(0)
-    compiled = native._start._cache_size()
+    compiled = native_env._start._cache_size()
     HostVector(CartPole(), 4).reset(1)
-    assert native._start._cache_size() == compiled
+    assert native_env._start._cache_size() == compiled
     HostVector(CartPole(max_episode_timesteps=3), 4).reset(0)
-    assert native._start._cache_size() == compiled + 1
+    assert native_env._start._cache_size() == compiled + 1
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.5, True])

@@ -18,16 +18,18 @@ from tests.small_agents import compile_agent
 import operant
 from operant import Runner, checkpoint
 from operant.cli import main
-from operant.envs import Environment, check_env, native, vector
-from operant.envs.classic import CartPole
-from operant.envs.native import Step
-from operant.envs.shapes import Cast, accepted
-from operant.envs.source import lacking
+from operant.envs import Environment, check_env
+from operant.envs.env_spec import lacking
+from operant.envs.native import native_env
+from operant.envs.native.classic import CartPole
+from operant.envs.native.native_env import Step
+from operant.envs.native.validate import Cast, accepted
+from operant.envs.vector import create
 from operant.errors import EnvironmentError, SpecError
-from operant.execution.config import RunConfig
-from operant.execution.environments import host_vector
-from operant.spaces import Spaces
+from operant.spec.run import RunConfig
+from operant.spec.spaces import Spaces
 from operant.tracking import read_history
+from operant.training.environments import host_vector
 
 SMALL = {"n_steps": 4, "mini_batches": 1, "ppo_epochs": 1}
 WORDS = [word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
@@ -66,7 +68,7 @@ def test_what_is_not_finite_ends_training(module, what, value, message):
 
 def test_a_vector_on_the_host_tells_what_is_not_finite(module):
     for what in ("reset", "state", "reward"):
-        env = vector.create(module.Breaks(what, after=1), 2)
+        env = create.create(module.Breaks(what, after=1), 2)
         named = "reward" if what == "reward" else "state 'count'"
         with pytest.raises(EnvironmentError, match=f"Environment 0 of 'Breaks': The {named} must be finite"):
             env.reset(0)
@@ -302,7 +304,7 @@ def test_mistakes_are_told(env, message):
     with pytest.raises((EnvironmentError, SpecError), match=f"(?s){named}"):
         operant.PPO(env, n_envs=2)
     with pytest.raises((EnvironmentError, SpecError)):
-        vector.create(env, 2)
+        create.create(env, 2)
 
 
 @jax.numpy_dtype_promotion("standard")
@@ -360,14 +362,14 @@ def test_python_numbers_become_arrays():
     env = accepted(Loose(), "Loose")
     assert isinstance(env, Cast) and env == accepted(Loose(), "Loose") and accepted(env, "Loose") is env
     assert [str(x) for x in env.dtypes] == ["float32", "int32", "float32"]
-    actors = native.start(env, jax.random.key(0), 2)
+    actors = native_env.start(env, jax.random.key(0), 2)
     assert actors.observation["age"].dtype == jnp.float32 and not actors.state[0].weak_type
-    actors, row = native.step(env, actors, {"action": jnp.zeros(2, jnp.int32)}, jax.random.key(0))
+    actors, row = native_env.step(env, actors, {"action": jnp.zeros(2, jnp.int32)}, jax.random.key(0))
     np.testing.assert_array_equal(actors.state[0], [0.5, 0.5])
     np.testing.assert_array_equal(row.observation["age"], [1.0, 1.0])
     trainer = operant.PPO(Loose(), n_envs=2, quiet=True, **SMALL)
     assert trainer.fit(max_steps=64).mean_reward == 6.0
-    envs = vector.create(Loose(), 2)
+    envs = create.create(Loose(), 2)
     envs.reset(0)
     np.testing.assert_array_equal(envs.step({"action": np.zeros(2, np.int32)}).reward, [1.0, 1.0])
 
@@ -474,7 +476,7 @@ def test_integers_count_from_where_they_are_declared():
     """Both kinds of environment see the same actions, and show the same states."""
     seen = []
     for env in (CountsOn(), CountsOnTheHost):
-        with vector.create(env, 1) as made:
+        with create.create(env, 1) as made:
             first = made.reset(0)["near"].tolist()
             answers = [made.step({"action": np.asarray([[i, 2 - i]], np.int32)}) for i in range(3)]
             seen.append((first, [(a.observation["near"].tolist(), a.reward.tolist()) for a in answers]))

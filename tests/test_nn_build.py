@@ -11,7 +11,7 @@ from operant.errors import SpecError
 from operant.nn import Head, build
 from operant.nn.backend import keras, numpy_promotion
 from operant.nn.phases import leaves
-from operant.spaces import Leaf
+from operant.spec.spaces import Leaf
 
 VECTOR = {"state": Leaf("float", (3,))}
 Q = {"q": Head((2,))}

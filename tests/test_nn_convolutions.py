@@ -12,7 +12,7 @@ import pytest
 from operant.nn import Head, build, convolutions
 from operant.nn.backend import keras, numpy_promotion
 from operant.nn.convolutions import convolve, fast_gradients
-from operant.spaces import Leaf
+from operant.spec.spaces import Leaf
 
 SHAPES = [
     ((8, 8), (4, 4), (12, 20)),

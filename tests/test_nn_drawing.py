@@ -10,7 +10,7 @@ from operant import Agent
 from operant.errors import SpecError
 from operant.nn import Head, build
 from operant.nn.drawing import mermaid
-from operant.spaces import Leaf
+from operant.spec.spaces import Leaf
 
 INPUTS = {
     "image": Leaf("float", (6, 6, 3), dtype="uint8"),

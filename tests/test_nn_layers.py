@@ -8,7 +8,7 @@ from operant.errors import SpecError
 from operant.nn import Head, build
 from operant.nn.backend import keras, numpy_promotion
 from operant.nn.structure import LAYERS
-from operant.spaces import Leaf
+from operant.spec.spaces import Leaf
 
 
 def features(layers, inputs, observation):

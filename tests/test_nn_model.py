@@ -8,7 +8,7 @@ import pytest
 from operant.errors import SpaceError, SpecError
 from operant.nn import Head, build
 from operant.nn.backend import keras, numpy_promotion
-from operant.spaces import Leaf
+from operant.spec.spaces import Leaf
 
 VECTOR = {"state": Leaf("float", (3,))}
 HEADS = {"q": Head((2, 2)), "value": Head(())}

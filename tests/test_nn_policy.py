@@ -8,7 +8,7 @@ import pytest
 from operant.errors import SpecError
 from operant.nn import Head, Policy, build
 from operant.ops.distributions import Bernoulli, Beta, Categorical, Normal, SquashedNormal
-from operant.spaces import Leaf
+from operant.spec.spaces import Leaf
 
 ACTIONS = {
     "move": Leaf("int", (2,), num_values=3),

@@ -17,10 +17,10 @@ import pytest
 
 from operant import Agent, Environment
 from operant.cli import main
-from operant.execution.config import SHORT, RunnerConfig
+from operant.execution.runner.logging import Following
+from operant.execution.runner.repeats import Repeats
 from operant.spec import options
-from operant.tracking.following import Following
-from operant.tracking.repeats import Repeats
+from operant.spec.run import SHORT, RunnerConfig
 from operant.tracking.tensorboard import TensorBoard
 
 ROOT = Path(__file__).parents[1]
@@ -122,7 +122,7 @@ def test_a_full_disk_ends_a_run_at_its_end_alone(tmp_path, monkeypatch):
         def save(directory, filename):
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("operant.tracking.following.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("operant.execution.runner.logging.SAVE_SECONDS", 0.0)
     runner = SimpleNamespace(
         agent=Full,
         episodes=1,
@@ -144,7 +144,7 @@ def test_a_full_disk_ends_a_run_at_its_end_alone(tmp_path, monkeypatch):
 
 def test_what_follows_a_run_averages_over_its_horizon(tmp_path, monkeypatch):
     records = []
-    monkeypatch.setattr("operant.tracking.following.RECORD_SECONDS", 0.0)
+    monkeypatch.setattr("operant.execution.runner.logging.RECORD_SECONDS", 0.0)
     monkeypatch.setattr(TensorBoard, "record", lambda _, record: records.append(record.values))
     runner = SimpleNamespace(
         agent=SimpleNamespace(engine=None),
@@ -246,7 +246,7 @@ def test_configs_are_agents(path):
 @pytest.fixture
 def small(monkeypatch):
     """Shrink the budget of an example to ten episodes."""
-    from operant.execution.runner import Runner
+    from operant.execution.runner.runner import Runner
 
     whole, runs = Runner.run, []
 

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from operant import Agent
-from operant.agents import stability
-from operant.agents.making import define
+from operant.agents.base import updates
+from operant.agents.base.agent_spec import define
 from operant.errors import SpecError
 from operant.nn.backend import keras, numpy_promotion
 from operant.nn.keras_optimizers import keras_optimizer, options_of
@@ -258,7 +258,7 @@ def test_keras_optimizers_that_are_none(given, message):
 
 def steps(given, **options):
     """Steps of an agent's optimizer, made of its options."""
-    optimizer = stability.optimizer(define("ppo", optimizer=given, grad_norm=None, **options).config)
+    optimizer = updates.optimizer(define("ppo", optimizer=given, grad_norm=None, **options).config)
     params, found = jax.tree.map(jnp.asarray, START), []
     state = optimizer.init(params)
     for step in range(3):
@@ -276,7 +276,7 @@ def test_an_optax_transformation_is_used_as_it_is():
 def test_gradients_are_clipped_before_an_optax_transformation():
     # the norm of (3, 4) is 5, the bound 0.5: a tenth is left
     config = define("ppo", optimizer=optax.sgd(1.0), grad_norm=0.5).config
-    optimizer = stability.optimizer(config)
+    optimizer = updates.optimizer(config)
     params = {"x": jnp.zeros(2)}
     new, _, _ = optimise.apply(optimizer, params, optimizer.init(params), {"x": jnp.asarray([3.0, 4.0])})
     np.testing.assert_allclose(new["x"], [-0.3, -0.4], rtol=1e-6)
@@ -295,8 +295,8 @@ def test_what_an_optax_transformation_makes_idle_is_said():
 
 
 def test_the_learning_rate_of_an_optax_transformation_is_not_reported():
-    assert np.isnan(stability.lr(define("ppo", optimizer=optax.sgd(0.1)).config))
-    assert stability.lr(define("ppo", lr=0.5).config) == 0.5
+    assert np.isnan(updates.lr(define("ppo", optimizer=optax.sgd(0.1)).config))
+    assert updates.lr(define("ppo", lr=0.5).config) == 0.5
 
 
 def test_an_optax_transformation_is_given_again_on_loading(tmp_path):

@@ -6,9 +6,10 @@ import gymnasium
 import numpy as np
 import pytest
 
-from operant import Agent, Environment, Runner, traces
-from operant.envs.pettingzoo import is_parallel
+from operant import Agent, Environment, Runner
+from operant.envs.gymnasium.pettingzoo import is_parallel
 from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError
+from operant.execution import traces
 
 pettingzoo = pytest.importorskip("pettingzoo", reason="needs the extra 'pettingzoo'")
 
@@ -209,10 +210,10 @@ def test_what_cannot_be_is_told():
     environment.reset()
     with pytest.raises(EnvironmentError, match="told nothing of the agent 'animal0'"):
         environment.execute([0, 0, 0])
-    from operant.envs import vector
+    from operant.envs.vector import create
 
     with pytest.raises(UsageError, match=r"has 3 actors.*Use Runner\(agent=..., environment=...\)"):
-        vector.create(Meadow(), 1)
+        create.create(Meadow(), 1)
 
 
 def test_ids():

@@ -11,13 +11,13 @@ import pytest
 
 import operant
 from operant.cli import main
-from operant.envs import vector
-from operant.envs.native import Step
-from operant.execution.config import RunConfig
-from operant.execution.episodes import Score
-from operant.execution.monitor import Monitor
-from operant.spaces import Spaces
-from operant.train import opened
+from operant.envs.native.native_env import Step
+from operant.envs.vector import create
+from operant.spec.run import RunConfig
+from operant.spec.spaces import Spaces
+from operant.training.episodes import Score
+from operant.training.monitor import Monitor
+from operant.training.train import opened
 
 NET = [{"type": "dense", "size": 8}]
 
@@ -77,7 +77,7 @@ class Constant:
 def test_every_driver_checks_as_often():
     """The device looks at what came every 8192 steps, the host every 512."""
     found = []
-    for envs in (Constant(), vector.create(Constant(), 2)):
+    for envs in (Constant(), create.create(Constant(), 2)):
         agent = operant.A2C(
             envs, NET, n_envs=2, seed=1, quiet=True, divergence_monitoring_steps=0, reward_buffer_size=10,
             plateau_reduce_patience=2, early_stop_patience=10_000, plateau_reduce_factor=0.999,

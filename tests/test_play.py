@@ -17,11 +17,11 @@ import pytest
 import operant
 from operant.cli import main
 from operant.errors import EnvironmentError, SpecError
-from operant.execution.evaluate import Evaluator
-from operant.inputs import create_envs
-from operant.play import PlayConfig, play
+from operant.execution.algorithm.inputs import create_envs
+from operant.execution.play import PlayConfig, play
+from operant.execution.render import Filmed, Pictures, Video, Window
 from operant.tracking import read_history
-from operant.watch import Filmed, Pictures, Video, Window
+from operant.training.evaluate import Evaluator
 
 NET = ["--model", '[{"type": "dense", "size": 8}]']
 

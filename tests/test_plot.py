@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from operant.errors import SpecError
 from operant.tracking import Episode, History, interval, learning_curve, plot_history
-from operant.tracking.seeds import band, estimate
+from operant.tracking.bootstrap import band, estimate
 
 
 @pytest.fixture

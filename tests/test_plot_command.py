@@ -12,11 +12,11 @@ from operant.cli import main
 from operant.errors import SpecError, UsageError
 from operant.tracking import Episode, History
 from operant.tracking import trials as pictures
+from operant.tracking.bootstrap import stratified
 from operant.tracking.figures import PlotConfig, _beginning, aggregates, plot
 from operant.tracking.looks import check_format
 from operant.tracking.plot import settled
 from operant.tracking.runs import grouped, read
-from operant.tracking.seeds import stratified
 
 
 def made(folder, final, env="CartPole-v1", agent="ppo", seed=1, **settings):

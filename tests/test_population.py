@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from tests.small_agents import Countdown, compiled, equal
 
-from operant.execution.device import DeviceDriver
-from operant.execution.population import Member, Population, _Apart
-from operant.runtime import processors
+from operant.spec.runtime import processors
+from operant.training.drivers.device import DeviceDriver
+from operant.training.drivers.seeds import Member, Population, _Apart
 
 
 @pytest.fixture

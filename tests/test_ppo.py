@@ -18,13 +18,13 @@ from tests.small_agents import (
     parameters,
 )
 
-from operant.agents import stability
-from operant.agents.making import define
-from operant.agents.minibatches import passes
+from operant.agents.base import updates
+from operant.agents.base.agent_spec import define
+from operant.agents.parts.minibatches import passes
 from operant.agents.ppo import Batch, loss
 from operant.errors import SpecError
-from operant.execution.population import Population
-from operant.ops import optimise, random
+from operant.ops import optimise, prng
+from operant.training.drivers.seeds import Population
 
 EPOCHS, PARTS, N = 3, 4, 4
 SETTINGS = {"mini_batches": PARTS, "ppo_epochs": EPOCHS, "lr": 0.03}
@@ -53,12 +53,12 @@ def started(agent):
 def slowly(agent, train, block):
     """Yield what is learned before each gradient step of an update, and the metrics of the step, one step at a time."""
     algorithm, state = agent.learner.algorithm, train.state
-    model, optimizer = algorithm.model, stability.optimizer(algorithm.config)
+    model, optimizer = algorithm.model, updates.optimizer(algorithm.config)
     axis = 1 if model.recurrent else 0
 
     @jax.jit
     def read(block):
-        block = stability.filled(block, algorithm.spaces) if model.averages else block
+        block = updates.filled(block, algorithm.spaces) if model.averages else block
         rows = {k: x[:-1] for k, x in block.observation.items()}
         estimate = algorithm.estimate(state.variables, block)
         batch = Batch(rows, block.action, block.extras["log_prob"], *estimate, block.valid)
@@ -79,7 +79,7 @@ def slowly(agent, train, block):
     params, opt_state = state.variables["params"], state.optimizer
     key = agent.learner.update_key(train.key, train.counters.updates)
     for own in jax.random.split(key, EPOCHS):
-        for rows in random.permutation(own, units)[: units // PARTS * PARTS].reshape(PARTS, -1):
+        for rows in prng.permutation(own, units)[: units // PARTS * PARTS].reshape(PARTS, -1):
             before = {"variables": params, "optimizer": opt_state}
             params, opt_state, metrics = step(params, opt_state, rows)
             yield before, metrics

@@ -9,8 +9,8 @@ import pytest
 from tests.small_agents import RECURRENT, Countdown, compiled, learner, small
 
 from operant.agents import pqn
-from operant.agents.learner import reset_carry
-from operant.agents.making import define
+from operant.agents.base.agent_spec import define
+from operant.agents.base.learner import reset_carry
 from operant.errors import SpaceError, SpecError
 from operant.types import Block
 

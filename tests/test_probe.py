@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from operant.envs import native
-from operant.envs.native import NativeEnv
-from operant.envs.probe import PROBES
+from operant.envs.native import native_env
+from operant.envs.native.native_env import NativeEnv
+from operant.envs.native.probe import PROBES
 from operant.errors import SpecError
-from operant.spaces import Spaces
+from operant.spec.spaces import Spaces
 
 GAMMA = 0.9
 ENDLESS = {"probe/time-limit", "probe/time-limit-continuous"}
-STEP = jax.jit(native.step, static_argnums=0)
+STEP = jax.jit(native_env.step, static_argnums=0)
 RESET = jax.jit(lambda env, key: env.reset(key), static_argnums=0)
 ONE = jax.jit(lambda env, state, action: env.step(state, action, jax.random.key(0)), static_argnums=0)
 
@@ -73,13 +73,13 @@ def test_values_and_best_actions_equal_exhaustive_search(name):
 def test_best_policy_earns_the_expected_value_in_the_stream(name):
     """Play the best policy with the driver; discounted sums of rewards are the expected values of their rows."""
     env, key, n, rows = PROBES[name](), jax.random.key(1), 8, 12
-    actors = native.start(env, key, n)
+    actors = native_env.start(env, key, n)
     first, stream = actors.observation, []
     for _ in range(rows):
         observation, invalid = actors.observation, actors.ended
         actors, row = STEP(env, actors, env.best_action(observation, first), key)
         stream.append((observation, invalid, row))
-        first = native._select(invalid, row.observation, first)
+        first = native_env._select(invalid, row.observation, first)
     episodes = 0
     for i in range(n):
         total = None
@@ -155,7 +155,7 @@ def test_truncation_taken_for_termination_gives_another_value():
     env = PROBES["probe/time-limit"]()
     assert env.max_episode_timesteps == 4
     np.testing.assert_allclose(env.expected_value({"state": jnp.zeros(1)}, GAMMA), 10, rtol=1e-6)
-    actors = native.start(env, jax.random.key(0), 1)
+    actors = native_env.start(env, jax.random.key(0), 1)
     total, sums = 0.0, []
     for _ in range(4):
         actors, row = STEP(env, actors, {"action": jnp.zeros(1, jnp.int32)}, jax.random.key(0))
@@ -218,7 +218,7 @@ def test_hybrid_pays_each_action_for_itself():
     assert ONE(env, state, best)[1].reward == 3
     for name, (value, reward) in changes.items():
         assert ONE(env, state, best | {name: value})[1].reward == reward
-    seen = native.start(env, jax.random.key(0), 20).observation
+    seen = native_env.start(env, jax.random.key(0), 20).observation
     assert set(np.asarray(seen["level"])) == {0, 1, 2}
     assert set(np.asarray(seen["road/side"])[:, 0]) == {-1.0, 1.0}
 

@@ -24,23 +24,23 @@ from tests.small_agents import (
     serves,
 )
 
-from operant.agent import Agent
-from operant.agents import config_class
-from operant.agents.action_units import with_actions
-from operant.agents.learner import ENV, Learner, Train
-from operant.agents.making import define
-from operant.agents.objectives import View
-from operant.agents.protocol import fold
-from operant.engine import Engine
-from operant.envs import native
-from operant.envs.native import NativeEnv
-from operant.envs.probe import PROBES, Constant, Discount, Memory, Observation, Truncation
-from operant.execution.device import DeviceDriver, DeviceRun
-from operant.execution.host import HostDriver
-from operant.interactive import Settings
+from operant.agents.base.agent_spec import define
+from operant.agents.base.compiled import Engine
+from operant.agents.base.learner import ENV, Learner, Train
+from operant.agents.base.protocol import fold
+from operant.agents.modules.objectives import View
+from operant.agents.parts.action_scaling import with_actions
+from operant.agents.table import config_class
+from operant.envs.native import native_env
+from operant.envs.native.native_env import NativeEnv
+from operant.envs.native.probe import PROBES, Constant, Discount, Memory, Observation, Truncation
+from operant.execution.agent import Agent
+from operant.execution.interactive import Settings
 from operant.ops import losses
-from operant.spaces import masks_of
 from operant.spec import options
+from operant.spec.spaces import masks_of
+from operant.training.drivers.device import DeviceDriver, DeviceRun
+from operant.training.drivers.host import HostDriver
 from operant.types import Array, Arrays, Tree
 
 GAMMA, ACTORS = 0.9, 8
@@ -294,7 +294,7 @@ def look(name: str, made: Learner, env: NativeEnv, train: Train, rows: int = 12)
             action = made.act(acting, seen, memory, first, noise, explore=False)
             asked = train.state if LEARNING[name].whole else acting.policy
             value = LEARNING[name].value(made, asked, seen, memory)
-            after, _ = native.step(env, actors, made.emit(action.action), key)
+            after, _ = native_env.step(env, actors, made.emit(action.action), key)
             expected = env.expected_value(seen, GAMMA)
             best, pays = env.best_action(seen, started), jnp.full(ACTORS, not isinstance(env, INDIFFERENT))
             if isinstance(env, Memory):
@@ -302,7 +302,7 @@ def look(name: str, made: Learner, env: NativeEnv, train: Train, rows: int = 12)
             answers = (value, expected, action.action, best, pays, ~actors.ended)
             return (after, action.carry, started, actors.ended), answers
 
-        actors = native.start(env, key, ACTORS)
+        actors = native_env.start(env, key, ACTORS)
         start = (actors, made.algorithm.initial_carry(ACTORS), actors.observation, jnp.ones(ACTORS, bool))
         with jax.numpy_rank_promotion("allow"):
             return jax.lax.scan(row, start, None, rows)[1]

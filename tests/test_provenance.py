@@ -6,8 +6,9 @@ import types
 import jax
 import pytest
 
-from operant import __version__, provenance
-from operant.replay import Replayed, _remedy
+from operant import __version__
+from operant.training import provenance
+from operant.training.reproduce import Replayed, _remedy
 
 
 def git(folder, *arguments):

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from operant.ops import random
+from operant.ops import prng
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 63, 64, 65, 100, 127, 128, 129, 512, 1000, 1024, 4097])
 def test_every_number_comes_once(n, key):
-    order = np.asarray(random.permutation(key, n))
+    order = np.asarray(prng.permutation(key, n))
     assert order.dtype == np.int32
     assert sorted(order) == list(range(n))
 
 
-def orders(n, count, make=random.permutation):
+def orders(n, count, make=prng.permutation):
     keys = jax.random.split(jax.random.key(7), count)
     return np.asarray(jax.jit(jax.vmap(lambda k: make(k, n)))(keys))
 
@@ -56,9 +56,9 @@ def test_keys_give_different_orders():
 
 
 def test_bits_are_uniform_over_index_and_over_keys(key):
-    one = np.asarray(random.bits(key, (1 << 18,)))
+    one = np.asarray(prng.bits(key, (1 << 18,)))
     keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(0), i))(jnp.arange(1 << 14))
-    many = np.asarray(jax.vmap(lambda k: random.bits(k, (4,)))(keys))
+    many = np.asarray(jax.vmap(lambda k: prng.bits(k, (4,)))(keys))
     for drawn in (one, many[:, 0], many[:, 3], many[1:, 0] ^ many[:-1, 0], one[1:] ^ one[:-1]):
         for shift in (0, 12, 24):
             counts = np.bincount((drawn >> shift) & 255, minlength=256)
@@ -68,13 +68,13 @@ def test_bits_are_uniform_over_index_and_over_keys(key):
     assert (
         len(np.unique(one)) > 0.9999 * (1 << 18) - 12
     )  # as many as in a random draw: 2^18 of 2^32 seldom meet
-    assert random.bits(key, (3, 5)).shape == (3, 5)
+    assert prng.bits(key, (3, 5)).shape == (3, 5)
 
 
 def test_neighbouring_keys_flip_half_of_the_bits():
     keys = [
         jax.random.wrap_key_data(jnp.asarray(k, jnp.uint32)) for k in ([1, 2], [1, 3], [0, 2], [2**31, 2])
     ]
-    drawn = [np.asarray(random.bits(k, (4096,))) for k in keys]
+    drawn = [np.asarray(prng.bits(k, (4096,))) for k in keys]
     for other in drawn[1:]:
         assert 0.48 < np.unpackbits((drawn[0] ^ other).view(np.uint8)).mean() < 0.52

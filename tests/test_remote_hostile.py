@@ -11,12 +11,12 @@ import time
 
 import pytest
 
+from operant.envs.catalog import resolve
 from operant.envs.remote import connect
 from operant.envs.remote.auth import _PROOF, _derive, greet
 from operant.envs.remote.channel import Channel
 from operant.envs.remote.server import Server
 from operant.envs.remote.wire import RESET, STEP, Seal, frame
-from operant.envs.table import resolve
 
 HOST = "127.0.0.1"
 TOKEN = b"0123456789abcdef0123456789abcdef"

@@ -21,16 +21,16 @@ from tests.asking import ask
 from operant import Runner
 from operant.cli import main
 from operant.envs import Environment
+from operant.envs.catalog import resolve
 from operant.envs.remote import connect, wire
 from operant.envs.remote.auth import greet, is_loopback, read_token, welcome
 from operant.envs.remote.channel import Channel
-from operant.envs.remote.replaceable import Limits
+from operant.envs.remote.restarting import Limits
+from operant.envs.remote.serve import ServeConfig, start
 from operant.envs.remote.server import PORT, Patience, Server, tls_context
 from operant.envs.remote.service import describe
-from operant.envs.spawn import LostError
-from operant.envs.table import resolve
+from operant.envs.vector.spawn import LostError
 from operant.errors import EnvironmentError, SpecError, UsageError
-from operant.serve import ServeConfig, start
 
 FOLDER = Path(__file__).parent
 HOST = "127.0.0.1"
@@ -795,7 +795,7 @@ def test_serve_helps_and_refuses(capsys):
 def test_serving_loads_neither_jax_nor_keras():
     code = (
         "import sys, threading\n"
-        "from operant.serve import ServeConfig, start\n"
+        "from operant.envs.remote.serve import ServeConfig, start\n"
         "from operant.envs.remote import connect\n"
         "with start(ServeConfig(level='CartPole-v1', port=0, max_episode_timesteps=5)) as server:\n"
         "    (c,) = connect(remote='socket-client', host='127.0.0.1', port=server.ports[0])\n"

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from operant.envs.connection import Answer
 from operant.envs.remote import wire
-from operant.envs.remote.replaceable import Description
+from operant.envs.remote.restarting import Description
 from operant.envs.remote.wire import Frames, Schema, Seal, WireError, frame
 from operant.errors import SpaceError, SpecError
-from operant.spaces import Spaces
+from operant.spec.spaces import Spaces
 
 KEY = bytes(range(32))
 LIMIT = 1 << 12
@@ -379,7 +379,7 @@ def test_states_beyond_the_longest_frame_are_refused():
 
 
 def test_the_table_of_dtypes_is_that_of_the_spaces():
-    from operant.spaces.fields import STORAGE
+    from operant.spec.spaces.fields import STORAGE
 
     assert set(wire.DTYPES) == {dtype for dtypes in STORAGE.values() for dtype in dtypes}
     assert not any("O" in dtype for dtype in wire.DTYPES.values())

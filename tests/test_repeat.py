@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.small_agents import Countdown, assert_close, compile_agent, countdown, equal, learner
 
-from operant.engine import Engine
+from operant.agents.base.compiled import Engine
 from operant.ops import repeat as module
 from operant.ops.repeat import compiled_for, once_if, repeat
 

@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from operant import checkpoint, replay
+from operant import checkpoint
 from operant.checkpoint import compare
 from operant.cli import main
-from operant.execution.device import DeviceDriver
 from operant.tracking import Episode, History, read_history
+from operant.training import reproduce
+from operant.training.drivers.device import DeviceDriver
 
 COMMAND = [
     "train", "ppo", "--env", "jax:CartPole-v1", "--n-envs", "2", "--n-steps", "8", "--mini-batches", "2", "--ppo-epochs", "1",
@@ -55,7 +56,7 @@ def known(made, run, monkeypatch):
             shutil.copytree(made / part, place / part)
         return record.training["step"]
 
-    monkeypatch.setattr(replay, "_repeat", repeat)
+    monkeypatch.setattr(reproduce, "_repeat", repeat)
 
 
 def change_history(run, column, row, value):

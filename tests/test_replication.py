@@ -17,19 +17,21 @@ import numpy as np
 import pytest
 from tests.small_agents import MODEL
 
-from operant import Agent, interruption, replication, runtime
-from operant.agents.making import define
+from operant import Agent
+from operant.agents.base.agent_spec import define
 from operant.cli import main
 from operant.errors import SpecError, UsageError
-from operant.execution.config import RunConfig
-from operant.execution.environments import make_environments
-from operant.execution.population import begun
-from operant.execution.training import Outcome
-from operant.folder import held
-from operant.replication import replicate
-from operant.session import build
+from operant.spec import runtime
+from operant.spec.run import RunConfig
 from operant.tracking import read_history
-from operant.train import Plan, Result, resumed, train
+from operant.training import multi_seed, signals
+from operant.training.drivers.seeds import begun
+from operant.training.environments import make_environments
+from operant.training.loop import Outcome
+from operant.training.multi_seed import replicate
+from operant.training.run_dir import held
+from operant.training.session import build
+from operant.training.train import Plan, Result, resumed, train
 
 OPTIONS = {"model": MODEL, "n_steps": 16, "mini_batches": 2, "ppo_epochs": 2}
 
@@ -131,8 +133,8 @@ def test_a_seed_is_not_resumed_while_it_trains(tmp_path, monkeypatch):
                 train(resumed(tmp_path / "two" / f"seed-{i}", {"max_steps": 800}))
         return loop(population, trainings, display)
 
-    loop = replication._loop
-    monkeypatch.setattr(replication, "_loop", meanwhile)
+    loop = multi_seed._loop
+    monkeypatch.setattr(multi_seed, "_loop", meanwhile)
     folder = replicate(plan(tmp_path / "two"), 2).results[0].directory
     with held(folder):
         pass  # nobody does any more
@@ -165,10 +167,10 @@ def test_a_request_to_terminate_ends_the_seeds_that_have_not_begun(tmp_path, mon
 
     def asked(plan, *_):
         trained.append(plan.run.seed)
-        with interruption.orderly(lambda: None):
+        with signals.orderly(lambda: None):
             signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(replication, "train", asked)
+    monkeypatch.setattr(multi_seed, "train", asked)
     with pytest.raises(SystemExit) as ended:
         replicate(plan(tmp_path / "run", "CartPole-v1"), 3)
     assert ended.value.code == 143 and trained == [5]
@@ -179,7 +181,7 @@ def test_an_interrupted_seed_is_named_and_there_is_no_interval(tmp_path, monkeyp
         reason = "interrupted" if plan.run.seed == 6 else "max_steps"
         return Result(Outcome(reason, "", 400, 9, 20.0, 20.0, 1.0), Path(plan.run.run_dir))
 
-    monkeypatch.setattr("operant.replication.train", trained)
+    monkeypatch.setattr("operant.training.multi_seed.train", trained)
     replicate(plan(tmp_path / "two", env="CartPole-v1", quiet=False), 2)
     said = capsys.readouterr().out
     assert "Interrupted: 1 of 2 seeds (seed-6)" in said and "interval" not in said

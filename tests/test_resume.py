@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 
 from operant import Agent, checkpoint
-from operant.agents.making import define
+from operant.agents.base.agent_spec import define
 from operant.cli import main
 from operant.errors import SpecError
-from operant.execution.config import RunConfig
-from operant.execution.training import Training
-from operant.replay import replay
+from operant.spec.run import RunConfig
 from operant.tracking import Tracker, read_history
 from operant.tracking.runs import read
-from operant.train import finished, opened, resumed
+from operant.training.loop import Training
+from operant.training.reproduce import replay
+from operant.training.train import finished, opened, resumed
 
 NET = ["--model", '[{"type": "dense", "size": 16}]']
 RUNS = {
@@ -310,7 +310,7 @@ def test_a_number_that_changed_stays_so_where_the_part_came_to_no_checkpoint(tmp
         raise RuntimeError("the power fails")
 
     with monkeypatch.context() as patched:
-        patched.setattr("operant.execution.training.Training.loop", fail)
+        patched.setattr("operant.training.loop.Training.loop", fail)
         with pytest.raises(RuntimeError, match="power"):
             main(["train", "--resume", "run", "--max-steps", "600", "--lr", "0.25"])
     assert main(["train", "--resume", "run", "--max-steps", "900"]) == 0

@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from operant import Agent, Environment, Runner, checkpoint, traces
-from operant.envs import vector
+from operant import Agent, Environment, Runner, checkpoint
 from operant.envs.check import check_env
 from operant.envs.connection import Local
+from operant.envs.vector import create
 from operant.errors import SpaceError, SpecError, UsageError
-from operant.execution.bar import Bar
-from operant.execution.ledger import Ledger
+from operant.execution import traces
+from operant.execution.runner.bar import Bar
+from operant.execution.runner.run_statistics import Ledger
 
 NET = [{"type": "dense", "size": 8}]
 PPO = {"agent": "ppo", "n_steps": 8, "mini_batches": 2, "ppo_epochs": 1, "model": NET, "lr": 0.01}
@@ -216,7 +217,7 @@ def test_a_game_may_end_where_no_move_is_left(spec, tmp_path):
         trace = traces.read(min(tmp_path.glob("*.npz")), runner.agent.spaces)
     assert trace.last is not None and trace.observation["action_mask"].tolist() == [[False, True]] * 5
     assert not [finding for finding in check_env(Game, steps=12) if "mask" in finding]
-    with vector.create(Game, 2, mode="in-process") as env:
+    with create.create(Game, 2, mode="in-process") as env:
         env.reset(seed=1)
         ended = [env.step({"action": np.ones(2, np.int32)}) for _ in range(5)][-1]
     assert ended.terminated.all() and not ended.observation["action_mask"].any()
@@ -609,7 +610,7 @@ def test_environments_that_answer_late(agent, monkeypatch):
             self.looks += 1
             return self.looks % 3 == 0
 
-    import operant.execution.connections as connections
+    import operant.execution.runner.connections as connections
 
     monkeypatch.setattr(connections, "Local", Late)
     with Runner(agent, Walk, num_parallel=3) as runner:
@@ -659,7 +660,7 @@ def test_a_terminal_that_cannot_go_back_gets_lines(monkeypatch):
 
 
 def test_the_bar_elsewhere_is_a_line_now_and_then(monkeypatch):
-    from operant.execution import bar as module
+    from operant.execution.runner import bar as module
 
     stream = io.StringIO()
     bar = Bar("timesteps", None, stream)
@@ -711,11 +712,11 @@ def test_a_run_of_updates_on_a_native_environment_is_one_program_and_exact():
 
 @pytest.mark.slow
 def test_it_is_the_run_of_the_device_driver():
-    from operant.envs import native_ids
-    from operant.execution.device import DeviceDriver
+    from operant.envs.native import ids
+    from operant.training.drivers.device import DeviceDriver
 
     with quick(seed=5) as runner:
-        driver = DeviceDriver(runner.agent.learner, native_ids.make("jax:CartPole-v1"), 2, jax.random.key(5))
+        driver = DeviceDriver(runner.agent.learner, ids.make("jax:CartPole-v1"), 2, jax.random.key(5))
         driver.restore(jax.tree.map(jnp.copy, runner.agent.lend(2).train), driver.snapshot())
         finished = driver.advance(10)
         runner.run(num_updates=10, use_tqdm=False)

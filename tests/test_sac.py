@@ -9,12 +9,12 @@ import pytest
 from tests import plain_actor_critic as plain
 from tests.small_agents import equal
 
-from operant.agents.continuous import Acting, Seen
-from operant.agents.making import define
+from operant.agents.base.agent_spec import define
+from operant.agents.parts.off_policy import Acting, Seen
 from operant.agents.sac import temperature_loss
 from operant.ops import optimise
 from operant.ops.distributions import SquashedNormal
-from operant.spaces import Spaces
+from operant.spec.spaces import Spaces
 
 CRITICS = ("critic1", "critic2")
 HEADS = ("arm.mean", "leg.mean", "arm.log_std", "leg.log_std")

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from operant import Agent, folder, saving
+from operant import Agent
 from operant.errors import CheckpointError, SpecError
-from operant.saving import FORMATS
+from operant.execution import saving
+from operant.execution.saving import FORMATS
+from operant.training import run_dir
 
 STATE = {"type": "float", "shape": (3,)}
 CHOICE = {"type": "int", "num_values": 3}
@@ -260,7 +262,7 @@ def test_weights_are_on_the_disk_before_they_take_their_name(tmp_path, monkeypat
 
 def test_what_a_run_is_is_on_the_disk_before_it_takes_its_name(tmp_path, monkeypatch):
     forced = forced_before_named(monkeypatch)
-    folder._write(tmp_path, {"run": 1})
+    run_dir._write(tmp_path, {"run": 1})
     assert forced == {".json": True} and [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
@@ -348,7 +350,7 @@ def test_a_saver_of_a_loaded_agent_counts_from_there():
 
 def test_saver_by_the_clock(tmp_path, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("operant.saving.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("operant.execution.saving.time.monotonic", lambda: now[0])
     agent = create(saver={"directory": str(tmp_path), "frequency": 600, "unit": "seconds"})
     run(agent, 5)
     assert not list(tmp_path.iterdir())

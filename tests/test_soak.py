@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from operant import Runner, checkpoint
-from operant.execution.records import Episode
 from operant.tracking import History, read_history
+from operant.tracking.record import Episode
 
 
 def short_and_long(short, long):

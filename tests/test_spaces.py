@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operant.errors import SpaceError, SpecError
-from operant.spaces import Leaf, Space, Spaces, from_gymnasium, require, to_gymnasium
+from operant.spec.spaces import Leaf, Space, Spaces, from_gymnasium, require, to_gymnasium
 
 INF = np.inf
 
@@ -1030,8 +1030,11 @@ def test_what_gymnasium_cannot_say():
 @pytest.mark.parametrize(
     ("code", "loaded"),
     [
-        ("import operant.spaces as s; s.Spaces.read({'shape': 2}, {'num_values': 3}).observe([1, 2])", set()),
-        ("import operant.spaces as s; s.to_gymnasium(s.Space({'shape': 2}))", {"gymnasium"}),
+        (
+            "import operant.spec.spaces as s; s.Spaces.read({'shape': 2}, {'num_values': 3}).observe([1, 2])",
+            set(),
+        ),
+        ("import operant.spec.spaces as s; s.to_gymnasium(s.Space({'shape': 2}))", {"gymnasium"}),
         ("import gymnasium, jax", {"gymnasium", "jax"}),
     ],
 )

@@ -9,8 +9,8 @@ import pytest
 from tests.small_agents import MODEL
 
 from operant import Agent
-from operant.agents import steps
-from operant.agents.making import define
+from operant.agents.base.agent_spec import define
+from operant.agents.modules import gradient_steps
 from operant.errors import SpecError
 from operant.ops import optimise
 
@@ -22,8 +22,15 @@ def fit(loss, params, rows, *, lr=0.1, count=None, **plan):
     optimizer = optimise.optimizer("sgd", lr)
     counts = jnp.ones(len(jax.tree.leaves(rows)[0]), bool) if count is None else jnp.arange(len(rows)) < count
     found, _, watched = jax.jit(
-        lambda p: steps.fit(
-            loss, p, optimizer.init(p), optimizer, rows, counts, steps.Plan(**{"steps": 1, **plan}), KEY
+        lambda p: gradient_steps.fit(
+            loss,
+            p,
+            optimizer.init(p),
+            optimizer,
+            rows,
+            counts,
+            gradient_steps.Plan(**{"steps": 1, **plan}),
+            KEY,
         )
     )(params)
     return found, watched
@@ -46,7 +53,7 @@ def kl(old, new):
 
 
 def natural(max_kl, damping=1e-4):
-    return steps.Natural(
+    return gradient_steps.Natural(
         lambda params, rows: jnp.broadcast_to(params, (len(rows), K)),
         lambda rows, old, new: kl(old, new),
         max_kl,
@@ -55,7 +62,7 @@ def natural(max_kl, damping=1e-4):
     )
 
 
-@pytest.mark.parametrize("n", [32, steps.CHUNK + 300])
+@pytest.mark.parametrize("n", [32, gradient_steps.CHUNK + 300])
 def test_the_natural_step_is_that_of_the_fisher_matrix(n):
     start, max_kl, damping = jnp.asarray([0.3, -0.2, 0.1, 0.0]), 1e-4, 1e-3
     moved, watched = fit(policy_loss, start, rows(n), natural=natural(max_kl, damping))
@@ -72,7 +79,7 @@ def test_the_natural_step_is_that_of_the_fisher_matrix(n):
 
 def test_the_fisher_matrix_speaks_of_all_of_a_long_batch():
     """The first half of the rows was in one state, the second in another; each state has two parameters of its own."""
-    half, max_kl, damping = 2 * steps.CHUNK, 1e-4, 1e-3
+    half, max_kl, damping = 2 * gradient_steps.CHUNK, 1e-4, 1e-3
     draw = np.random.default_rng(0)
     state = np.repeat([0, 1], [half, half])
     action, advantage = draw.integers(0, 2, 2 * half), draw.normal(size=2 * half) + 1.0
@@ -87,7 +94,7 @@ def test_the_fisher_matrix_speaks_of_all_of_a_long_batch():
         each = -rows[:, 2] * jnp.take_along_axis(log_probs, rows[:, 1:2].astype(jnp.int32), 1)[:, 0]
         return each, {"loss/policy": each}
 
-    way = steps.Natural(logits, lambda rows, old, new: kl(old, new), max_kl, 20, damping)
+    way = gradient_steps.Natural(logits, lambda rows, old, new: kl(old, new), max_kl, 20, damping)
     moved, _ = fit(loss, start, own, natural=way)
     gradient = jax.grad(lambda p: -jnp.mean(loss(p, own)[0]))(start)
     fisher = damping * jnp.eye(4)
@@ -113,9 +120,9 @@ def test_estimated_gradients_are_right_in_the_mean():
         each = jnp.sum(jnp.square(params - target)) + 0.0 * rows[:, 0]
         return each, {"loss/policy": each}
 
-    moved, _ = fit(loss, start, jnp.zeros((8, 1)), lr=1.0, evolution=steps.Evolution(20_000, 0.1))
+    moved, _ = fit(loss, start, jnp.zeros((8, 1)), lr=1.0, evolution=gradient_steps.Evolution(20_000, 0.1))
     np.testing.assert_allclose(start - moved, 2.0 * (start - target), atol=0.15)
-    few, _ = fit(loss, start, jnp.zeros((8, 1)), lr=1.0, evolution=steps.Evolution(2, 0.1))
+    few, _ = fit(loss, start, jnp.zeros((8, 1)), lr=1.0, evolution=gradient_steps.Evolution(2, 0.1))
     assert np.abs(start - few - 2.0 * (start - target)).max() > 0.5  # it is estimated, not computed
 
 
@@ -126,7 +133,7 @@ def test_a_search_shortens_a_step_until_the_loss_is_lower():
         each = jnp.sum(jnp.square(params)) + 0.0 * rows[:, 0]
         return each, {"loss/policy": each}
 
-    search = steps.Search(10, 0.5)
+    search = gradient_steps.Search(10, 0.5)
     over, _ = fit(loss, start, seen, lr=4.0)
     assert float(over[0]) == pytest.approx(3.0 - 4.0 * 6.0)
     moved, watched = fit(loss, start, seen, lr=4.0, search=search)
@@ -134,7 +141,7 @@ def test_a_search_shortens_a_step_until_the_loss_is_lower():
         3.0 - 4.0 * 6.0 / 8
     )  # 24 and 12 go too far, 6 just as far, 3 to the middle
     assert watched["update/accepted"] == 1.0
-    stuck, watched = fit(loss, start, seen, lr=4.0, search=steps.Search(2, 0.5))
+    stuck, watched = fit(loss, start, seen, lr=4.0, search=gradient_steps.Search(2, 0.5))
     assert (stuck == start).all() and watched["update/accepted"] == 0.0
 
 
@@ -145,22 +152,22 @@ def test_the_search_looks_at_the_weight_of_squared_parameters_too():
         each = 0.0 * rows[:, 0] * params[0]
         return each, {"loss/policy": each}
 
-    moved, watched = fit(flat, start, seen, lr=0.1, l2=1.0, search=steps.Search(3, 0.5))
+    moved, watched = fit(flat, start, seen, lr=0.1, l2=1.0, search=gradient_steps.Search(3, 0.5))
     assert float(moved[0]) == pytest.approx(3.0 - 0.1 * 6.0) and watched["update/accepted"] == 1.0
 
 
 def test_running_averages_are_no_part_of_penalties_and_estimates():
     params, optimizer = {"w": jnp.asarray(3.0), "average": jnp.asarray(100.0)}, optimise.optimizer("sgd", 0.1)
-    learning = steps.Learning(
+    learning = gradient_steps.Learning(
         None, lambda words, before, after, rows: after, lambda p: {**p, "average": jnp.zeros(())}
     )
 
     def loss(p, rows):
         return rows * p["w"] + 0.0 * p["average"], {}
 
-    for evolution in (None, steps.Evolution(4, 0.1)):
-        plan = steps.Plan(1, l2=0.5, evolution=evolution)
-        moved, _, watched = steps.fit(
+    for evolution in (None, gradient_steps.Evolution(4, 0.1)):
+        plan = gradient_steps.Plan(1, l2=0.5, evolution=evolution)
+        moved, _, watched = gradient_steps.fit(
             loss,
             params,
             optimizer.init(params),
@@ -178,7 +185,7 @@ def test_running_averages_are_no_part_of_penalties_and_estimates():
 
 def test_shares_of_rows_are_not_rounded_below_the_number_meant():
     for share, number, rows in [(0.59, 100, 59), (0.84, 75, 63), (1.0, 7, 7), (0.5, 3, 1), (0.999, 10, 9)]:
-        assert steps._size(share, jnp.int32(number)) == rows
+        assert gradient_steps._size(share, jnp.int32(number)) == rows
 
 
 def test_what_contradicts_itself_is_refused():

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from operant import Agent
 from operant.errors import SpecError, UsageError
-from operant.summaries import Summarizer, SummarizerConfig
+from operant.tracking.summaries import Summarizer, SummarizerConfig
 
 STATE = {"type": "float", "shape": (3,)}
 CHOICE = {"type": "int", "num_values": 3}

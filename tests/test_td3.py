@@ -9,9 +9,9 @@ import pytest
 from tests import plain_actor_critic as plain
 from tests.small_agents import Countdown, compiled, equal
 
-from operant.agents.continuous import Seen
-from operant.agents.making import define
-from operant.spaces import Spaces
+from operant.agents.base.agent_spec import define
+from operant.agents.parts.off_policy import Seen
+from operant.spec.spaces import Spaces
 
 HEADS = ("arm", "leg")
 CRITICS = ("critic1", "critic2")

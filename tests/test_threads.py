@@ -7,9 +7,9 @@ import os
 import jax
 import pytest
 
-from operant import runtime
-from operant.agents.making import define
-from operant.runtime import LARGE_PRODUCT, LIBRARY_FLAG, prepare, start, threads_for
+from operant.agents.base.agent_spec import define
+from operant.spec import runtime
+from operant.spec.runtime import LARGE_PRODUCT, LIBRARY_FLAG, prepare, start, threads_for
 
 
 @pytest.mark.parametrize(

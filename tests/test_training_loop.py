@@ -8,12 +8,12 @@ import types
 
 import pytest
 
-from operant.execution.config import RunConfig
-from operant.execution.episodes import Finished
-from operant.execution.evaluate import Evaluation
-from operant.execution.progress import Evaluated, Progress
-from operant.execution.records import Origin
-from operant.execution.training import Training
+from operant.spec.run import RunConfig
+from operant.tracking.record import Origin
+from operant.training.episodes import Finished
+from operant.training.evaluate import Evaluation
+from operant.training.loop import Training
+from operant.training.progress import Evaluated, Progress
 
 BLOCK_STEPS, BLOCK_SECONDS = 2, 0.5
 
@@ -76,7 +76,7 @@ class Sink:
 def clock(monkeypatch):
     now = [7.0]
     timer = types.SimpleNamespace(perf_counter=lambda: now[0])
-    monkeypatch.setattr("operant.execution.training.time", timer)
+    monkeypatch.setattr("operant.training.loop.time", timer)
     return now
 
 

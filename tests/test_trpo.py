@@ -9,13 +9,13 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from tests.small_agents import MODEL, RECURRENT, Countdown, compile_agent, compiled, differing, learner
 
-from operant.agents.learner import Learner
-from operant.agents.making import define
-from operant.agents.rollouts import evaluate
+from operant.agents.base.agent_spec import define
+from operant.agents.base.learner import Learner
+from operant.agents.parts.actor_critic import evaluate
 from operant.agents.trpo import SLACK, Fit, value_loss
 from operant.errors import SpecError
 from operant.ops import trust_region
-from operant.spaces import Spaces, masks_of
+from operant.spec.spaces import Spaces, masks_of
 from operant.types import Block
 
 LINEAR = [{"type": "dense", "size": 2, "activation": "linear"}]

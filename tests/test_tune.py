@@ -17,17 +17,17 @@ import optuna
 from optuna.trial import TrialState
 from tests.pretended_trial import reward
 
-from operant.agents import AGENTS, config_class
+from operant.agents.table import AGENTS, config_class
 from operant.cli import main, tables
 from operant.errors import OperantError, SpecError, UsageError
-from operant.execution.config import RunConfig
 from operant.spec import options
+from operant.spec.run import RunConfig
 from operant.tracking import read_history, trials
-from operant.tune import TuneConfig, draw, from_study, plan, tune
 from operant.tuning import search, study
 from operant.tuning.plan import NOT_TUNED
 from operant.tuning.ranges import Range, corners, split
 from operant.tuning.trial import Lost, TrialProcess, numbered
+from operant.tuning.tune import TuneConfig, draw, from_study, plan, tune
 
 TESTS = str(Path(__file__).parent)
 PRETENDED = (
@@ -174,7 +174,7 @@ def test_run_json_holds_no_password(monkeypatch):
     told = []
     monkeypatch.setattr(training, "_trained", lambda flags: None)
     monkeypatch.setattr(training, "_plan", lambda agent, given: None)
-    monkeypatch.setattr("operant.train.train", lambda plan, command: told.append(command))
+    monkeypatch.setattr("operant.training.train.train", lambda plan, command: told.append(command))
     main(["train", "ppo", "--from-study", "s", "--storage", "postgresql://me:secret@host/db"])
     assert told == ["operant train ppo --from-study s --storage 'postgresql://me:***@host/db'"]
 
@@ -353,7 +353,7 @@ class Listening:
 
 @pytest.mark.slow
 def test_a_trial_is_scored_by_evaluations_of_all_its_seeds():
-    from operant.agents.making import define
+    from operant.agents.base.agent_spec import define
     from operant.tuning import trial
 
     run = {"env": "jax:CartPole-v1", "n_envs": 2, "seed": 3, "max_steps": 400, "quiet": True}
@@ -681,7 +681,7 @@ def together(storage, processes=2):
     """Let several processes work on one new storage at once; return the study."""
     code = (
         f"from operant.tuning.trial import TrialProcess; TrialProcess.code = {PRETENDED!r};"
-        "from operant.tune import TuneConfig, plan, tune; import sys;"
+        "from operant.tuning.tune import TuneConfig, plan, tune; import sys;"
         f"config = TuneConfig.from_dict(dict(study='s', storage=sys.argv[1], n_trials={TRIALS}, n_jobs=2, trial_steps=1000));"
         "tuned = tune(plan('ppo', config, env='pretended', lr=[1e-5, 1e-1], seed=3));"
         "sys.exit(tuned.failed)"

@@ -11,13 +11,13 @@ from tests.small_agents import Countdown, Stream, equal, interact
 
 import operant
 from operant import Agent
-from operant.agents import AGENTS
-from operant.agents.learner import Learner
-from operant.agents.making import define
-from operant.engine import Engine
+from operant.agents.base.agent_spec import define
+from operant.agents.base.compiled import Engine
+from operant.agents.base.learner import Learner
+from operant.agents.table import AGENTS
 from operant.errors import SpaceError, SpecError
-from operant.execution.device import DeviceDriver
-from operant.execution.host import HostDriver
+from operant.training.drivers.device import DeviceDriver
+from operant.training.drivers.host import HostDriver
 
 UNTRAINED = [name for name, entry in AGENTS.items() if not entry.learns]
 STATES = {"type": "float", "shape": (2,)}

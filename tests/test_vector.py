@@ -25,17 +25,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import operant
-from operant.envs import Environment, vector
+from operant.envs import Environment
 from operant.envs.check import random_actions
-from operant.envs.faults import raised_at
-from operant.envs.inprocess import InProcess
-from operant.envs.process import processors
 from operant.envs.remote import connect
-from operant.envs.vector import create
-from operant.envs.vector_env import Step, seed_of
+from operant.envs.validation_errors import raised_at
+from operant.envs.vector import create as vector
+from operant.envs.vector.async_vector import processors
+from operant.envs.vector.base import Step, seed_of
+from operant.envs.vector.create import create
+from operant.envs.vector.sync_vector import InProcess
 from operant.errors import EnvironmentError, SpecError, UsageError
-from operant.execution.evaluate import run_episodes
-from operant.execution.host import HostDriver
+from operant.training.drivers.host import HostDriver
+from operant.training.evaluate import run_episodes
 
 # Environments of a module that workers can import.
 MODULE = '''
@@ -444,7 +445,7 @@ def test_every_episode_takes_one_row_more_than_it_has_steps(episodes):
 
 
 def test_jax_native_objects_and_shaping():
-    from operant.envs.classic import CartPole
+    from operant.envs.native.classic import CartPole
 
     assert create(CartPole(), 2).mode == "jax"
     assert Environment.create(CartPole()).reset().shape == (4,)
@@ -1120,7 +1121,7 @@ def run_script(tmp_path, text, *arguments):
 def test_workers_end_with_their_parent_and_know_its_classes(tmp_path):
     text = """
         if __name__ == "__main__":
-            from operant.envs.vector import create
+            from operant.envs.vector.create import create
             env = create(Count, 2, "processes", num_workers=2)
             env.reset(0)
             print(*(worker.process.pid for worker in env._workers), flush=True)
@@ -1148,7 +1149,7 @@ def test_workers_run_a_module_of_a_package_as_the_program_did(tmp_path):
             pass
 
         if __name__ == "__main__":
-            from operant.envs.vector import create
+            from operant.envs.vector.create import create
             with create(Own, 2, "processes", num_workers=2) as env:
                 env.reset(0)
                 print("begun")
@@ -1172,7 +1173,7 @@ def test_workers_have_the_command_line_of_the_program(tmp_path):
                 return self._observe(), float(given), True, False, {}
 
         if __name__ == "__main__":
-            from operant.envs.vector import create
+            from operant.envs.vector.create import create
             with create(Given, 1, "processes") as env:
                 env.reset(0)
                 print(env.step({"action": np.zeros(1, np.int64)}).reward)
@@ -1197,7 +1198,7 @@ def test_a_program_is_run_by_workers_only_where_that_was_asked_for(tmp_path):
     """What a script without a guard does would be done once more in each of them."""
     text = """
         import time
-        from operant.envs.vector import create
+        from operant.envs.vector.create import create
 
         class Slow(Count):
             def step(self, action):
@@ -1276,7 +1277,7 @@ def test_masks_are_looked_at_in_every_step(form):
 
 
 def test_random_actions_heed_masks_and_bounds():
-    from operant.spaces import Spaces
+    from operant.spec.spaces import Spaces
 
     spaces = Spaces.read(
         dict(type="float", shape=(1,)),

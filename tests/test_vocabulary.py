@@ -7,15 +7,15 @@ import json
 import numpy as np
 import pytest
 
-from operant.agents import vocabulary
-from operant.agents.making import define
-from operant.arguments import named
+from operant.agents.base.agent_spec import define
+from operant.agents.modules import tensorforce_spec
 from operant.errors import SpecError, UsageError
+from operant.execution.algorithm.arguments import named
 from operant.spec import Schedule
 
 
 def read(**given):
-    return vocabulary.options(given)
+    return tensorforce_spec.options(given)
 
 
 @pytest.mark.parametrize(
@@ -267,14 +267,14 @@ def test_a_policy_with_more_than_a_network_is_modular():
     ],
 )  # fmt: skip
 def test_other_ways_to_a_step(spec, found):
-    assert vocabulary.options({"optimizer": spec}) == found
+    assert tensorforce_spec.options({"optimizer": spec}) == found
 
 
 def test_unknown_arguments_of_other_ways_to_a_step():
     with pytest.raises(
         SpecError, match="natural_gradient takes no argument 'cg_dampning'. Did you mean 'cg_damping'"
     ):
-        vocabulary.options(
+        tensorforce_spec.options(
             {"optimizer": {"type": "natural_gradient", "learning_rate": 0.1, "cg_dampning": 1.0}}
         )
 

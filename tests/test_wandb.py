@@ -10,8 +10,8 @@ import pytest
 
 from operant import Random
 from operant.errors import SpecError
-from operant.execution.records import Record
 from operant.tracking import WandB
+from operant.tracking.record import Record
 
 
 @pytest.fixture

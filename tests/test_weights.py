@@ -8,11 +8,11 @@ import pytest
 
 import operant
 from operant import checkpoint
-from operant.agents.making import define
+from operant.agents.base.agent_spec import define
 from operant.errors import MismatchError, SpecError
+from operant.execution.play import PlayConfig, play
 from operant.nn.network import Saved, parse
-from operant.play import PlayConfig, play
-from operant.session import fitting
+from operant.training.session import fitting
 
 SMALL = [{"type": "dense", "size": 8}]
 

@@ -8,16 +8,17 @@ import pytest
 from tests.test_agent import NET, ROLLOUT
 from tests.test_going_on import create, play
 
-from operant import Agent, Runner, checkpoint, provenance
-from operant.agents.making import define
+from operant import Agent, Runner, checkpoint
+from operant.agents.base.agent_spec import define
 from operant.cli import main, running
 from operant.errors import UsageError, quoted
-from operant.execution.config import RunConfig, RunnerConfig
-from operant.fit import trainer
-from operant.folder import history_held
-from operant.replication import replicate
-from operant.tracking import Tracker, read_history, sinks
-from operant.train import Plan, opened, resumed, train
+from operant.execution.algorithm.fit import trainer
+from operant.spec.run import RunConfig, RunnerConfig
+from operant.tracking import Tracker, read_history
+from operant.training import loggers, provenance
+from operant.training.multi_seed import replicate
+from operant.training.run_dir import history_held
+from operant.training.train import Plan, opened, resumed, train
 from operant.tuning import trial
 
 MODULE = """
@@ -312,7 +313,7 @@ def test_weights_and_biases_is_given_paths_as_they_were_given(here, monkeypatch)
             super().__init__()
             calls.append((directory, config["run"]))
 
-    monkeypatch.setattr(sinks, "WandB", Sink)
+    monkeypatch.setattr(loggers, "WandB", Sink)
     run = RunConfig.from_dict(
         {
             "env": "CartPole-v1",

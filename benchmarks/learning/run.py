@@ -35,13 +35,12 @@ import pyarrow as pa
 from pyarrow import parquet
 
 import operant
-from operant import presets
-from operant.execution.config import RunConfig
-from operant.execution.environments import host_vector
-from operant.execution.evaluate import evaluate
-from operant.spec import options
+from operant.spec import options, presets
+from operant.spec.run import RunConfig
 from operant.tracking import History, interval, learning_curve, read_history
-from operant.train import Plan, opened, resumed, train
+from operant.training.environments import host_vector
+from operant.training.evaluate import evaluate
+from operant.training.train import Plan, opened, resumed, train
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

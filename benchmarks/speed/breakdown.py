@@ -22,8 +22,8 @@ from operant_speed import made
 from run import processor
 from workloads import WORKLOADS
 
-from operant.envs.batched import GymnasiumVector
-from operant.execution.host import HostDriver
+from operant.envs.vector.batched import GymnasiumVector
+from operant.training.drivers.host import HostDriver
 
 RESULTS = Path(__file__).parents[1] / "results"
 DEFAULT = (

@@ -11,13 +11,14 @@ from specified import runner
 from workloads import Workload
 
 import operant
-from operant import runtime
-from operant.agents.learner import Learner
-from operant.agents.making import Definition, define
-from operant.engine import Engine
-from operant.envs import native_ids, vector
-from operant.execution.device import DeviceDriver
-from operant.execution.host import HostDriver
+from operant.agents.base.agent_spec import Definition, define
+from operant.agents.base.compiled import Engine
+from operant.agents.base.learner import Learner
+from operant.envs.native import ids
+from operant.envs.vector import create
+from operant.spec import runtime
+from operant.training.drivers.device import DeviceDriver
+from operant.training.drivers.host import HostDriver
 
 
 def options(workload: Workload) -> dict[str, Any]:
@@ -63,7 +64,7 @@ def options(workload: Workload) -> dict[str, Any]:
 def hosted(definition: Definition, env: str, num_envs: int, atari: bool) -> HostDriver:
     """Return a driver at its start, on environments that are not JAX programs."""
     games = dict.fromkeys(("preprocess", "max_frame", "clip_rewards", "episodic_life"), atari)
-    envs = vector.create(env, num_envs, **games)
+    envs = create.create(env, num_envs, **games)
     algorithm = definition.cls.create(definition.config, envs.spaces, num_envs)
     return HostDriver(Engine(Learner(algorithm), jax.random.key(0), num_envs), envs, 0)
 
@@ -75,7 +76,7 @@ def made(workload: Workload) -> DeviceDriver | HostDriver:
     runtime.start([shape], product=definition.product(workload.num_envs))  # as `operant train` does
     driver: DeviceDriver | HostDriver
     if workload.native:
-        env = native_ids.make(f"jax:{workload.env}")
+        env = ids.make(f"jax:{workload.env}")
         algorithm = definition.cls.create(definition.config, env.spaces, workload.num_envs)
         driver = DeviceDriver(Learner(algorithm), env, workload.num_envs, jax.random.key(0))
     else:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 import os
 
-from operant import legacy
+from operant.execution.algorithm import import_paths
 
 TYPE_CHECKING = False  # like the one of typing, which is slow to import
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from typing import Any
 
     from operant import agents as agents
-    from operant.agent import Agent as Agent
     from operant.envs import Environment as Environment
     from operant.errors import OperantError as OperantError
-    from operant.execution.runner import Runner as Runner
-    from operant.export.policy import load_policy as load_policy
-    from operant.inputs import create_envs as create_envs
+    from operant.execution.agent import Agent as Agent
+    from operant.execution.algorithm.inputs import create_envs as create_envs
+    from operant.execution.export.exported_policy import load_policy as load_policy
+    from operant.execution.runner.runner import Runner as Runner
     from operant.nn.cfg import ModelReader as ModelReader
 
 _PUBLIC = {
-    "Agent": "operant.agent",
+    "Agent": "operant.execution.agent",
     "Environment": "operant.envs",
     "ModelReader": "operant.nn.cfg",
     "OperantError": "operant.errors",
-    "Runner": "operant.execution.runner",
-    "create_envs": "operant.inputs",
-    "load_policy": "operant.export.policy",
+    "Runner": "operant.execution.runner.runner",
+    "create_envs": "operant.execution.algorithm.inputs",
+    "load_policy": "operant.execution.export.exported_policy",
 }
 
 
@@ -57,7 +57,7 @@ def __getattr__(name: str) -> Any:
     if name == "agents":  # operant.agents['ppo'] describes an agent
         return importlib.import_module("operant.agents")
     if name[:1].isupper():  # the classes of the algorithms: PPO, DQN, ...
-        fit = importlib.import_module("operant.fit")
+        fit = importlib.import_module("operant.execution.algorithm.fit")
         if name in fit.CLASSES:
             return fit.trainer(name)
     raise AttributeError(f"module 'operant' has no attribute {name!r}")
@@ -65,9 +65,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """List the public names, loaded or not."""
-    from operant.agents import AGENTS
+    from operant.agents.table import AGENTS
 
     return sorted({*_PUBLIC, "__version__", "agents", *(entry.cls for entry in AGENTS.values())})
 
 
-legacy.register()
+import_paths.register()

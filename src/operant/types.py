@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 from jaxtyping import Bool, Float, Int
 
-from operant import runtime
+from operant.spec import runtime
 
 runtime.prepare()
 

@@ -21,35 +21,13 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from operant.agents import stability
-from operant.agents.config import RolloutConfig, SharedModelConfig
-from operant.agents.protocol import Counters
-from operant.agents.rollouts import ActorCritic, watch
+from operant.agents.base import updates
+from operant.agents.base.protocol import Counters
+from operant.agents.options.a2c_options import A2CConfig as Config
+from operant.agents.parts.actor_critic import ActorCritic, watch
 from operant.ops import losses, optimise
-from operant.spaces import Spaces, masks_of
-from operant.spec import Scalar, option
+from operant.spec.spaces import Spaces, masks_of
 from operant.types import Array, Block, Key, Metrics, Tree
-
-
-class Config(RolloutConfig, SharedModelConfig):
-    """Options of A2C."""
-
-    n_steps: int = option(
-        5,
-        "Transition steps",
-        unit="environment steps per environment and update",
-        low=1,
-        search="categorical",
-    )
-    lam: Scalar = option(
-        1.0,
-        "GAE-Lambda for advantage estimation (1: n-step returns)",
-        low=0.0,
-        high=1.0,
-        search="log_uniform",
-        traced=True,
-    )
-    normalize_advantage: bool = option(False, "Standardise advantages in each block")
 
 
 class State(NamedTuple):
@@ -100,22 +78,22 @@ class A2C(ActorCritic):
     def init(self, key: Key) -> State:
         """Initialise networks and optimizer."""
         variables = self.model.init(key)
-        opt_state = stability.optimizer(self.config).init(variables["params"])
-        return State(variables, opt_state, stability.reward_scale(self.config, self.actors))
+        opt_state = updates.optimizer(self.config).init(variables["params"])
+        return State(variables, opt_state, updates.reward_scale(self.config, self.actors))
 
     def update(
         self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
     ) -> tuple[State, Tree, Metrics]:
         """Take one gradient step on the block."""
         c = self.config
-        scale, block = stability.scale_block(c, state.reward_scale, block)
+        scale, block = updates.scale_block(c, state.reward_scale, block)
         variables = self.model.observe(state.variables, block.observation, block.valid)
         params, before = variables["params"], self.model.learning(variables, key)
         grads, metrics = jax.grad(loss, has_aux=True)(params, before["state"], self, block)
-        optimizer, there = stability.optimizer(c), jnp.any(block.valid)
+        optimizer, there = updates.optimizer(c), jnp.any(block.valid)
         params, opt_state, info = optimise.apply(optimizer, params, state.optimizer, grads, there=there)
         params = self.model.averaged(params, before, block.observation, there=there)
         metrics |= {f"update/{name}": value for name, value in info.items()}
-        metrics = stability.applying(metrics, there)
-        metrics["update/lr"] = stability.lr(c)
+        metrics = updates.applying(metrics, there)
+        metrics["update/lr"] = updates.lr(c)
         return State({**variables, "params": params}, opt_state, scale), memory, metrics

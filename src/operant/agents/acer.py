@@ -25,121 +25,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
-from operant.agents import imitation, serving, stability
-from operant.agents.config import ModelConfig, ReplayConfig
-from operant.agents.protocol import Counters, fold
-from operant.agents.rollouts import evaluate
+from operant.agents.base import updates
+from operant.agents.base.protocol import Counters, fold
+from operant.agents.options.acer_options import ACERConfig as Config
+from operant.agents.parts import imitation
+from operant.agents.parts.actor_critic import evaluate
+from operant.agents.table import serving
 from operant.errors import value_error
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, build
-from operant.ops import losses, optimise, random, returns
+from operant.ops import losses, optimise, prng, returns
 from operant.ops.distributions import Categorical, Kind, Product
-from operant.spaces import Spaces, masks_of, require
-from operant.spec import Scalar, option
+from operant.spec.spaces import Spaces, masks_of, require
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
-
-
-class Config(ReplayConfig, ModelConfig):
-    """Options of ACER."""
-
-    waiting: ClassVar[str] = "Nothing is replayed: replay begins after {:,} steps"
-
-    delta: Scalar = option(
-        1,
-        "Size δ of the trust region: how far a step may move the policy from its average. Larger: bigger "
-        "steps",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
-        needs=("trust_region", True),
-    )
-    ema_alpha: Scalar = option(
-        0.99,
-        "Decay of the moving average of the network, around which the trust region lies",
-        low=0.0,
-        high=1.0,
-        search="log_uniform",
-        traced=True,
-        needs=("trust_region", True),
-    )
-    entropy_coef: Scalar = option(
-        0.01,
-        "Entropy coefficient for loss calculation. Larger: more exploration",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
-    )
-    epsilon: Scalar = option(
-        1e-06,
-        "Added to divisors in gradient updates: to probabilities, and to the squared norm in the trust "
-        "region",
-        low=0.0,
-        low_open=True,
-        search="log_uniform",
-        traced=True,
-    )
-    grad_norm: float | None = option(
-        10,
-        "Global norm to which gradients are clipped (None: no clipping)",
-        low=0.0,
-        low_open=True,
-        search="log_uniform",
-    )
-    importance_c: Scalar = option(
-        10.0,
-        "Importance weight truncation parameter: larger weights are truncated to it, and the action values "
-        "correct the bias",
-        low=0.0,
-        low_open=True,
-        search="log_uniform",
-        traced=True,
-    )
-    n_steps: int = option(
-        20,
-        "Transition steps",
-        unit="environment steps per environment and update",
-        low=1,
-        search="categorical",
-    )
-    replay_ratio: Scalar = option(
-        4,
-        "Mean number of replay steps after each step on fresh experience (Poisson-distributed)",
-        unit="gradient steps",
-        low=0.0,
-        high=64.0,
-        search="categorical",
-        traced=True,
-    )
-    trust_region: bool = option(True, "Bound the policy's steps by a trust region around its average")
-    value_loss_coef: Scalar = option(
-        0.5, "Value loss coefficient for value loss calculation", low=0.0, search="log_uniform", traced=True
-    )
-    buffer_initial_size: int | None = option(
-        None,
-        "Replay buffer initial size: environment steps before replay begins; learning from fresh "
-        "experience starts at once (default: buffer-max-size)",
-        unit="environment steps",
-        low=0,
-        search="int",
-    )
-    buffer_batch_size: int = option(
-        1,
-        "Replay buffer batch size: sequences of n-steps rows per environment in each replay step",
-        unit="sequences per environment",
-        low=1,
-        search="categorical",
-        aliases=("batch_size",),
-    )
-
-    def batch(self, actors: int) -> int:
-        """Return the rows of a block, fresh or replayed."""
-        return self.n_steps * actors
 
 
 class State(NamedTuple):
@@ -282,8 +186,8 @@ class ACER:
         """Initialise the network; the average policy's starts as its copy."""
         variables = self.model.init(key)
         average = jax.tree.map(jnp.copy, variables["params"])
-        opt_state = stability.optimizer(self.config).init(variables["params"])
-        return State(variables, average, opt_state, stability.reward_scale(self.config, self.actors))
+        opt_state = updates.optimizer(self.config).init(variables["params"])
+        return State(variables, average, opt_state, updates.reward_scale(self.config, self.actors))
 
     @property
     def models(self) -> dict[str, Model]:
@@ -408,7 +312,7 @@ class ACER:
     ) -> tuple[State, Tree, Metrics]:
         """Take a step on the block, then a random number of steps on sequences of the memory."""
         c = self.config
-        scale, scaled = stability.scale_block(c, state.reward_scale, block)
+        scale, scaled = updates.scale_block(c, state.reward_scale, block)
         variables = self.model.observe(state.variables, block.observation, block.valid)
         state = state._replace(variables=variables, reward_scale=scale)
         state, metrics = self._step(state, scaled, key)
@@ -417,7 +321,7 @@ class ACER:
         ready = counters.timesteps >= jnp.uint32(c.initial_size)
         ready &= self.memory.begun(memory, c.initial_size)
         ready &= self.memory.rows(memory) > self.actors * c.n_steps
-        count = jnp.where(ready, random.poisson(key_count, c.replay_ratio), 0)
+        count = jnp.where(ready, prng.poisson(key_count, c.replay_ratio), 0)
         # As plain numbers: JAX's key-reuse check assumes that a key which a loop reads is used in every iteration.
         impl, words = jax.random.key_impl(key_sample), jax.random.key_data(key_sample)
 
@@ -426,19 +330,19 @@ class ACER:
             own = fold(jax.random.wrap_key_data(words, impl=impl), i)
             sample = self.memory.sample_sequences(memory, own, c.buffer_batch_size * self.actors, c.n_steps)
             if self.model.averages:  # the newest block comes without padding, stored ones do not
-                sample = stability.filled(sample, self.spaces)
-            reward = stability.scale_replayed(c, state.reward_scale, sample.reward)
+                sample = updates.filled(sample, self.spaces)
+            reward = updates.scale_replayed(c, state.reward_scale, sample.reward)
             state, metrics = self._step(state, sample._replace(reward=reward), own)
-            return state, meter + stability.tally(jnp.stack([*metrics.values()]))
+            return state, meter + updates.tally(jnp.stack([*metrics.values()]))
 
         fresh = {**metrics, "memory/importance_weight": jnp.float32(jnp.nan)}
-        start = (state, stability.tally(jnp.stack([*fresh.values()])))
+        start = (state, updates.tally(jnp.stack([*fresh.values()])))
         state, (sums, numbers) = jax.lax.fori_loop(0, count, replay, start)
         mean = dict(zip(metrics, sums / numbers, strict=True))  # NaN, so left out, where none applies
         metrics = mean | {
             "memory/replays": count.astype(jnp.float32),
             "update/skipped": sums[list(metrics).index("update/skipped")],
-            "update/lr": stability.lr(c),
+            "update/lr": updates.lr(c),
         }
         return state, memory, metrics
 
@@ -448,7 +352,7 @@ class ACER:
         grads, metrics = jax.grad(loss, has_aux=True)(
             params, state._replace(variables=variables), self, block
         )
-        optimizer, there = stability.optimizer(self.config), jnp.any(block.valid)
+        optimizer, there = updates.optimizer(self.config), jnp.any(block.valid)
         params, opt_state, info = optimise.apply(optimizer, params, state.optimizer, grads, there=there)
         params = self.model.averaged(params, variables, block.observation, there=there)
         average = optimise.interpolate(params, state.average, self.config.ema_alpha)
@@ -457,4 +361,4 @@ class ACER:
             variables={**state.variables, "params": params}, average=average, optimizer=opt_state
         )
         metrics |= {f"update/{name}": x for name, x in info.items()}
-        return state, stability.applying(metrics, there)
+        return state, updates.applying(metrics, there)

@@ -15,23 +15,12 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from operant.agents.config import UntrainedConfig
-from operant.agents.protocol import Counters
-from operant.agents.untrained import Untrained
+from operant.agents.base.protocol import Counters
+from operant.agents.options.constant_options import ConstantConfig as Config
+from operant.agents.parts.untrained import Untrained
 from operant.errors import SpecError, suggest
-from operant.spaces import Leaf, Spaces, masks_of
-from operant.spec import option
+from operant.spec.spaces import Leaf, Spaces, masks_of
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
-
-
-class Config(UntrainedConfig):
-    """Which actions."""
-
-    action_values: Any = option(
-        None,
-        "Values by name of the action, nested names as nested dicts; the value of a single action may be "
-        "given alone (default: the middle of the bounds, the first choice, False)",
-    )
 
 
 class State(NamedTuple):

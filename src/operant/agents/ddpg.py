@@ -19,16 +19,12 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from operant.agents.config import DeterministicConfig
-from operant.agents.continuous import Batch, targets
-from operant.agents.deterministic import Deterministic
-from operant.agents.protocol import Counters
-from operant.spaces import Spaces
+from operant.agents.base.protocol import Counters
+from operant.agents.options.ddpg_options import DDPGConfig as Config
+from operant.agents.parts.deterministic import Deterministic
+from operant.agents.parts.off_policy import Batch, targets
+from operant.spec.spaces import Spaces
 from operant.types import Array, Block, Key, Metrics, Tree
-
-
-class Config(DeterministicConfig):
-    """Options of DDPG."""
 
 
 class State(NamedTuple):

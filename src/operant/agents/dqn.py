@@ -48,142 +48,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from operant.agents import sequences, stability
-from operant.agents.config import EpsilonConfig, ModelConfig, SequenceConfig
-from operant.agents.noisy import Noise, deviations, perturbed
-from operant.agents.protocol import Counters, fold
-from operant.agents.qvalues import Acting, QLearner
-from operant.agents.rollouts import evaluate
-from operant.agents.value_heads import Categorical, Expected, Quantiles, Values
+from operant.agents.base import updates
+from operant.agents.base.protocol import Counters, fold
+from operant.agents.options.dqn_options import DQNConfig as Config
+from operant.agents.parts import sequences
+from operant.agents.parts.actor_critic import evaluate
+from operant.agents.parts.noisy import Noise, deviations, perturbed
+from operant.agents.parts.q_learning import Acting, QLearner
+from operant.agents.parts.value_heads import Categorical, Expected, Quantiles, Values
 from operant.errors import SpecError
 from operant.memory.replay import Replay
 from operant.ops import losses, optimise
 from operant.ops.repeat import repeat
-from operant.spaces import Spaces, masks_of
-from operant.spec import Scalar, Schedule, option
+from operant.spec.spaces import Spaces, masks_of
 from operant.types import Array, Arrays, Block, Key, Metrics, Transition, Tree
-
-
-class Config(EpsilonConfig, SequenceConfig, ModelConfig):
-    """Options of DQN."""
-
-    double: bool = option(False, "If specified, DDQN will be used")
-    target_sync_steps: int = option(
-        1000, "Sync target models every n steps", unit="environment steps", low=1, search="int"
-    )
-    tau: Scalar = option(
-        1.0,
-        "Weight of the online network when the target is synced (1: copy)",
-        low=0.0,
-        low_open=True,
-        high=1.0,
-        search="log_uniform",
-        traced=True,
-    )
-    train_every: int = option(
-        1,
-        "Steps of each environment between updates",
-        unit="environment steps per environment",
-        low=1,
-        search="categorical",
-    )
-    gradient_steps: int = option(1, "Gradient steps per update", low=1, search="int")
-    n_steps: int = option(1, "Number of steps in the n-step return", low=1, search="categorical")
-    huber: float | None = option(
-        None,
-        "TD error beyond which the loss is linear (default: squared everywhere)",
-        low=0.0,
-        low_open=True,
-        search="log_uniform",
-    )
-    dueling: bool = option(
-        False, "Separate streams for the value of the state and the advantages of the actions"
-    )
-    prioritized: bool = option(False, "Replay transitions in proportion to their last TD error")
-    priority_alpha: Scalar = option(
-        0.6,
-        "With prioritized: exponent of the priorities (0: uniform)",
-        low=0.0,
-        high=1.0,
-        search="log_uniform",
-        traced=True,
-        needs=("prioritized", True),
-    )
-    priority_beta: Scalar = option(
-        0.4,
-        "With prioritized: exponent of the importance weights (1: full correction)",
-        low=0.0,
-        high=1.0,
-        search="log_uniform",
-        traced=True,
-        needs=("prioritized", True),
-    )
-
-    distributional: Literal["none", "c51", "quantile"] = option(
-        "none",
-        "Learn the distribution of the return instead of its mean (none): c51 (fixed atoms) or quantile",
-        choices=("none", "c51", "quantile"),
-    )
-    atoms: int = option(
-        51,
-        "With distributional: number of atoms (c51) or quantiles (quantile)",
-        low=2,
-        search="categorical",
-        needs=("distributional", ("c51", "quantile")),
-    )
-    value_min: Scalar = option(
-        -10.0,
-        "With c51: return at the first atom",
-        unit="reward",
-        traced=True,
-        needs=("distributional", "c51"),
-        settled=True,
-    )
-    value_max: Scalar = option(
-        10.0,
-        "With c51: return at the last atom",
-        unit="reward",
-        traced=True,
-        needs=("distributional", "c51"),
-        settled=True,
-    )
-    noisy: bool = option(
-        False, "Explore by learned noise on the weights of dense layers, instead of by epsilon"
-    )
-    noisy_std: Scalar = option(
-        0.5,
-        "With noisy: initial standard deviation of the noise",
-        unit="1 / √inputs of a layer",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
-        needs=("noisy", True),
-        settled=True,
-    )
-
-    @property
-    def decay_begins(self) -> int | None:
-        """After the random steps."""
-        return None if self.noisy else self.initial_size
-
-    def check(self) -> Iterator[str]:
-        """Refuse atoms without distance between them, and a loss that is not used, besides the checks that all share."""
-        yield from super().check()
-        low, high = self.value_min, self.value_max
-        highest = low.range()[1] if isinstance(low, Schedule) else low
-        if highest >= (high.range()[0] if isinstance(high, Schedule) else high):
-            yield f"value_min must be below value_max. Received: value_min={low}, value_max={high}."
-        if self.distributional == "c51" and self.huber is not None:
-            yield (
-                "huber bounds an error, and distributional='c51' learns by cross-entropy. "
-                f"Received: huber={self.huber}. Leave it out, or use distributional='quantile'."
-            )
 
 
 class State(NamedTuple):
@@ -341,10 +224,10 @@ class DQN(QLearner):
         noise: Tree = ()
         if c.noisy:
             noise = Noise(deviations(variables["params"], c.noisy_std), fold(key, 0))
-        state = State(variables, (), (), stability.reward_scale(c, self.actors), noise)
+        state = State(variables, (), (), updates.reward_scale(c, self.actors), noise)
         learned = self.learned(state)
         target = jax.tree.map(jnp.copy, learned)
-        return state._replace(target=target, optimizer=stability.optimizer(c).init(learned))
+        return state._replace(target=target, optimizer=updates.optimizer(c).init(learned))
 
     def with_weights(self, state: State, weights: dict[str, Tree]) -> State:
         """Replace the variables; the target becomes a copy of them."""
@@ -386,7 +269,7 @@ class DQN(QLearner):
         self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
     ) -> tuple[State, Tree, Metrics]:
         """Take `gradient_steps` steps once the memory is filled, then sync the target when it is due."""
-        scale, _ = stability.scale_block(self.config, state.reward_scale, block)
+        scale, _ = updates.scale_block(self.config, state.reward_scale, block)
         variables = self.model.observe(state.variables, block.observation, block.valid)
         state = state._replace(variables=variables, reward_scale=scale)
         initial = self.config.initial_size
@@ -396,14 +279,14 @@ class DQN(QLearner):
         state, memory, metrics = self._learn(state, memory, ready, key)
         metrics |= {
             "explore/epsilon": self.epsilon(counters),
-            "update/lr": stability.lr(self.config),
+            "update/lr": updates.lr(self.config),
         }
         return self._sync(state, block, counters), memory, metrics
 
     def _learn(self, state: State, memory: Tree, ready: Array, key: Key) -> tuple[State, Tree, Metrics]:
         """Take the gradient steps, none before the memory is ready."""
         c = self.config
-        replay, optimizer = self.memory, stability.optimizer(self.config)
+        replay, optimizer = self.memory, updates.optimizer(self.config)
         keys = key[None] if c.gradient_steps == 1 else jax.random.split(key, c.gradient_steps)
         # As plain numbers: JAX's key-reuse check assumes that a key which a loop reads is used in every iteration.
         impl, words = jax.random.key_impl(key), jax.random.key_data(keys)
@@ -439,7 +322,7 @@ class DQN(QLearner):
     def _sampled(self, state: State, memory: Tree, key: Key) -> Tree:
         """Draw what a gradient step learns from: a `Transition`, for a recurrent network a `Block` of sequences."""
         c, replay = self.config, self.memory
-        scale = functools.partial(stability.scale_replayed, c, state.reward_scale)
+        scale = functools.partial(updates.scale_replayed, c, state.reward_scale)
         if self.model.recurrent:
             block = replay.sample_sequences(memory, key, c.buffer_batch_size, self.sequence_rows)
             return block._replace(reward=scale(block.reward))

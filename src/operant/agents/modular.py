@@ -5,9 +5,9 @@ Well-known algorithms are points in this space (Williams 1992; Sutton et al. 200
 names. An update is
 
     rows     = the newest `batch_size` timesteps or episodes, or as many uniform draws from a replay memory
-    G        = returns of at most `horizon` rewards, then V or max_a Q (`operant.agents.estimation`)
+    G        = returns of at most `horizon` rewards, then V or max_a Q (`operant.agents.modules.reward_estimation`)
     A        = G, less the baseline's V if there is one
-    θ        <- `multi_step` steps of the optimizer on the loss of the objective (`operant.agents.objectives`), each on all
+    θ        <- `multi_step` steps of the optimizer on the loss of the objective (`operant.agents.modules.objectives`), each on all
                 rows or a sample of them
     target   <- the network, every `target_sync_frequency` updates
 
@@ -33,27 +33,26 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from operant.agents import exploration, objectives, serving, stability, steps
-from operant.agents.action_units import require_bounds
-from operant.agents.batches import REPLAY_WARMUP, block_rows, extent, interval, recent_rows, replay_rows
-from operant.agents.estimation import estimate
-from operant.agents.modules import DETERMINISTIC, ModularConfig
-from operant.agents.objectives import SHARED, VALUE, Objective, Rows
-from operant.agents.preparation import Preparation, as_rows, as_view
-from operant.agents.protocol import Counters, fold
-from operant.agents.sequences import refuse_averages
+from operant.agents.base import updates
+from operant.agents.base.protocol import Counters, fold
+from operant.agents.modules import exploration, gradient_steps, objectives
+from operant.agents.modules.batch import Preparation, as_rows, as_view
+from operant.agents.modules.objectives import SHARED, VALUE, Objective, Rows
+from operant.agents.modules.reward_estimation import estimate
+from operant.agents.modules.sizes import REPLAY_WARMUP, block_rows, extent, interval, recent_rows, replay_rows
+from operant.agents.options.modular_options import DETERMINISTIC
+from operant.agents.options.modular_options import ModularConfig as Config
+from operant.agents.parts.action_scaling import require_bounds
+from operant.agents.parts.sequences import refuse_averages
+from operant.agents.table import serving
 from operant.errors import SpecError
 from operant.memory.recent import Recent
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, build
 from operant.ops import optimise
-from operant.spaces import Spaces, masks_of, require
 from operant.spec import Schedule
+from operant.spec.spaces import Spaces, masks_of, require
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
-
-
-class Config(ModularConfig):
-    """Options of the modular agent."""
 
 
 class State(NamedTuple):
@@ -183,7 +182,7 @@ class Modular:
         name = c.optimizer if c.baseline_optimizer is None else c.baseline_optimizer
         lr = c.lr if c.baseline_lr is None else c.baseline_lr
         own = optimise.optimizer(name, lr, c.beta1, c.beta2, c.opt_epsilon, c.grad_norm)
-        return stability.optimizer(c), own
+        return updates.optimizer(c), own
 
     def init(self, key: Key) -> State:
         """Initialise networks and optimizers; the target starts as a copy."""
@@ -195,7 +194,7 @@ class Modular:
             target=(),
             optimizer=(),
             baseline_optimizer=(),
-            reward_scale=stability.reward_scale(c, self.actors),
+            reward_scale=updates.reward_scale(c, self.actors),
             last=jnp.zeros((), jnp.uint32),
             made=jnp.zeros((), jnp.uint32),
             noise=() if c.variable_noise is None else fold(key, len(start)),
@@ -339,7 +338,7 @@ class Modular:
         The update is a loop of one iteration or none, not a conditional: XLA copies what a conditional returns, a loop
         works in place.
         """
-        scale, _ = stability.scale_block(self.config, state.reward_scale, block)
+        scale, _ = updates.scale_block(self.config, state.reward_scale, block)
         seen = {
             name: self.models[name].observe(variables, block.observation, block.valid)
             for name, variables in self.weights(state).items()
@@ -356,12 +355,12 @@ class Modular:
 
         state, metrics = jax.lax.fori_loop(0, due.astype(jnp.int32), once, (state, nothing))
         metrics["update/skipped"] = jnp.where(due, metrics["update/skipped"], 0.0)
-        metrics["update/lr"] = stability.lr(self.config)
+        metrics["update/lr"] = updates.lr(self.config)
         state = state._replace(last=jnp.where(due, now, state.last), hastened=jnp.zeros((), jnp.bool_))
         return state, memory, metrics
 
     def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
-        """Return the imitation loss on a block; see `operant.agents.imitation`."""
+        """Return the imitation loss on a block; see `operant.agents.parts.imitation`."""
         c, objective = self.config, self.objective
         params = {name: variables["params"] for name, variables in weights.items()}
         frozen = {name: variables["state"] for name, variables in weights.items()}
@@ -396,7 +395,7 @@ class Modular:
         def with_own(params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
             return objective.loss({**held, **params}, frozen, rows)
 
-        together, opt_state, watched = steps.fit(
+        together, opt_state, watched = gradient_steps.fit(
             lambda params, rows: with_own(params, frozen, rows),
             together, state.optimizer, optimizers[0], rows, counts, plan, keys[1],
             self._learning(with_own, frozen, impl, used=plan.natural is not None), whole=whole,
@@ -406,10 +405,10 @@ class Modular:
         if self.separate:
             assert isinstance(objective, objectives.PolicyGradient | objectives.DeterministicGradient)
             baseline = objective
-            own, opt_state, other = steps.fit(
+            own, opt_state, other = gradient_steps.fit(
                 lambda params, rows: baseline.value_loss(params, frozen, rows),
                 own, state.baseline_optimizer, optimizers[1], rows, counts,
-                steps.Plan(c.baseline_multi_step, c.subsampling_fraction, c.l2_regularization), keys[2],
+                gradient_steps.Plan(c.baseline_multi_step, c.subsampling_fraction, c.l2_regularization), keys[2],
                 self._learning(baseline.value_loss, frozen, impl), whole=whole,
             )  # fmt: skip
             grad_norm, skipped = jnp.hypot(grad_norm, other.pop("grad_norm")), skipped + other.pop("skipped")
@@ -429,7 +428,7 @@ class Modular:
         frozen: Tree,
         impl: Any,
         used: bool = False,
-    ) -> steps.Learning | None:
+    ) -> gradient_steps.Learning | None:
         """Return how networks are applied in gradient steps; None if as when acting.
 
         With the natural gradient the loss applies them as when acting (`used`): Fisher matrix and gradient must belong
@@ -445,7 +444,7 @@ class Modular:
                 for i, (name, model) in enumerate(self.models.items())
             }
 
-        def noisy(words: Array) -> steps.Loss:
+        def noisy(words: Array) -> gradient_steps.Loss:
             state = marked(words)
             return lambda params, rows: loss(params, state, rows)
 
@@ -464,17 +463,17 @@ class Modular:
                 for name, own in params.items()
             }
 
-        return steps.Learning(None if used else noisy, averaged, trained)
+        return gradient_steps.Learning(None if used else noisy, averaged, trained)
 
-    def _plan(self, frozen: Tree) -> steps.Plan:
+    def _plan(self, frozen: Tree) -> gradient_steps.Plan:
         """Return how gradient steps are taken."""
         c, objective = self.config, self.objective
-        plan = steps.Plan(c.multi_step, c.subsampling_fraction, c.l2_regularization)
+        plan = gradient_steps.Plan(c.multi_step, c.subsampling_fraction, c.l2_regularization)
         if c.gradient == "natural":
             assert isinstance(objective, objectives.PolicyGradient)
             policy = objective
             plan = plan._replace(
-                natural=steps.Natural(
+                natural=gradient_steps.Natural(
                     lambda params, rows: policy.outputs(params, frozen, rows.view),
                     lambda rows, old, new: policy.divergence(rows.view.observation, old, new),
                     c.lr,
@@ -483,9 +482,11 @@ class Modular:
                 )
             )
         if c.gradient == "evolutionary":
-            plan = plan._replace(evolution=steps.Evolution(c.evolutionary_samples, c.evolutionary_deviation))
+            plan = plan._replace(
+                evolution=gradient_steps.Evolution(c.evolutionary_samples, c.evolutionary_deviation)
+            )
         if c.linesearch_iterations:
-            plan = plan._replace(search=steps.Search(c.linesearch_iterations, c.linesearch_factor))
+            plan = plan._replace(search=gradient_steps.Search(c.linesearch_iterations, c.linesearch_factor))
         return plan
 
     def _follow(self, state: State, there: Array) -> State:

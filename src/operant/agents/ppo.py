@@ -29,59 +29,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from operant.agents import stability
-from operant.agents.config import RolloutConfig, SharedModelConfig
-from operant.agents.minibatches import Part, divisible, passes
-from operant.agents.protocol import Counters
-from operant.agents.rollouts import ActorCritic, watch
+from operant.agents.base import updates
+from operant.agents.base.protocol import Counters
+from operant.agents.options.ppo_options import PPOConfig as Config
+from operant.agents.parts.actor_critic import ActorCritic, watch
+from operant.agents.parts.minibatches import Part, divisible, passes
 from operant.ops import losses, optimise
-from operant.spaces import Spaces, masks_of
-from operant.spec import Scalar, option
+from operant.spec.spaces import Spaces, masks_of
 from operant.types import Array, Arrays, Block, Key, Metrics, Tree
 
 SLACK = 1.5
 """How many times `target_kl` the divergence may be before steps end: a single minibatch's estimate is noisy."""
-
-
-class Config(RolloutConfig, SharedModelConfig):
-    """Options of PPO."""
-
-    advantage_epsilon: Scalar = option(
-        1e-08,
-        "Value added to the standard deviation by which advantages are divided",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
-        needs=("normalize_advantage", True),
-    )
-    clip_norm: Scalar = option(
-        0.1,
-        "Clip range ε of the probability ratio (and of the change in value). Larger: bigger policy steps",
-        low=0.0,
-        low_open=True,
-        search="log_uniform",
-        traced=True,
-    )
-    mini_batches: int = option(4, "Number of mini-batches to use per update", low=1, search="categorical")
-    ppo_epochs: int = option(
-        4, "Gradient updates per training step: passes over each block", low=1, search="categorical"
-    )
-    clip_value: bool = option(True, "Clip the change in value by clip-norm as well")
-    normalize_advantage: bool = option(True, "Standardise advantages in each mini-batch")
-    target_kl: Scalar | None = option(
-        None,
-        "KL divergence that the policy may reach in an update, whose gradient steps end at 1.5 times as "
-        "much (None: no limit)",
-        unit="nats",
-        low=0.0,
-        low_open=True,
-        search="log_uniform",
-        traced=True,
-    )
-
-    def batch(self, actors: int) -> int:
-        """Return the rows of a minibatch."""
-        return self.n_steps * actors // self.mini_batches
 
 
 class State(NamedTuple):
@@ -155,15 +113,15 @@ class PPO(ActorCritic):
     def init(self, key: Key) -> State:
         """Initialise networks and optimizer."""
         variables = self.model.init(key)
-        opt_state = stability.optimizer(self.config).init(variables["params"])
-        return State(variables, opt_state, stability.reward_scale(self.config, self.actors))
+        opt_state = updates.optimizer(self.config).init(variables["params"])
+        return State(variables, opt_state, updates.reward_scale(self.config, self.actors))
 
     def update(
         self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
     ) -> tuple[State, Tree, Metrics]:
         """Estimate advantages, then `ppo_epochs` passes of `mini_batches` gradient steps."""
         c = self.config
-        scale, block = stability.scale_block(c, state.reward_scale, block)
+        scale, block = updates.scale_block(c, state.reward_scale, block)
         variables = self.model.observe(state.variables, block.observation, block.valid)
         estimate = self.estimate(variables, block)
         batch = Batch(
@@ -179,7 +137,7 @@ class PPO(ActorCritic):
         weight = block.valid.astype(jnp.float32)
         metrics["value/mean"] = losses.weighted_mean(batch.value, weight)
         metrics["update/explained_variance"] = losses.explained_variance(batch.value, batch.target, weight)
-        metrics["update/lr"] = stability.lr(c)
+        metrics["update/lr"] = updates.lr(c)
         state = State({"params": params, "state": variables["state"]}, opt_state, scale)
         return state, memory, metrics
 
@@ -187,7 +145,7 @@ class PPO(ActorCritic):
         self, variables: Tree, opt_state: Tree, batch: Batch, carry: Tree, key: Key
     ) -> tuple[Tree, Tree, Metrics]:
         """Run all gradient steps of one update in one scan. Those after `target_kl` was reached have no effect."""
-        limit, optimizer = self.config.target_kl, stability.optimizer(self.config)
+        limit, optimizer = self.config.target_kl, updates.optimizer(self.config)
 
         def step(learned: tuple[Tree, Tree, Array], part: Part) -> tuple[tuple[Tree, Tree, Array], Metrics]:
             (old, opt_state, going), (own, start, key) = learned, part
@@ -204,7 +162,7 @@ class PPO(ActorCritic):
             if limit is not None:
                 params = jax.tree.map(functools.partial(jnp.where, going), params, old)
                 metrics["update/steps"] = there.astype(jnp.float32) - info["skipped"]
-            return (params, opt_state, going), stability.applying(metrics, there)
+            return (params, opt_state, going), updates.applying(metrics, there)
 
         (params, opt_state, _), metrics = passes(
             step,

@@ -29,70 +29,17 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from operant.agents import stability
-from operant.agents.config import EpsilonConfig, ModelConfig
-from operant.agents.minibatches import Part, divisible, passes
-from operant.agents.protocol import Counters
-from operant.agents.qvalues import QLearner
-from operant.agents.sequences import flat
+from operant.agents.base import updates
+from operant.agents.base.protocol import Counters
+from operant.agents.options.pqn_options import PQNConfig as Config
+from operant.agents.parts.minibatches import Part, divisible, passes
+from operant.agents.parts.q_learning import QLearner
+from operant.agents.parts.sequences import flat
 from operant.memory.replay import Replay
 from operant.nn.network import written
 from operant.ops import losses, optimise, returns
-from operant.spaces import Spaces, masks_of
-from operant.spec import Scalar, option
+from operant.spec.spaces import Spaces, masks_of
 from operant.types import Array, Arrays, Block, Key, Metrics, Tree
-
-
-class Config(EpsilonConfig, ModelConfig):
-    """Options of PQN."""
-
-    lr: Scalar = option(
-        0.00025,
-        "Learning rate of the optimizer",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
-        aliases=("learning_rate",),
-    )
-    optimizer: Any = option(
-        "radam",
-        "Optimizer: a name (radam, adam, adamw, rmsprop, sgd, ...), a dict with 'type', a Keras optimizer or an optax "
-        "transformation",
-    )
-    grad_norm: float | None = option(
-        10.0,
-        "Global norm to which gradients are clipped (None: no clipping)",
-        low=0.0,
-        low_open=True,
-        search="log_uniform",
-    )
-    model: Any = option(
-        "auto",
-        "Network: 'auto' (with layer normalisation), a list of widths (also with it) or of layers (which "
-        "should normalise too), a Keras model, or the path to a model file",
-        aliases=("network",),
-    )
-    n_steps: int = option(
-        32,
-        "Transition steps",
-        unit="environment steps per environment and update",
-        low=1,
-        search="categorical",
-    )
-    lam: Scalar = option(
-        0.65,
-        "λ of the returns (0: one-step targets; 1: the sum of all rewards of the block)",
-        low=0.0,
-        high=1.0,
-        search="log_uniform",
-        traced=True,
-    )
-    mini_batches: int = option(4, "Number of mini-batches to use per update", low=1, search="categorical")
-    epochs: int = option(2, "Passes over each block", low=1, search="categorical")
-
-    def batch(self, actors: int) -> int:
-        """Return the rows of a minibatch."""
-        return self.n_steps * actors // self.mini_batches
 
 
 class State(NamedTuple):
@@ -167,8 +114,8 @@ class PQN(QLearner):
     def init(self, key: Key) -> State:
         """Initialise network and optimizer."""
         variables = self.model.init(key)
-        opt_state = stability.optimizer(self.config).init(variables["params"])
-        return State(variables, opt_state, stability.reward_scale(self.config, self.actors))
+        opt_state = updates.optimizer(self.config).init(variables["params"])
+        return State(variables, opt_state, updates.reward_scale(self.config, self.actors))
 
     def with_weights(self, state: State, weights: dict[str, Tree]) -> State:
         """Replace the variables."""
@@ -196,7 +143,7 @@ class PQN(QLearner):
     ) -> tuple[State, Tree, Metrics]:
         """Compute the returns, then `epochs` passes of `mini_batches` gradient steps."""
         c = self.config
-        scale, block = stability.scale_block(c, state.reward_scale, block)
+        scale, block = updates.scale_block(c, state.reward_scale, block)
         variables = self.model.observe(state.variables, block.observation, block.valid)
         batch = Batch(
             observation={name: x[:-1] for name, x in block.observation.items()},
@@ -204,7 +151,7 @@ class PQN(QLearner):
             target=self.targets(variables, block),
             valid=block.valid,
         )
-        optimizer = stability.optimizer(c)
+        optimizer = updates.optimizer(c)
         gradient = jax.value_and_grad(loss, has_aux=True)
 
         def step(learned: tuple[Tree, Tree], part: Part) -> tuple[tuple[Tree, Tree], Metrics]:
@@ -216,7 +163,7 @@ class PQN(QLearner):
             params, opt_state, info = optimise.apply(optimizer, params, opt_state, grads, there=there)
             params = self.model.averaged(params, before, part[0].observation, there=there)
             metrics |= {f"update/{k}": v for k, v in info.items()}
-            return (params, opt_state), stability.applying(metrics, there)
+            return (params, opt_state), updates.applying(metrics, there)
 
         start = (variables["params"], state.optimizer)
         (params, opt_state), metrics = passes(
@@ -235,6 +182,6 @@ class PQN(QLearner):
                 jnp.mean(batch.target, axis=-1), block.valid.astype(jnp.float32)
             ),
             "explore/epsilon": self.epsilon(counters),
-            "update/lr": stability.lr(c),
+            "update/lr": updates.lr(c),
         }
         return State({**variables, "params": params}, opt_state, scale), memory, metrics

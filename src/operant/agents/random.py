@@ -16,15 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from operant.agents.config import UntrainedConfig
-from operant.agents.protocol import Counters, fold
-from operant.agents.untrained import Untrained
-from operant.spaces import Leaf, Spaces, masks_of
+from operant.agents.base.protocol import Counters, fold
+from operant.agents.options.random_options import RandomConfig as Config
+from operant.agents.parts.untrained import Untrained
+from operant.spec.spaces import Leaf, Spaces, masks_of
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
-
-
-class Config(UntrainedConfig):
-    """There is nothing to choose."""
 
 
 class State(NamedTuple):

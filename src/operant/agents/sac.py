@@ -27,47 +27,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from operant.agents.action_units import in_units
-from operant.agents.config import ContinuousConfig
-from operant.agents.continuous import NO_STEP, Batch, Continuous, Improved, merged, targets
-from operant.agents.protocol import Counters
+from operant.agents.base.protocol import Counters
+from operant.agents.options.sac_options import SACConfig as Config
+from operant.agents.parts.action_scaling import in_units
+from operant.agents.parts.off_policy import NO_STEP, Batch, Continuous, Improved, merged, targets
 from operant.nn import Head, Policy
 from operant.ops import losses, optimise
 from operant.ops.repeat import once_if
-from operant.spaces import Spaces
-from operant.spec import Scalar, option
+from operant.spec.spaces import Spaces
 from operant.types import Array, Arrays, Block, Key, Metrics, Tree
-
-
-class Config(ContinuousConfig):
-    """Options of SAC."""
-
-    learn_temperature: bool = option(
-        True, "Learn the temperature so that the policy's entropy meets the target entropy"
-    )
-    target_entropy: float | None = option(
-        None,
-        "Target entropy (default: minus the number of action elements)",
-        unit="nats",
-        needs=("learn_temperature", True),
-    )
-    temperature: Scalar = option(
-        1.0,
-        "Entropy temperature α: its initial value if it is learned, else its value",
-        low=0.0,
-        low_open=True,
-        search="log_uniform",
-        traced=True,
-        settled=True,
-    )
-    temperature_lr: Scalar | None = option(
-        None,
-        "Learning rate of the temperature (default: lr)",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
-        needs=("learn_temperature", True),
-    )
 
 
 class State(NamedTuple):

@@ -24,41 +24,12 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from operant.agents.config import DeterministicConfig
-from operant.agents.continuous import Batch, targets
-from operant.agents.deterministic import Deterministic
-from operant.agents.protocol import Counters
-from operant.spaces import Spaces
-from operant.spec import Scalar, option
+from operant.agents.base.protocol import Counters
+from operant.agents.options.td3_options import TD3Config as Config
+from operant.agents.parts.deterministic import Deterministic
+from operant.agents.parts.off_policy import Batch, targets
+from operant.spec.spaces import Spaces
 from operant.types import Array, Arrays, Block, Key, Metrics, Tree
-
-
-class Config(DeterministicConfig):
-    """Options of TD3."""
-
-    noise_clip: Scalar = option(
-        0.5,
-        "Target noise clipping value",
-        unit="half ranges of the action",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
-    )
-    policy_delay: int = option(
-        2,
-        "Delay after which, actor weights and target models will be updated",
-        unit="gradient steps",
-        low=1,
-        search="categorical",
-    )
-    policy_noise_coef: Scalar = option(
-        0.2,
-        "Coefficient multiplied by noise added to target actions",
-        unit="half ranges of the action",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
-    )
 
 
 class State(NamedTuple):

@@ -29,121 +29,17 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from operant.agents import stability
-from operant.agents.config import ActorCriticConfig, RolloutConfig
-from operant.agents.minibatches import Part, divisible, passes
-from operant.agents.protocol import Counters
-from operant.agents.rollouts import ActorCritic, evaluate, watch
+from operant.agents.base import updates
+from operant.agents.base.protocol import Counters
+from operant.agents.options.trpo_options import TRPOConfig as Config
+from operant.agents.parts.actor_critic import ActorCritic, evaluate, watch
+from operant.agents.parts.minibatches import Part, divisible, passes
 from operant.nn import Head, Model, Policy, build
 from operant.ops import losses, optimise, trust_region
 from operant.ops.distributions import Product
-from operant.spaces import Spaces, masks_of
-from operant.spec import Scalar, option
+from operant.spec import Scalar
+from operant.spec.spaces import Spaces, masks_of
 from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
-
-
-class Config(RolloutConfig, ActorCriticConfig):
-    """Options of TRPO."""
-
-    lr: Scalar = option(
-        0.0007,
-        "Learning rate of the critic's optimizer (the actor's step follows from max-kl)",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
-        aliases=("learning_rate",),
-    )
-    entropy_coef: Scalar = option(
-        0.0,
-        "Entropy coefficient of the actor's objective. Larger: more exploration",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
-    )
-    grad_norm: float | None = option(
-        0.5,
-        "Global norm to which the critic's gradients are clipped (None: no clipping)",
-        low=0.0,
-        low_open=True,
-        search="log_uniform",
-    )
-    lam: Scalar = option(
-        1.0, "GAE-Lambda for advantage estimation", low=0.0, high=1.0, search="log_uniform", traced=True
-    )
-    n_steps: int = option(
-        512,
-        "Transition steps",
-        unit="environment steps per environment and update",
-        low=1,
-        search="categorical",
-    )
-    max_kl: Scalar = option(
-        0.001,
-        "KL divergence δ between the old policy and the new that a step aims at. Larger: bigger policy steps",
-        unit="nats",
-        low=0.0,
-        low_open=True,
-        search="log_uniform",
-        traced=True,
-    )
-    cg_iterations: int = option(10, "Conjugate gradient iterations per train step", low=1)
-    cg_residual_tolerance: Scalar = option(
-        1e-10,
-        "Squared norm of the residual at which conjugate gradient stops early",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
-    )
-    cg_damping: Scalar = option(
-        0.001,
-        "Number added to the diagonal of the Fisher matrix. Larger: more stable, closer to the plain "
-        "gradient",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
-    )
-    fvp_n_steps: int = option(
-        5,
-        "The Fisher matrix is estimated on every n-th row of a block",
-        unit="rows",
-        low=1,
-        search="int",
-    )
-    actor_iterations: int = option(
-        10,
-        "Actor optimization iterations per train step: step lengths tried by the line search, each half "
-        "the one before",
-        low=1,
-        search="int",
-    )
-    critic_iterations: int = option(
-        3,
-        "Critic optimization iterations per train step, each with several passes over the block",
-        low=1,
-        search="int",
-    )
-    ppo_epochs: int = option(4, "Passes over the block per critic iteration", low=1, search="categorical")
-    mini_batches: int = option(
-        4, "Number of mini-batches in each pass of the critic", low=1, search="categorical"
-    )
-    advantage_epsilon: Scalar = option(
-        1e-08,
-        "Value added to the standard deviation by which advantages are divided",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
-    )
-    clip_value: bool = option(False, "Clip the change in value per update by clip-norm")
-    clip_norm: Scalar = option(
-        0.1,
-        "With clip-value: clip range of the change in value per update",
-        unit="reward",
-        low=0.0,
-        low_open=True,
-        search="log_uniform",
-        traced=True,
-        needs=("clip_value", True),
-    )
 
 
 class State(NamedTuple):
@@ -230,8 +126,8 @@ class TRPO(ActorCritic):
         """Initialise both networks and the critic's optimizer."""
         key_actor, key_critic = jax.random.split(key)
         critic = self.critic.init(key_critic)
-        optimizer = stability.optimizer(self.config).init(critic["params"])
-        scale = stability.reward_scale(self.config, self.actors)
+        optimizer = updates.optimizer(self.config).init(critic["params"])
+        scale = updates.reward_scale(self.config, self.actors)
         return State(self.model.init(key_actor), critic, optimizer, scale)
 
     @property
@@ -286,7 +182,7 @@ class TRPO(ActorCritic):
     ) -> tuple[State, Tree, Metrics]:
         """Estimate advantages, take one step of the policy within the trust region, then fit the critic."""
         c = self.config
-        scale, block = stability.scale_block(c, state.reward_scale, block)
+        scale, block = updates.scale_block(c, state.reward_scale, block)
         actor = self.model.observe(state.actor, block.observation, block.valid)
         critic = self.critic.observe(state.critic, block.observation, block.valid)
         carry = block.carry if self.recurrent else {"actor": (), "critic": ()}
@@ -305,7 +201,7 @@ class TRPO(ActorCritic):
             "update/grad_norm": jnp.hypot(metrics["update/grad_norm"], fitted["update/grad_norm"]),
             "update/skipped": metrics["update/skipped"] + fitted["update/skipped"],
             "update/explained_variance": losses.explained_variance(value, target, block.valid),
-            "update/lr": stability.lr(c),
+            "update/lr": updates.lr(c),
             "value/mean": losses.weighted_mean(value, block.valid),
         }
         return State(actor, critic, optimizer, scale), memory, metrics
@@ -382,7 +278,7 @@ class TRPO(ActorCritic):
         self, critic: Tree, opt_state: Tree, carry: Tree, fit: Fit, key: Key
     ) -> tuple[Tree, Tree, Metrics]:
         """Take all gradient steps of the critic in one scan."""
-        c, optimizer = self.config, stability.optimizer(self.config)
+        c, optimizer = self.config, updates.optimizer(self.config)
 
         def step(learned: tuple[Tree, Tree], part: Part) -> tuple[tuple[Tree, Tree], Metrics]:
             own, start, key = part
@@ -393,7 +289,7 @@ class TRPO(ActorCritic):
             before: Tree = {"params": learned[0], "state": frozen}
             params = self.critic.averaged(params, before, own.observation, there=there)
             metrics |= {f"update/{k}": v for k, v in info.items()}
-            return (params, opt_state), stability.applying(metrics, there)
+            return (params, opt_state), updates.applying(metrics, there)
 
         (params, opt_state), metrics = passes(
             step,

@@ -59,18 +59,18 @@ def _run(argv: Sequence[str] | None) -> int:
     # Whatever takes time to import is imported here: a Ctrl-C meanwhile then interrupts the command.
     import contextlib
 
-    from operant import interruption
     from operant.errors import OperantError
+    from operant.training import signals
 
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         with contextlib.suppress(ValueError):  # not in the main thread
-            interruption.notice()
+            signals.notice()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what its encoding lacks must not end a command
             stream.reconfigure(errors="replace")
     try:
-        with interruption.terminating():  # else a scheduler would take a run for done
+        with signals.terminating():  # else a scheduler would take a run for done
             return _dispatch(arguments)
     except OperantError as error:
         print(f"operant: {error}", file=sys.stderr)

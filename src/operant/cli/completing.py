@@ -9,17 +9,17 @@ import argparse
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from operant.agents import AGENTS, config_class
+from operant.agents.table import AGENTS, config_class
 from operant.cli import parse
 from operant.cli.listing import WHAT
 from operant.cli.training import Extra
+from operant.envs.remote.serve import ServeConfig
 from operant.errors import SpecError, UsageError, suggest
-from operant.execution.config import SHORT, RunConfig, RunnerConfig
-from operant.play import PlayConfig
-from operant.replay import ReplayConfig
-from operant.serve import ServeConfig
+from operant.execution.play import PlayConfig
 from operant.spec import Config, options
+from operant.spec.run import SHORT, RunConfig, RunnerConfig
 from operant.tracking.figures import PlotConfig
+from operant.training.reproduce import ReplayConfig
 from operant.tuning.plan import NOT_TUNED, TuneConfig
 
 SHELLS = ("bash", "zsh", "fish")
@@ -161,9 +161,9 @@ def _completed(action: argparse.Action, kind: str) -> None:
 
 def _environments() -> dict[str, Any]:
     """Return what completes the id of an environment: a function in the script, since many flags take one."""
-    from operant.envs import table
+    from operant.envs import catalog
 
-    ids = " ".join(row.id for row in table.known() if "*" not in row.id)
+    ids = " ".join(row.id for row in catalog.known() if "*" not in row.id)
     bare = " ".join(name for name in ids.split() if ":" not in name)  # a colon ends a word in bash
     return {
         "bash": "_operant_environments",

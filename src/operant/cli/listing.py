@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from operant import presets
-from operant.agents import AGENTS
+from operant.agents.table import AGENTS
 from operant.cli import parse, tables
 from operant.errors import UsageError, quoted, suggest
+from operant.spec import presets
 
 WHAT = {
     "agents": "algorithms",
@@ -54,14 +54,14 @@ def _rows(what: str) -> tuple[tuple[str, ...], list[list[str]]]:
     if what == "presets":
         rows = [[f"{p.agent} --preset {p.name}", p.score, p.settings["env"]] for p in presets.every()]
         return ("preset", "measured", "environment"), rows
-    from operant.envs import table
+    from operant.envs import catalog
 
-    return ("id", "kind", "needs"), [[e.id, e.kind, e.extra or "-"] for e in table.known()]
+    return ("id", "kind", "needs"), [[e.id, e.kind, e.extra or "-"] for e in catalog.known()]
 
 
 def _runs(folder: Path, text: str) -> str:
     """Return lines for each run: folders are too long for a table."""
-    from operant.folder import read_and_unread
+    from operant.training.run_dir import read_and_unread
 
     shown = []
     runs, unread = read_and_unread(folder)

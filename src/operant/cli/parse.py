@@ -11,11 +11,11 @@ import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from operant.agents import entry
+from operant.agents.table import entry
 from operant.cli.tables import flag
 from operant.errors import UsageError, suggest, working_directory
-from operant.execution.config import RunConfig
 from operant.spec import Config, default, options
+from operant.spec.run import RunConfig
 
 NAMES = ("agent", "env", "environment", "level")
 """Options that may name something from a module."""
@@ -53,9 +53,9 @@ def is_own(name: object) -> bool:
     """Tell whether an argument names something from a module, `module:Name`; loads no environments for others."""
     if not isinstance(name, str) or ":" not in name:
         return False
-    from operant.envs import table
+    from operant.envs import catalog
 
-    return table.is_own(name)
+    return catalog.is_own(name)
 
 
 def search_here(name: object) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from operant.agents import AGENTS, ALIASES, config_class, entry
+from operant.agents.table import AGENTS, ALIASES, config_class, entry
 from operant.cli import parse, tables
 from operant.cli.training import HEADER
 from operant.errors import SpecError, UsageError, quoted, suggest
-from operant.export import FORMATS
-from operant.play import PlayConfig
+from operant.execution.export import FORMATS
+from operant.execution.play import PlayConfig
 from operant.spec import Config, options
 
 POLICIES = tuple(FORMATS.values())
@@ -44,7 +44,7 @@ def run(arguments: list[str]) -> int:
     known = options(PlayConfig)
     config = PlayConfig.from_dict({name: value for name, value in given.items() if name in known})
     hyper = {name: value for name, value in given.items() if name not in known}
-    from operant.play import play
+    from operant.execution.play import play
 
     played = play(config, agent, **hyper)
     if not config.quiet:

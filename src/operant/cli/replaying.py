@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operant.cli import parse, tables
 from operant.errors import UsageError
-from operant.replay import ReplayConfig
+from operant.training.reproduce import ReplayConfig
 
 
 def run(arguments: list[str]) -> int:
@@ -20,7 +20,7 @@ def run(arguments: list[str]) -> int:
     if len(runs) != 1:
         raise UsageError(f"replay takes the folder of one run. Received: {' '.join(runs) or 'none'}.")
     config = ReplayConfig.from_dict(given)
-    from operant.replay import replay
+    from operant.training.reproduce import replay
 
     replayed = replay(runs[0], config, agent)
     print(replayed)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from operant.cli import parse, tables
 from operant.errors import SpecError, UsageError, working_directory
-from operant.execution.config import SHORT, RunnerConfig
 from operant.spec import plain
+from operant.spec.run import SHORT, RunnerConfig
 
 if TYPE_CHECKING:
-    from operant.tracking.repeats import Repeats
+    from operant.execution.runner.repeats import Repeats
 
 FOLDERS = ("visualize_directory", "save_best_agent", "checkpoints", "summaries", "recordings", "path")
 """Options that say where something is written."""
@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> int:
     if config.remote == "socket-server":
         _serve(config)
         return 0
-    from operant.tracking.repeats import Repeats
+    from operant.execution.runner.repeats import Repeats
 
     repeats, here = Repeats(), _located(config)
     agents = [_agent(here, i) for i in range(here.repeat)]  # read before an environment is made
@@ -74,8 +74,8 @@ def _is_place(option: str, value: str) -> bool:
 
 def _once(config: RunnerConfig, agent: Any, repeats: Repeats) -> None:
     """Do one run with a fresh agent of that specification."""
-    from operant.execution.runner import Runner
-    from operant.tracking.following import Following
+    from operant.execution.runner.logging import Following
+    from operant.execution.runner.runner import Runner
 
     single = config.num_parallel is None
     with (
@@ -121,7 +121,7 @@ def _filmed(config: RunnerConfig) -> Iterator[Any]:
     if config.visualize_directory is None:
         yield given
         return
-    from operant.watch import filmed
+    from operant.execution.render import filmed
 
     if config.num_parallel is not None or config.remote is not None:
         raise UsageError("--visualize-directory films a single environment in this process.")
@@ -148,7 +148,7 @@ def _serve(config: RunnerConfig) -> None:
 
 def _agent(config: RunnerConfig, number: int) -> Any:
     """Return what the Runner takes as its agent in a repeat, with its files read."""
-    from operant.execution.runner import read
+    from operant.execution.runner.runner import read
 
     agent: Any = config.agent
     recorder = {} if config.recordings is None else {"recorder": {"directory": config.recordings}}
@@ -158,7 +158,7 @@ def _agent(config: RunnerConfig, number: int) -> Any:
         return read({"directory": agent, **recorder})
     if config.seed is None and number == 0 and not recorder:
         return read(agent)
-    from operant.agent import specified
+    from operant.execution.agent import specified
 
     first = config.seed if config.seed is not None else specified(agent).get("config", {}).get("seed", 0)
     return read({"agent": agent, **recorder, "seed": first + number})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operant.cli import parse, tables
 from operant.cli.training import HEADER
-from operant.serve import ServeConfig, serve
+from operant.envs.remote.serve import ServeConfig, serve
 
 
 def run(arguments: list[str]) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from operant import __version__
-from operant.agents import AGENTS
+from operant.agents.table import AGENTS
 from operant.spec import Config, default, options
 
 OWN = "module:Name"

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from operant import presets
-from operant.agents import AGENTS, config_class, entry, resolve
-from operant.agents.config import AgentConfig
+from operant.agents.options.shared_options import AgentConfig
+from operant.agents.table import AGENTS, config_class, entry, resolve
 from operant.cli import parse, tables
 from operant.errors import SpecError, UsageError, quoted
-from operant.execution.config import RunConfig
-from operant.spec import Config, option, options, read_json
+from operant.spec import Config, option, options, presets, read_json
+from operant.spec.run import RunConfig
 from operant.tuning.study import shown
 
 HEADER = ("flags", "help", "default", "hp_type")
@@ -56,11 +55,11 @@ def run(arguments: list[str]) -> int:
         )
     plan = _resume(agent, given) if given.get("resume") else _plan(agent, given)
     if n_seeds > 1:
-        from operant.replication import replicate
+        from operant.training.multi_seed import replicate
 
         replicate(plan, n_seeds, command)
     else:
-        from operant.train import train
+        from operant.training.train import train
 
         train(plan, command)
     return 0
@@ -79,7 +78,7 @@ def _trained(flags: list[str]) -> str | None:
         except (SpecError, KeyError, TypeError):
             return None  # the run is missing
     elif study is not None:
-        from operant.tune import from_study
+        from operant.tuning.tune import from_study
 
         saved = from_study(study, parse.peek(flags, "--storage")).agent
     else:
@@ -88,7 +87,7 @@ def _trained(flags: list[str]) -> str | None:
 
 
 def _resume(agent: str | None, given: dict[str, Any]) -> Any:
-    from operant.train import finished, resumed, resuming
+    from operant.training.train import finished, resumed, resuming
 
     directory = given.pop("resume")
     plan = resumed(directory, given)
@@ -106,7 +105,7 @@ def _resume(agent: str | None, given: dict[str, Any]) -> Any:
 
 
 def _plan(agent: str | None, given: dict[str, Any]) -> Any:
-    from operant.train import Plan
+    from operant.training.train import Plan
 
     agent, given = _studied(agent, given)
     if agent is None:
@@ -132,7 +131,7 @@ def _studied(agent: str | None, given: dict[str, Any]) -> tuple[str | None, dict
         return agent, given
     if given.get("preset") is not None:
         raise SpecError("--preset and --from-study both give settings. Give one of them.")
-    from operant.tune import from_study
+    from operant.tuning.tune import from_study
 
     best = from_study(name, storage)
     if agent is not None and resolve(agent) != best.agent:

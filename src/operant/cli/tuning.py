@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from operant.agents import AGENTS, config_class, entry
-from operant.agents.config import AgentConfig
+from operant.agents.options.shared_options import AgentConfig
+from operant.agents.table import AGENTS, config_class, entry
 from operant.cli import parse, tables
 from operant.cli.training import HEADER
 from operant.errors import SpecError
-from operant.execution.config import RunConfig
 from operant.spec import Config, options
+from operant.spec.run import RunConfig
 from operant.tuning.plan import NOT_TUNED, TuneConfig, plan
 
 TEXTS = {
@@ -33,7 +33,7 @@ def run(arguments: list[str]) -> int:
     config = TuneConfig.from_dict({name: value for name, value in given.items() if name in known})
     settings = {name: value for name, value in given.items() if name not in known}
     planned = plan(agent, config, **settings)
-    from operant.tune import tune
+    from operant.tuning.tune import tune
 
     tuned = tune(planned)
     fruitless = tuned.failed and not (tuned.complete or tuned.pruned or tuned.interrupted)

@@ -4,9 +4,10 @@ Importing this package, and every module of it that workers use, loads neither J
 (`native`, `classic`, `probe`) load JAX when they are asked for.
 """
 
-from operant.envs.action_masks import ActionMasks
+from operant.envs import factory as factory  # gives `Environment.create` its kinds
 from operant.envs.check import check_env
 from operant.envs.environment import Environment
-from operant.envs.vector_env import Step, VectorEnv
+from operant.envs.gymnasium.action_masks import ActionMasks
+from operant.envs.vector.base import Step, VectorEnv
 
 __all__ = ["ActionMasks", "Environment", "Step", "VectorEnv", "check_env"]

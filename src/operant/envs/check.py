@@ -10,16 +10,16 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import gymnasium
 import numpy as np
 
-from operant.envs import gymnasium as adapter
-from operant.envs.batched import Single, from_native
-from operant.envs.checked import Checked
+from operant.envs.catalog import resolve
+from operant.envs.env_spec import Source
 from operant.envs.environment import Environment
-from operant.envs.faults import mask_fault, outline, value_faults
-from operant.envs.source import Source
-from operant.envs.table import resolve
-from operant.envs.vector_env import Flat
+from operant.envs.gymnasium import adapter as adapter
+from operant.envs.validated_env import Checked
+from operant.envs.validation_errors import mask_fault, outline, value_faults
+from operant.envs.vector.base import Flat
+from operant.envs.vector.batched import Single, from_native
 from operant.errors import EnvironmentError, OperantError, SpaceError, UsageError, whole
-from operant.spaces import Spaces, mask_name
+from operant.spec.spaces import Spaces, mask_name
 
 _SPACES = ("observation_space", "action_space")
 

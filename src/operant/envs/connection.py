@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any, NamedTuple, Protocol
 
-from operant.envs.checked import Checked
-from operant.envs.faults import raise_of_handler, raised_at
+from operant.envs.validated_env import Checked
+from operant.envs.validation_errors import raise_of_handler, raised_at
 from operant.errors import EnvironmentError, UsageError
-from operant.spaces import Spaces
+from operant.spec.spaces import Spaces
 
 
 class Answer(NamedTuple):

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, overload
 
 import numpy as np
 
-from operant.errors import naming_misspelt, value_error
+from operant.errors import naming_misspelt
 
 if TYPE_CHECKING:
-    from operant.envs.checked import Checked
+    from operant.envs.validated_env import Checked
 
 Shaping: TypeAlias = Callable[[Any, Any, int, float, Any], Any]
 """``(states, actions, terminal, reward, next_states) -> reward`` or ``-> (reward, terminal)``."""
+
+_create: Any = None
+"""Set by `operant.envs.factory`, which knows every kind of environment."""
 
 
 class Environment(abc.ABC):
@@ -169,30 +171,9 @@ class Environment(abc.ABC):
             UsageError: an environment that was created already is to be changed, or arguments exclude one another.
             EnvironmentError: a process cannot be started, or a server cannot be reached.
         """
-        from operant.envs.table import resolve
-
-        elsewhere: dict[str, Any] = {"remote": remote, "blocking": blocking, "host": host, "port": port}
-        options: dict[str, Any] = {
-            "max_episode_timesteps": max_episode_timesteps,
-            "reward_shaping": reward_shaping,
-        }
-        source = None
-        if environment is not None or remote != "socket-client":
-            source = resolve(environment, **options, arguments=kwargs, remote=elsewhere)
-        if not any(value not in (None, False) for value in elsewhere.values()):
-            assert source is not None
-            return source.create()
-        from operant.envs.remote.environment import create
-
-        if source is not None:
-            source, reward_shaping = dataclasses.replace(source, reward_shaping=None), source.reward_shaping
-        elif max_episode_timesteps is not None:
-            raise value_error(
-                "max_episode_timesteps",
-                "left out with remote='socket-client': the server defines it",
-                max_episode_timesteps,
-            )
-        return create(source, reward_shaping, kwargs, **elsewhere)
+        return _create(
+            environment, max_episode_timesteps, reward_shaping, remote, blocking, host, port, **kwargs
+        )
 
 
 def rows(states: Any) -> int:

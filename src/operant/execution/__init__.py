@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from operant.execution.runner import Runner as Runner
+    from operant.execution.runner.runner import Runner as Runner
 
 __all__ = ["Runner"]
 
@@ -13,7 +13,7 @@ __all__ = ["Runner"]
 def __getattr__(name: str) -> Any:
     """Load the `Runner` when it is first used: this package's options are read for help, without JAX."""
     if name == "Runner":
-        from operant.execution.runner import Runner
+        from operant.execution.runner.runner import Runner
 
         return Runner
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Int
 
-from operant.ops import random
+from operant.ops import prng
 from operant.types import Array, Arrays, Key, Tree
 
 VALID, TERMINATED, TRUNCATED = 1, 2, 4
@@ -97,7 +97,7 @@ def pick(key: Key, count: int, sizes: Int[Array, " N"]) -> tuple[Int[Array, " B"
     The product of 32 random bits and the total, over 2^32, is uniform up to total / 2^32 of a row's share.
     """
     ends = jnp.cumsum(sizes, dtype=jnp.int32)
-    bits = random.bits(key, (count,))
+    bits = prng.bits(key, (count,))
     point = _high(bits, ends[-1].astype(jnp.uint32)).astype(jnp.int32)
     column = jnp.searchsorted(ends, point, side="right", method="compare_all").astype(jnp.int32)
     column = jnp.minimum(column, len(sizes) - 1)

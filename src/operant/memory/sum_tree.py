@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from operant.ops import random
+from operant.ops import prng
 from operant.types import Array, Key
 
 WIDTH = 32
@@ -53,7 +53,7 @@ def draw(tree: Tree, key: Key, count: int) -> tuple[Int[Array, " count"], Float[
 
     An entry of weight zero is never drawn; if all are zero, the index is 0.
     """
-    coarse, fine = random.uniform(key, (2, count))
+    coarse, fine = prng.uniform(key, (2, count))
     mass = total(tree)
     rest = (jnp.arange(count, dtype=jnp.float32) + coarse) / count * mass
     index = jnp.zeros(count, jnp.int32)

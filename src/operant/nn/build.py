@@ -18,7 +18,7 @@ from operant.nn.model import Model, Port
 from operant.nn.network import Auto, KerasModel, Layered, Preprocessed, parse
 from operant.nn.structure import config, from_config, takes_integers
 from operant.nn.weights import collect
-from operant.spaces import Leaf
+from operant.spec.spaces import Leaf
 
 
 @dataclasses.dataclass(frozen=True)

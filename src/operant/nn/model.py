@@ -21,8 +21,8 @@ from operant.nn.drawing import Drawable
 from operant.nn.graph import Carries
 from operant.nn.phases import LEARNING, averages, differs, leaves
 from operant.nn.weights import Weight, adapted, collect, is_seed, named_variables, reading, write
-from operant.ops import random, statistics
-from operant.spaces import Leaf
+from operant.ops import prng, statistics
+from operant.spec.spaces import Leaf
 from operant.types import Array, Arrays, Key, Tree
 
 Variables: TypeAlias = dict[str, Arrays]
@@ -160,7 +160,7 @@ class Model:
         if self._seeds:
             for step in (_NOISE, *path):
                 key = jax.random.fold_in(key, step)
-            state |= zip(self._seeds, random.bits(key, (len(self._seeds), 2)), strict=True)
+            state |= zip(self._seeds, prng.bits(key, (len(self._seeds), 2)), strict=True)
         return {**variables, "state": state}
 
     def in_use(self, variables: Variables) -> Variables:

@@ -20,7 +20,7 @@ from operant.ops.distributions import (
     Product,
     SquashedNormal,
 )
-from operant.spaces import Leaf
+from operant.spec.spaces import Leaf
 from operant.types import Array, Arrays, Key, Tree
 
 Std = Literal["global", "predicted"]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Integer
 
-from operant.ops import random
+from operant.ops import prng
 from operant.spec import Schedule
 from operant.types import Array
 
@@ -73,7 +73,7 @@ def _cosine(schedule: Schedule, step: Array) -> Array:
 def _uniform(schedule: Schedule, step: Array) -> Array:
     """Return a uniform number that is a function of step and seed."""
     key = jax.random.fold_in(jax.random.key(schedule.seed), step)
-    return schedule.start + (schedule.end - schedule.start) * random.uniform(key, ())
+    return schedule.start + (schedule.end - schedule.start) * prng.uniform(key, ())
 
 
 def _ornstein_uhlenbeck(schedule: Schedule, step: Array) -> Array:

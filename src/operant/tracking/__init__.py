@@ -1,12 +1,12 @@
 """What is kept of a run: records and the sinks that write them, histories, plots, statistics over seeds."""
 
-from operant.execution.records import Episode, Record, Sink
+from operant.tracking.bootstrap import interval
 from operant.tracking.console import Console
 from operant.tracking.history import History, read_history
+from operant.tracking.logger_group import METRICS, Metric, Tracker, metrics_page
 from operant.tracking.metrics import MetricsFile
 from operant.tracking.plot import learning_curve, plot_history
-from operant.tracking.records import METRICS, Metric, Tracker, metrics_page
-from operant.tracking.seeds import interval
+from operant.tracking.record import Episode, Record, Sink
 from operant.tracking.tensorboard import TensorBoard
 from operant.tracking.wandb import WandB
 

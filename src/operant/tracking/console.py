@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from operant.errors import value_error
-from operant.execution.records import Episode, Record
+from operant.tracking.record import Episode, Record
 
 if TYPE_CHECKING:
     from rich.console import Group

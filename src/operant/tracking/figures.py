@@ -177,7 +177,7 @@ def aggregates(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfig
     Raises:
         SpecError: an agent has no runs in one of the environments, or the scores of one do not differ.
     """
-    from operant.tracking.seeds import stratified
+    from operant.tracking.bootstrap import stratified
 
     given = read_json(config.scores, "scores") if config.scores else {}
     labels = _looks(groups)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from operant.errors import SpecError, as_folder, value_error
-from operant.execution.records import Episode, Origin, Record
+from operant.tracking.record import Episode, Origin, Record
 
 if TYPE_CHECKING:
     import pyarrow as pa

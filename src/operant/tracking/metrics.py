@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from operant.errors import SpecError
-from operant.events import Appended
-from operant.execution.records import Episode, Record
+from operant.tracking.events import Appended
+from operant.tracking.record import Episode, Record
 
 
 class MetricsFile:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from operant.errors import SpecError, suggest, value_error
+from operant.tracking.bootstrap import Statistic, band
 from operant.tracking.history import COLUMNS, OPTIONAL, read_history
 from operant.tracking.looks import INK, figure, finish, look, save
-from operant.tracking.seeds import Statistic, band
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from operant.errors import SpecError, UsageError
-from operant.execution.config import TOGETHER
 from operant.spec import read_json
+from operant.spec.run import TOGETHER
 from operant.tracking.history import read_history
 
 EVALUATIONS = "evaluations.parquet"

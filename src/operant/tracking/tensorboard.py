@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from operant.events import EventFile
-from operant.execution.records import Episode, Record
+from operant.tracking.events import EventFile
+from operant.tracking.record import Episode, Record
 
 
 class TensorBoard:

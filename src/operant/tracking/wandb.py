@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from operant.errors import SpecError
-from operant.execution.records import Episode, Record
+from operant.tracking.record import Episode, Record
 
 HOST = "api.wandb.ai"
 

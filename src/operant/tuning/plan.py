@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from operant.agents import config_class, entry, resolve
+from operant.agents.table import config_class, entry, resolve
 from operant.errors import SpecError, as_folder
-from operant.execution.config import PROCESSES, RunConfig
 from operant.spec import Config, option, options, plain
+from operant.spec.run import PROCESSES, RunConfig
 from operant.tuning import study as studies
 from operant.tuning.ranges import Range, corners, split
 

@@ -15,7 +15,7 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from operant.errors import SpecError, UsageError
-from operant.execution.config import RunConfig
+from operant.spec.run import RunConfig
 from operant.tuning import study as studies
 from operant.tuning.plan import OWN_TO_TRIALS, Plan
 from operant.tuning.ranges import corners, distributions, suggest

@@ -21,14 +21,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from operant.envs.spawn import killed
+from operant.envs.vector.spawn import killed
 from operant.errors import working_directory
 
 if TYPE_CHECKING:
-    from operant.agents.making import Definition
-    from operant.execution.config import RunConfig
-    from operant.execution.evaluate import Evaluation
-    from operant.execution.training import Training
+    from operant.agents.base.agent_spec import Definition
+    from operant.spec.run import RunConfig
+    from operant.training.evaluate import Evaluation
+    from operant.training.loop import Training
 
 REPORTS = 20
 """How often a trial reports its mean reward: at the same steps in every trial, so that pruning compares like with like."""
@@ -105,7 +105,7 @@ class TrialProcess:
 
 def work(descriptor: int) -> None:
     """Be the process of a trial: what `TrialProcess` starts."""
-    from operant.envs.worker import line
+    from operant.envs.vector.worker import line
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = line(descriptor)
@@ -156,9 +156,9 @@ class _Seed(NamedTuple):
 
 
 def _train(order: Mapping[str, Any], connection: Connection | None) -> dict[str, Any]:
-    from operant.agents.making import define
-    from operant.execution.config import RunConfig, located
-    from operant.session import fitting
+    from operant.agents.base.agent_spec import define
+    from operant.spec.run import RunConfig, located
+    from operant.training.session import fitting
 
     # The environments of one seed may change the working directory before the next one is built.
     run = located(RunConfig.from_dict(order["run"]))
@@ -176,10 +176,10 @@ def _train(order: Mapping[str, Any], connection: Connection | None) -> dict[str,
 
 def _seed(definition: Definition, run: RunConfig, episodes: int | None, stack: contextlib.ExitStack) -> _Seed:
     """Build what trains under one seed; the stack closes it."""
-    from operant.execution.environments import host_vector, make_environments
-    from operant.execution.evaluate import Evaluation, Evaluator
-    from operant.session import Session
     from operant.tracking import Tracker
+    from operant.training.environments import host_vector, make_environments
+    from operant.training.evaluate import Evaluation, Evaluator
+    from operant.training.session import Session
 
     environments = make_environments(run)
     stack.callback(environments.close)
@@ -197,7 +197,7 @@ def _seed(definition: Definition, run: RunConfig, episodes: int | None, stack: c
 
 def _sinks(run: RunConfig, training: Training) -> Any:
     from operant.tracking import History, Tracker
-    from operant.tracking.sinks import console
+    from operant.training.loggers import console
 
     history: list[Any] = [History(run.history_checkpoint)] if run.history_checkpoint else []
     return Tracker([*history, console(run, training)])

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from operant.envs.catalog import resolve
 from operant.envs.connection import Connection, Local
+from operant.envs.env_spec import Source, refuse_same
 from operant.envs.remote.processes import ProcessConnection
-from operant.envs.remote.replaceable import Limits, Replaceable
-from operant.envs.source import Source, refuse_same
-from operant.envs.table import resolve
+from operant.envs.remote.restarting import Limits, Replaceable
 from operant.errors import UsageError, suggest, value_error, whole
 from operant.spec import build
 

@@ -12,11 +12,11 @@ from operant.envs.connection import Answer
 from operant.envs.remote import wire
 from operant.envs.remote.auth import RefusedError, check_reach, greet
 from operant.envs.remote.channel import Channel
-from operant.envs.remote.replaceable import Description, Limits, Replaceable
+from operant.envs.remote.restarting import Description, Limits, Replaceable
 from operant.envs.remote.service import lost_by
 from operant.envs.remote.wire import Schema, WireError
-from operant.envs.spawn import LostError
-from operant.envs.vector_env import Flat
+from operant.envs.vector.base import Flat
+from operant.envs.vector.spawn import LostError
 from operant.errors import EnvironmentError, SpecError
 
 _TRY_SECONDS = 5.0

@@ -17,13 +17,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from operant.envs.connection import Answer, Local
+from operant.envs.env_spec import Source
 from operant.envs.remote import wire
-from operant.envs.remote.replaceable import Limits, Replaceable
+from operant.envs.remote.restarting import Limits, Replaceable
 from operant.envs.remote.service import Service, describe, fault, lost_by
 from operant.envs.remote.wire import Schema, WireError
-from operant.envs.source import Source
-from operant.envs.spawn import SECRET, LostError, error_named
-from operant.envs.vector_env import Flat
+from operant.envs.vector.base import Flat
+from operant.envs.vector.spawn import SECRET, LostError, error_named
 from operant.errors import EnvironmentError, SpecError, UsageError
 
 PORT = 6379

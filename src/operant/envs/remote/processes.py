@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from operant.envs.connection import Answer
-from operant.envs.remote.host import FIELDS
-from operant.envs.remote.replaceable import Limits, Replaceable
-from operant.envs.source import Source
-from operant.envs.spawn import LostError, Worker, end, main_program, memory_file
-from operant.envs.vector_env import Flat
-from operant.envs.worker import RESET, STEP, Memory
+from operant.envs.env_spec import Source
+from operant.envs.remote.env_worker import FIELDS
+from operant.envs.remote.restarting import Limits, Replaceable
+from operant.envs.vector.base import Flat
+from operant.envs.vector.spawn import LostError, Worker, end, main_program, memory_file
+from operant.envs.vector.worker import RESET, STEP, Memory
 from operant.errors import EnvironmentError, OperantError
-from operant.spaces import Spaces
+from operant.spec.spaces import Spaces
 
 
 class ProcessConnection(Replaceable):
@@ -41,7 +41,7 @@ class ProcessConnection(Replaceable):
         super().__init__(index, limits, blocking)
         self.name = source.name
         self._descriptor = memory_file()
-        begin = {"task": "operant.envs.remote.host:HostTask", "sources": [literal], "main": main}
+        begin = {"task": "operant.envs.remote.env_worker:HostTask", "sources": [literal], "main": main}
         self._worker = Worker(index, begin, self._descriptor)
         self._finalizer = weakref.finalize(self, end, [self._worker], self._descriptor)
         self._met = False

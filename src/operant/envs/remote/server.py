@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from operant.envs.connection import Connection, Local
+from operant.envs.env_spec import Source
 from operant.envs.remote import wire
 from operant.envs.remote.auth import check_reach, is_loopback, welcome
 from operant.envs.remote.channel import Channel
 from operant.envs.remote.processes import ProcessConnection
-from operant.envs.remote.replaceable import Limits
+from operant.envs.remote.restarting import Limits
 from operant.envs.remote.service import Service, describe, fault
 from operant.envs.remote.wire import Schema, WireError
-from operant.envs.source import Source
-from operant.envs.spawn import LostError
+from operant.envs.vector.spawn import LostError
 from operant.errors import EnvironmentError, SpecError
 
 PORT = 65432

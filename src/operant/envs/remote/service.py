@@ -6,9 +6,9 @@ import traceback
 
 from operant.envs.connection import Connection
 from operant.envs.remote import wire
-from operant.envs.remote.replaceable import Description
+from operant.envs.remote.restarting import Description
 from operant.envs.remote.wire import Schema, WireError
-from operant.envs.spawn import LostError
+from operant.envs.vector.spawn import LostError
 from operant.errors import OperantError
 
 

@@ -19,10 +19,10 @@ import numpy as np
 
 from operant.envs.connection import Answer
 from operant.envs.environment import rows as count_rows
-from operant.envs.remote.replaceable import Description
-from operant.envs.vector_env import Flat
+from operant.envs.remote.restarting import Description
+from operant.envs.vector.base import Flat
 from operant.errors import OperantError, SpaceError, SpecError
-from operant.spaces import Leaf, Spaces
+from operant.spec.spaces import Leaf, Spaces
 
 VERSION = 1
 HELLO, PROOF, WELCOME, REFUSED = 1, 2, 3, 4

@@ -1,0 +1,297 @@
+"""From a specification (a name, dict, file or class, and options as keyword arguments) to the definition of an algorithm."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import optax
+
+from operant.agents.base.protocol import Algorithm, config_type
+from operant.agents.options.shared_options import AgentConfig
+from operant.agents.table import AGENTS, ALIASES, DEFAULT, algorithm_class, identify, represented, resolve
+from operant.errors import CheckpointError, SpecError, suggest, value_error
+from operant.nn import keras_optimizers
+from operant.ops import optimise
+from operant.spec import Config, build, canonical, data_only, import_object, options, read_json
+
+UNKNOWN_WIDTH = 256
+"""Width that a network given as a file or an object is assumed to have."""
+
+
+class Definition(NamedTuple):
+    """An algorithm and its options, before it meets an environment."""
+
+    name: str
+    """Name in the table, or import path of a class that is not in it."""
+    cls: type[Algorithm]
+    config: Config
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON data that `define` reads. Networks given as objects or files are written out in full."""
+        written = {name: _network(value) for name, value in self.networks().items()}
+        return {"type": self.name, **self.config.with_values(written).to_dict()}
+
+    def networks(self) -> dict[str, Any]:
+        """Return the options that are networks."""
+        return {name: value for name, value in vars(self.config).items() if name.endswith("model")}
+
+    def usual(self) -> Definition:
+        """Return the same agent with default options."""
+        return define(self.name if self.name in AGENTS else self.cls)
+
+    @property
+    def learns(self) -> bool:
+        """Whether updates ever come, as far as the options tell."""
+        return bool(getattr(self.config, "learns", True))
+
+    def limited(self, steps: int | None) -> Definition:
+        """Return it with the length of the longest episode, if its options ask for that and none was given."""
+        if steps is None or getattr(self.config, "episode_limit", steps) is not None:
+            return self
+        return self._replace(config=self.config.replace(episode_limit=steps))
+
+    def remarks(self, steps: int | None) -> list[str]:
+        """Say which files its networks come from, and which options have no effect, or none within a run's environment steps (None: no limit)."""
+        from operant.nn.network import Saved
+
+        networks = self.networks().items()
+        taken = [
+            f"{network.source} bring their network ({name})"
+            for name, network in networks
+            if isinstance(network, Saved)
+        ]
+        return [*taken, *(self.config.remarks(steps) if isinstance(self.config, AgentConfig) else ())]
+
+    def product(self, actors: int) -> int:
+        """Return roughly how many multiplications the largest matrix product of a gradient step takes."""
+        if not isinstance(self.config, AgentConfig):
+            return 0
+        from operant.nn.network import written
+
+        networks = map(written, self.networks().values())
+        width = max((_width(network, self.config.auto_width) for network in networks), default=0)
+        return self.config.batch(actors) * width**2
+
+
+def _width(network: Any, auto: int) -> int:
+    """Return the largest size in the specification of a network; a guess for files and objects."""
+    from operant.nn.network import Saved
+
+    if isinstance(network, Saved):
+        return _width(network.network, auto)
+    if network is None or (isinstance(network, str) and not Path(network).suffix):
+        return auto
+    if isinstance(network, Mapping):
+        own = network.get("size", auto if network.get("type") == "auto" else 0)
+        if isinstance(own, list | tuple):
+            return int(max(own, default=0))
+        inner = (
+            _width(value, auto) for value in network.values() if isinstance(value, Mapping | list | tuple)
+        )
+        return max([int(own) if isinstance(own, int | float) else 0, *inner])
+    if isinstance(network, list | tuple):
+        return max((_width(part, auto) for part in network if not isinstance(part, str)), default=0)
+    return UNKNOWN_WIDTH
+
+
+def _network(value: Any) -> Any:
+    """Return a network as data: a file, and an object or code of this program, may be gone tomorrow."""
+    from operant.nn.network import NETWORKS, Saved, parse
+
+    if isinstance(value, Saved):
+        return value.network
+    kind = value.get("type") if isinstance(value, Mapping) else value
+    known = _is_word(value) or isinstance(value, list | tuple) or (isinstance(kind, str) and kind in NETWORKS)
+    return value if known and _is_data(value) else parse(value).to_spec()
+
+
+def _is_word(value: Any) -> bool:
+    """Tell whether a network is None or a plain word, which names no file and no code: `'auto'`, or a baseline's `'shared'`."""
+    return value is None or (isinstance(value, str) and not any(mark in value for mark in "./:"))
+
+
+def _read(network: Any) -> Any:
+    """Read a network that may name files or code. Plain words and 'auto' networks stay as they are: each algorithm adds its own defaults."""
+    from operant.nn.network import parse, written
+
+    spec = written(network)
+    auto = isinstance(spec, Mapping) and spec.get("type") == "auto"
+    return network if auto or _is_word(network) else parse(network)
+
+
+def _is_data(value: Any) -> bool:
+    """Tell whether a value is JSON data as it stands; a list of layers may hold objects and classes as well."""
+    if isinstance(value, Mapping):
+        return all(map(_is_data, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_data, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def define(agent: Any, **options: Any) -> Definition:
+    """Read the specification of an agent.
+
+    Args:
+        agent: name, dict with `type` (or `agent`), path of a JSON file, algorithm class (its own or the one with `fit`), import path of one, or
+            a `Definition`.
+        options: hyperparameters besides those in the specification; they override the specification's.
+
+    Raises:
+        SpecError: an unknown name or option, with the close match, or a value out of bounds.
+    """
+    layers: list[Mapping[str, Any]] = [options]  # in order of precedence
+    while not isinstance(agent, type):
+        if isinstance(agent, Definition):
+            return _defined(agent.name, agent.cls, [*layers, vars(agent.config)])
+        elif isinstance(agent, Mapping):
+            inner = dict(agent)
+            kind = inner.pop("agent", None) or inner.pop("type", None)
+            if kind is None:
+                raise SpecError("An agent given as a dict needs a 'type'. Known: " + ", ".join(AGENTS) + ".")
+            layers.append(inner)
+            agent = kind
+        elif isinstance(agent, Path) or (isinstance(agent, str) and agent.endswith(".json")):
+            agent = read_json(agent, "agent")
+        elif isinstance(agent, str) and (agent in AGENTS or agent in ALIASES):
+            return _named(resolve(agent), layers)
+        elif isinstance(agent, str) and ("." in agent or ":" in agent):
+            agent = import_object(agent, "agent")
+        else:
+            known = [*AGENTS, *ALIASES]
+            raise SpecError(
+                f"An agent must be a name, a dict with 'type', a JSON file or an algorithm class. Received: {agent!r}."
+                f"{suggest(str(agent), known)}"
+            )
+    name = represented(agent)
+    if name is not None:
+        return _named(name, layers)
+    return _defined(identify(agent)[0], agent, layers)
+
+
+def define_saved(saved: Mapping[str, Any], source: str, own: Definition | None = None) -> Definition:
+    """Read what a file says of an agent. The file may be somebody else's, so the agent must be made within `from_file` as well.
+
+    Args:
+        saved: what `Definition.to_dict` wrote.
+        source: the file, for messages.
+        own: the caller's definition, for what the file cannot hold: an algorithm that is not operant's, the optimizer, networks
+            made by code. Its networks take precedence over the file's, unless they are the default.
+
+    Raises:
+        CheckpointError: the algorithm is not operant's, and not given; the caller's is another one, or has other options.
+        SpecError: the file is not understood.
+    """
+    given = dict(saved)
+    kind = given.pop("type")
+    if own is None:
+        if not isinstance(kind, str) or kind not in AGENTS:
+            raise CheckpointError(
+                f"{source} is of an algorithm {kind!r} that is not operant's own. Give its class, if you trust it: "
+                "agent=TheClass; on the command line before the folder: operant play module:TheClass RUN."
+            )
+        with from_file(source):
+            return define(kind, **given)
+    if kind in AGENTS and algorithm_class(kind) is not own.cls:
+        raise CheckpointError(
+            f"{source} is of the agent {kind!r}. Received: agent={own.name!r}. Give agent={kind!r}, with what the file cannot "
+            "hold, or leave agent out."
+        )
+    default = own.usual()
+    lost = given.get("optimizer") == {"type": optimise.GIVEN}
+    if lost and vars(own.config).get("optimizer") == vars(default.config).get("optimizer"):
+        optimise.Recipe.read(given["optimizer"])  # says to give it again
+    networks, usual = own.networks(), default.networks()
+    given |= {name: _read(x) for name, x in networks.items() if x != usual[name]}
+    with from_file(source):
+        found = define(own, **given)
+    _refuse_changes(own, default, found, source)
+    return found
+
+
+def _refuse_changes(own: Definition, default: Definition, found: Definition, source: str) -> None:
+    """Refuse options of the caller's that are neither the default nor the file's: they would do nothing. Networks are exempt: they are used."""
+    networks = own.networks()
+    for name, value in vars(own.config).items():
+        usual, saved = getattr(default.config, name), getattr(found.config, name)
+        if name not in networks and value not in (usual, saved):
+            raise CheckpointError(
+                f"{source} was saved with {name}={saved!r}, and a loaded agent goes on as it was saved. "
+                f"Received: {name}={value!r}. Give the same, or leave it out."
+            )
+
+
+def from_file(source: str) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which agents are made from a file, which may be somebody else's: it is read as data only."""
+    return data_only(
+        source,
+        "Import and register what is Keras's, or give the networks yourself: Agent.load(..., agent={'type': ..., 'model': ...}).",
+    )
+
+
+def _named(name: str, layers: list[Mapping[str, Any]]) -> Definition:
+    """Define an agent of the table; as a form of the agent `DEFAULT` if options are given that only that one has."""
+    found, cls = AGENTS[name], algorithm_class(name)
+    if found.form is not None:
+        config, other = config_type(cls), algorithm_class(DEFAULT)
+        only_there = words(config_type(other)) - words(config)
+        if meant := [key for layer in layers for key in config.translated(layer) if key in only_there]:
+            label = f"{name} with {meant[0]!r}"
+            return _defined(DEFAULT, other, [*layers, found.form], label)
+    return _defined(name, cls, [*layers, found.options])
+
+
+def words(config: type[Config]) -> set[str]:
+    """Return the names of all arguments that a config understands."""
+    known = options(config)
+    return {*known, *config.words(), *(alias for meta in known.values() for alias in meta.aliases)}
+
+
+def _defined(
+    name: str, cls: type[Algorithm], layers: list[Mapping[str, Any]], label: str | None = None
+) -> Definition:
+    """Merge layers of options, of which the first has precedence; an alias counts as the option's own name."""
+    config = config_type(cls)
+    given: dict[str, Any] = {}
+    lost = None
+    for layer in reversed(layers):
+        own = canonical(config, config.translated(layer), label or name)
+        if own.get("optimizer") == {"type": optimise.GIVEN}:
+            lost = own.pop("optimizer")  # which no file holds: some layer must give the object again
+        elif "optimizer" in own:
+            own = {**_optimizer(own.pop("optimizer")), **own}
+        given |= own
+    if lost is not None and "optimizer" not in given:
+        optimise.Recipe.read(lost)
+    given = {key: _located(value) if key.endswith("model") else value for key, value in given.items()}
+    return Definition(name, cls, build(config, given, name))
+
+
+def _located(network: Any) -> Any:
+    """Return a network; the path of a file as absolute, as an environment, or the program, may change the working directory."""
+    if not (isinstance(network, str | Path) and Path(network).suffix):
+        return network
+    from operant.nn.network import FILES
+
+    path = Path(network)
+    # A preset has no file here: its name is enough.
+    return str(path.absolute()) if path.suffix in FILES and path.is_file() else network
+
+
+def _optimizer(value: Any) -> dict[str, Any]:
+    """Return the options that an optimizer stands for: its name and its numbers."""
+    if isinstance(value, str):
+        return {"optimizer": optimise.Recipe.read(value).type}
+    if isinstance(value, Mapping):
+        return optimise.options_of(value)
+    if isinstance(value, optimise.Given):
+        return {"optimizer": value}
+    if isinstance(value, optax.GradientTransformation):
+        return {"optimizer": optimise.Given(value)}
+    if keras_optimizers.is_keras(value):
+        found = keras_optimizers.options_of(value)
+        return {**found, **_optimizer(found["optimizer"])}
+    must = "a name, a dict with 'type', a Keras optimizer or an optax transformation"
+    raise value_error("optimizer", must, value)

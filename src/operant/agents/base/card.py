@@ -1,0 +1,81 @@
+"""What `operant.agents['<name>']` returns: an agent's class, its module and its default model files."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from operant.agents.table import PACKAGE, Entry, config_class, entry, resolve
+from operant.errors import SpecError, suggest
+from operant.spec import MODEL_FILES, options
+
+SLOTS = ("model", "actor_model", "critic_model")
+"""Options that take a network."""
+
+
+class Card(Mapping[str, Any]):
+    """A read-only mapping: `module`, `agent` (the class that trains it), and for each network of the agent its files.
+
+    Files are lists of paths by kind of observation, `ann` for vectors and `cnn` for images; empty if there are none.
+
+    >>> Card("ppo")["model"]["cnn"][0].endswith(".cfg")
+    True
+
+    Raises:
+        SpecError: an unknown agent, or a key that it does not have, with the close match.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._entry: Entry = entry(name)
+        taken = options(config_class(name))
+        named = resolve(name) if resolve(name) in _table() else self._entry.module
+        self._files = {slot: _files(named, slot) for slot in SLOTS if slot in taken}
+
+    def __getitem__(self, key: str) -> Any:
+        if key == "module":
+            return importlib.import_module(f"{PACKAGE}.{self._entry.module}")
+        if key == "agent":
+            return _trainer(resolve(self._name))
+        if key not in self._files:
+            raise SpecError(f"The agent {self._name!r} has no {key!r}.{suggest(key, self)}")
+        return self._files[key]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from ("module", "agent", *self._files)
+
+    def __len__(self) -> int:
+        return 2 + len(self._files)
+
+    def __contains__(self, key: object) -> bool:
+        return key in tuple(self)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key, or the default."""
+        return self[key] if key in tuple(self) else default
+
+    def __repr__(self) -> str:
+        return f"Card({self._name!r})"
+
+
+@functools.cache
+def _trainer(agent: str) -> type:
+    """Return the class that trains an agent: that of its algorithm, or one like it with the agent's fixed options."""
+    cls: Any = getattr(importlib.import_module("operant"), entry(agent).cls)
+    own: type = cls if cls.agent == agent else type(cls.__name__, (cls,), {"agent": agent})
+    return own
+
+
+def _files(owner: str, slot: str) -> dict[str, list[str]]:
+    """Return the files of an agent that has some of its own, or of a module."""
+    named = _table().get(owner, {}).get(slot, {})
+    return {kind: [str(MODEL_FILES / file) for file in named.get(kind, ())] for kind in ("ann", "cnn")}
+
+
+@functools.cache
+def _table() -> dict[str, Any]:
+    table: dict[str, Any] = json.loads((MODEL_FILES / "models.json").read_text(encoding="utf-8"))
+    return table

@@ -1,0 +1,377 @@
+"""The compiled calls of an agent and the state that they change, shared by the host driver and the interactive agent.
+
+The engine knows no environment and no structure of the user's: it takes flat observations and blocks of rows, and holds
+the `Train`. Two compiled calls do all the work: `act` (one per vector step) and `absorb` (one per block).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from operant.agents.base.learner import Acting, Learner, Train
+from operant.agents.base.protocol import Counting
+from operant.errors import SpaceError, UsageError
+from operant.ops.repeat import compiled_for
+from operant.types import Action, Array, Block, Key, Tree
+
+AHEAD = 128
+"""How many rows' randomness is drawn in one call: one at a time costs more than acting."""
+
+
+class Ahead:
+    """Randomness by address, drawn for many addresses at once and handed out as NumPy arrays."""
+
+    def __init__(self, draw: Callable[[Key, Array], Tree]) -> None:
+        self._draw = jax.jit(lambda key, first: jax.vmap(lambda i: draw(key, i))(_addresses(first)))
+        self._chunks: dict[int, list[Tree]] = {}
+
+    def clear(self) -> None:
+        """Forget what was drawn with another key."""
+        self._chunks.clear()
+
+    def at(self, key: Key, address: int) -> Tree:
+        """Return the randomness of one address."""
+        number, offset = divmod(address, AHEAD)
+        if number not in self._chunks:
+            while len(self._chunks) >= 4:  # actors out of step may need an older chunk than the newest
+                self._chunks.pop(min(self._chunks))
+            leaves, structure = jax.tree.flatten(self._draw(key, np.uint32(number * AHEAD)))
+            rows = zip(*map(np.asarray, leaves), strict=True) if leaves else [()] * AHEAD
+            self._chunks[number] = [
+                jax.tree.unflatten(structure, row) for row in rows
+            ]  # once, not at every step
+        return self._chunks[number][offset]
+
+
+def act_independently(
+    learner: Learner,
+    act: Callable[..., Action],
+    key: Key,
+    draw: int,
+    observation: dict[str, np.ndarray],
+    internals: Tree = None,
+    *,
+    explore: bool,
+) -> tuple[dict[str, np.ndarray], Tree]:
+    """Act outside of any run: nothing is recorded or counted.
+
+    Args:
+        learner: the algorithm.
+        act: as `Engine.act`.
+        key: root of all randomness.
+        draw: number of the call among those that explore.
+        observation: flat, `[*B, ...]` with one leading axis or none.
+        internals: recurrent states `[*B, ...]`; None: those at the start of an episode, allowed if actions do not depend on them.
+        explore: draw actions as in training; otherwise take the best.
+
+    Returns:
+        Flat actions and the next recurrent states, `[*B, ...]`.
+
+    Raises:
+        SpaceError: more leading axes, or internals of other shapes.
+        UsageError: internals are missing.
+    """
+    batch = learner.algorithm.spaces.states.batch_shape(observation)
+    if len(batch) > 1:
+        raise SpaceError(f"states may have one leading axis. Received: {len(batch)} leading axes.")
+    n = batch[0] if batch else 1
+    flat = {name: np.reshape(x, (n, *x.shape[len(batch) :])) for name, x in observation.items()}
+    if internals is None:
+        if any(learner.heeded):
+            raise UsageError(
+                "A recurrent agent needs internals: those that the call before returned, first initial_internals()."
+            )
+        carry = learner.start_carry(n)
+    else:
+        each = learner.carry_shape
+        needed = jax.tree.map(lambda x: (*batch, *x.shape), each)
+        if jax.tree.map(np.shape, internals) != needed:
+            raise SpaceError(
+                f"internals must have the shapes {needed}, as initial_internals() and the call before gave them. "
+                f"Received: {jax.tree.map(np.shape, internals)}."
+            )
+        carry = jax.tree.map(lambda x, like: np.reshape(x, (n, *like.shape)), internals, each)
+    noise = learner.independent_noise(key, np.uint32(draw), n)
+    action = act(flat, carry, np.zeros(n, bool), noise, explore=explore)
+    chosen, after = jax.device_get((action.action, action.carry))
+    return (chosen, after) if batch else jax.tree.map(lambda x: x[0], (chosen, after))
+
+
+def _addresses(first: Array) -> Array:
+    return first + jnp.arange(AHEAD, dtype=jnp.uint32)
+
+
+class _Computations:
+    """What an engine's compiled calls compute.
+
+    It holds no arrays. Methods of the engine would: compiled, they refer to it as it does to them, and such a circle, with the replay
+    memory in it, outlives its last use until Python looks for circles.
+
+    Args:
+        learner: the algorithm.
+        impl: of the run's keys.
+        structure: how leaves make what `act` needs.
+    """
+
+    def __init__(self, learner: Learner, impl: Any, structure: Any) -> None:
+        self.learner = learner
+        self.impl = impl
+        self.structure = structure
+
+    def absorb(
+        self, train: Train, meter: Array, block: Block, key: Array
+    ) -> tuple[Train, Array, tuple[Array, ...]]:
+        key = jax.random.wrap_key_data(key, impl=self.impl)
+        train, meter = self.learner.metered(train, meter, block, key)
+        return train, meter, tuple(jax.tree.leaves(self.learner.acting(train)))
+
+    def advance(
+        self, train: Train, meter: Array, block: Block, key: Array, carry: Tree, first: Array, noise: Tree
+    ) -> tuple[Train, Array, tuple[Array, ...] | None, Action]:
+        train, meter, acting = self.absorb(train, meter, block, key)
+        observation = {name: x[-1] for name, x in block.observation.items()}
+        action = self.act(True, acting, observation, carry, first, noise)
+        # With one row to a block nothing else acts on these parameters: handing them out would only copy them.
+        return train, meter, acting if self.learner.rows > 1 else None, action
+
+    def learn(
+        self, train: Train, meter: Array, block: Block, key: Array, columns: Array | None
+    ) -> tuple[Train, Array, tuple[Array, ...]]:
+        key = jax.random.wrap_key_data(key, impl=self.impl)
+        train, metrics = self.learner.learn(train, block, key, columns)
+        acting = tuple(jax.tree.leaves(self.learner.acting(train)))
+        return train, self.learner.add(meter, metrics), acting
+
+    def act(
+        self, explore: bool, acting: tuple[Array, ...], observation: Any, carry: Tree, first: Any, noise: Tree
+    ) -> Action:
+        policy = jax.tree.unflatten(self.structure, acting)
+        return self.learner.act(policy, observation, carry, first, noise, explore=explore)
+
+
+class Engine:
+    """A `Train` with its compiled functions.
+
+    Args:
+        learner: what they do.
+        key: root of all randomness.
+        n: how many actors there are.
+        device: where the arrays are; None: JAX's own choice.
+        precision: of matrix products and convolutions (see `jax.default_matmul_precision`); None: JAX's own.
+        guard: makes the context around each call that consumes the state. If nothing else makes an interruption wait for the
+            end of such a call, it is `operant.training.signals.held`, which takes 10 µs.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        key: Key,
+        n: int,
+        device: Any = None,
+        precision: str | None = None,
+        guard: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        self.learner = learner
+        self.n = n
+        self.device = device
+        self.precision = precision
+        self._guard = guard
+        # Asked once: the answer takes as long as acting.
+        self._counts = isinstance(learner.algorithm, Counting)
+        # Made at once where it stays: JAX's first device need not have room for a replay memory.
+        with jax.default_device(device):
+            train = jax.jit(learner.init)(key, learner.hyper())
+            # Where `put` places the state: if one is tied to its device and the other is not, the first update compiles twice.
+            self.meter: Array = jax.device_put(learner.meter(), device)
+        self._apart = all(device.platform != "cpu" for device in self.meter.devices())
+        """Whether the arrays are not in the host's memory."""
+        self._structure = jax.tree.structure(jax.eval_shape(learner.acting, train))
+        """How the leaves make what `act` needs."""
+        compute = _Computations(learner, jax.random.key_impl(key), self._structure)
+        self._acts = {
+            explore: self._compiled(functools.partial(compute.act, explore)) for explore in (True, False)
+        }
+        self._recall = self._compiled(learner.recall)
+        self._absorb = self._compiled(compute.absorb, donate_argnums=(0, 1))
+        self._advance = self._compiled(compute.advance, donate_argnums=(0, 1))
+        self._learn = self._compiled(compute.learn, donate_argnums=(0, 1))
+        self._remember = jax.jit(learner.remember, donate_argnums=0)
+        self._make_acting = jax.jit(lambda train: tuple(jax.tree.leaves(learner.acting(train))))
+        self._noise = Ahead(lambda key, row: learner.noise(key, row, n))
+        self._keys = Ahead(lambda key, update: jax.random.key_data(learner.update_key(key, update)))
+        self._looked_at: tuple[Any, dict[str, int]] = (None, {})
+        """Counters, and those known as numbers: programs ask at every step, and asking the device takes some microseconds."""
+        # Sums that were taken from the meter and that a reader has not read yet; None: for readers that have never read.
+        self._unread: dict[str | None, np.ndarray] = {None: np.zeros(self.meter.shape, np.float32)}
+        self.put(train)
+
+    def _compiled(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """Compile a function for the engine's device, with its precision."""
+        precision, platform = self.precision, next(iter(self.meter.devices())).platform
+
+        @functools.wraps(function)  # profiles show the name
+        def traced(*arguments: Any) -> Any:
+            precise = (
+                contextlib.nullcontext() if precision is None else jax.default_matmul_precision(precision)
+            )
+            with compiled_for(platform), precise:
+                return function(*arguments)
+
+        return jax.jit(traced, **options)
+
+    def put(self, train: Train) -> None:
+        """Make `train` the current state."""
+        self.train = train if self.device is None else jax.device_put(train, self.device)
+        self._acting_now: tuple[Array, ...] | None = None
+        """Leaves of what `act` needs: JAX takes a flat argument in half the time of one that it has to flatten."""
+        self._noise.clear()
+        self._keys.clear()
+        self._calls = int(train.counters.rows) // self.learner.rows
+        self._before = int(train.counters.updates) - self._calls
+
+    @property
+    def _leaves(self) -> tuple[Array, ...]:
+        if self._acting_now is None:
+            self._acting_now = self._make_acting(self.train)
+        return self._acting_now
+
+    @property
+    def acting(self) -> Acting:
+        """What `act` needs, of the current state."""
+        acting: Acting = jax.tree.unflatten(self._structure, self._leaves)
+        return acting
+
+    def noise(self, row: int) -> Tree:
+        """Return the randomness of all actors at a row (NumPy leaves `[n, ...]`)."""
+        return self._noise.at(self.train.key, row)
+
+    def act(self, observation: Any, carry: Tree, first: Any, noise: Tree, explore: bool = True) -> Action:
+        """Act on flat observations `[k, ...]` of any `k` actors."""
+        return self._fetched(self._acts[explore](self._leaves, observation, carry, first, noise))
+
+    def _fetched(self, action: Action) -> Action:
+        """Begin to fetch what the host reads of an action: read one after the other, each array would be waited for."""
+        if self._apart:
+            for leaf in jax.tree.leaves((action.action, action.extras)):
+                leaf.copy_to_host_async()
+        return action
+
+    def recall(self, observation: Any, carry: Tree, first: Any, action: Any) -> Action:
+        """Return what `act` would have returned for flat observations `[k, ...]`, had it chosen these actions."""
+        return self._recall(self.acting, observation, carry, first, action)
+
+    def learn(self, block: Block, columns: list[int] | None = None) -> None:
+        """Update from a block whose rows the memory already holds; `columns` are those of `Learner.learn`."""
+        whose = None if columns is None else np.asarray(columns, np.int32)
+        key = self._keys.at(self.train.key, self._calls)
+        with self._guard():
+            learnt = self._learn(self.train, self.meter, block, key, whose)
+            self.train, self.meter, self._acting_now = learnt
+            self._calls += 1
+
+    def learn_again(self, block: Block) -> None:
+        """Like `learn`, with a block that was learnt from before: an update is made, due or not, and nothing is counted twice.
+
+        Steps, episodes, moments of observations and the scale of rewards are put back: only the update itself sees the block twice.
+        """
+        before, algorithm = jax.device_get(self.train.counters), self.learner.algorithm
+        seen = self._seen()
+        if isinstance(algorithm, Counting):
+            self.train = self.train._replace(state=algorithm.hasten(self.train.state))
+        self.learn(block)
+        counters = self.train.counters._replace(
+            timesteps=jax.device_put(before.timesteps, self.device),
+            episodes=jax.device_put(before.episodes, self.device),
+        )
+
+        def as_before(path: Any, now: Array) -> Array:
+            return jax.device_put(seen[path], self.device) if path in seen else now
+
+        state = jax.tree.map_with_path(as_before, self.train.state)
+        # The conditions of the next update count from the counters that were put back.
+        if isinstance(algorithm, Counting):
+            state = algorithm.resumed(state, counters)
+        self.train = self.train._replace(state=state, counters=counters)
+        self._acting_now = None
+
+    def _seen(self) -> dict[Any, np.ndarray]:
+        """Return the statistics of rows seen (moments of observations, the scale of rewards), by their place in the algorithm's state."""
+        names = {"reward_scale"}.union(*(model.moments for model in self.learner.algorithm.models.values()))
+
+        def counting(key: Any) -> bool:
+            return getattr(key, "name", getattr(key, "key", None)) in names
+
+        leaves = jax.tree.leaves_with_path(self.train.state)
+        return {path: np.array(leaf) for path, leaf in leaves if any(map(counting, path))}
+
+    def absorb(self, block: Block) -> None:
+        """Learn from a block of `learner.rows` rows of all actors."""
+        key = self._keys.at(self.train.key, self._calls)
+        with self._guard():
+            self.train, self.meter, self._acting_now = self._absorb(self.train, self.meter, block, key)
+            self._calls += 1
+
+    def advance(self, block: Block, carry: Tree, first: Any, noise: Tree) -> Action:
+        """Learn from a block, and act on the observation after it: both in one call."""
+        key = self._keys.at(self.train.key, self._calls)
+        with self._guard():
+            self.train, self.meter, acting, action = self._advance(
+                self.train, self.meter, block, key, carry, first, noise
+            )
+            self._acting_now = acting
+            self._calls += 1
+        return self._fetched(action)
+
+    def absorb_columns(self, block: Block, columns: list[int]) -> None:
+        """Learn from a block whose columns belong to these actors, in this order; an actor may have two, and `n` stands for none."""
+        with self._guard():  # all or nothing: columns that were left out could not be added later
+            for i, index in enumerate(columns):
+                if index == self.n:
+                    continue
+                own = jax.tree.map(lambda x, i=i: x[:, i : i + 1], block._replace(carry=()))
+                self.train = self._remember(self.train, own, np.asarray([index], np.int32))
+            self.learn(block, columns)
+
+    def metrics(self, reader: str = "") -> dict[str, float]:
+        """Return the averages of the metrics since the last call by this reader; those that never applied are left out."""
+        meter = np.asarray(self.meter)
+        self.meter = jnp.zeros_like(self.meter)
+        for each in self._unread:
+            self._unread[each] = self._unread[each] + meter
+        unread = self._unread.get(reader, self._unread[None])
+        self._unread[reader] = np.zeros_like(unread)
+        return self.learner.read(unread)
+
+    def skipped(self) -> int:
+        """Return how many gradient steps were left out since the last call of `metrics` (by the reader ""), for not being finite."""
+        return self.learner.skipped(self._unread.get("", self._unread[None]) + np.asarray(self.meter))
+
+    def counter(self, name: str) -> int:
+        """Return one of the counters: timesteps, episodes, updates, rows."""
+        counters = self.train.counters
+        if self._looked_at[0] is not counters:
+            self._looked_at = counters, {}
+        known = self._looked_at[1]
+        if name not in known:
+            known[name] = int(getattr(counters, name))
+        return known[name]
+
+    @property
+    def updates(self) -> int:
+        """Updates made; known without asking the device, unless the algorithm counts for itself."""
+        if self._counts:
+            return self.counter("updates")
+        return self._before + self._calls
+
+    def scale_lr(self, factor: float) -> tuple[float, float]:
+        """Multiply the learning rate; return the old and the new one. Compiles nothing."""
+        train, old, new = self.learner.scaled_lr(self.train, factor)
+        self.put(train)
+        return old, new

@@ -1,0 +1,393 @@
+"""The iteration that every driver runs, as pure functions around an algorithm.
+
+A `Train` is everything that a run needs to continue, apart from the environments: the algorithm's state, its memory,
+the hyperparameters in force, the run's key and the counters. All randomness is addressed: the noise of row `t` is a
+function of (key, `t`), the key of update `u` a function of (key, `u`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float
+
+from operant.agents.base import updates
+from operant.agents.base.protocol import Algorithm, Counters, Counting, count_valid, counted, fold
+from operant.errors import SpecError
+from operant.memory.replay import Replay, Row
+from operant.memory.ring import ReplayState
+from operant.ops import schedules
+from operant.spec import Config, Schedule, traced
+from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
+
+# Purposes of the run's key.
+INIT, ACT, UPDATE, ENV, INDEPENDENT = range(5)
+
+METER_SLOTS = 32
+"""Maximal number of metrics that an update may report."""
+SUMMED = ("update/skipped",)
+"""Metrics that are summed over updates, while others are averaged: so one skipped step in a thousand shows."""
+
+
+class Train(NamedTuple):
+    """Everything that continuing a run needs, apart from the environments."""
+
+    state: Tree
+    memory: Tree
+    hyper: Float[Array, " H"]
+    """The traced options, in the order of `traced(Config)`. For an option with a schedule this is a factor (1)."""
+    key: Key
+    counters: Counters
+
+
+class Acting(NamedTuple):
+    """What one call of `act` needs of a `Train`."""
+
+    policy: Tree
+    hyper: Float[Array, " H"]
+
+
+def without_replay(train: Train) -> Train:
+    """Leave a replay memory out; one of the newest rows only, which is small, stays."""
+    return train._replace(memory=()) if isinstance(train.memory, ReplayState) else train
+
+
+def without_rows(train: Train) -> Train:
+    """Empty a replay memory."""
+    memory = train.memory
+    return train._replace(memory=Replay.emptied(memory)) if isinstance(memory, ReplayState) else train
+
+
+class Learner:
+    """An algorithm with its memory: `init`, `act`, `absorb`. Static; everything that changes is in `Train`."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.algorithm = algorithm
+        self.names = traced(type(algorithm.config))
+        self.metric_names: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Rows per actor that one update consumes."""
+        return self.algorithm.rows
+
+    @property
+    def replays(self) -> bool:
+        """Whether it learns from a replay memory, which may be left out of what is saved."""
+        return isinstance(self.algorithm.memory, Replay)
+
+    def hyper(self, config: Config | None = None) -> Float[Array, " H"]:
+        """Return the traced options of a config as one vector (default: the algorithm's own).
+
+        Compiled functions take this vector, so that another learning rate does not compile again.
+        """
+        config = self.algorithm.config if config is None else config
+        values = [getattr(config, name) for name in self.names]
+        for name, value in zip(self.names, values, strict=True):
+            own = getattr(self.algorithm.config, name)
+            if not (isinstance(value, int | float) and isinstance(own, int | float)) and value != own:
+                raise SpecError(f"{name} cannot become {value!r} in a running agent. Create a new one.")
+        return jnp.asarray([v if isinstance(v, int | float) else 1.0 for v in values], jnp.float32)
+
+    def scaled_lr(self, train: Train, factor: float) -> tuple[Train, float, float]:
+        """Multiply the learning rates in force (`lr`, and those of single models); return the train, the old and the new `lr`."""
+        config = self.algorithm.config
+        if "lr" not in self.names:  # nothing is learned
+            return train, 0.0, 0.0
+        rates = [
+            i
+            for i, name in enumerate(self.names)
+            if (name == "lr" or name.endswith("_lr")) and getattr(config, name) is not None
+        ]
+        old = float(self.now(train.hyper, train.counters)[self.names.index("lr")])
+        hyper = train.hyper.at[np.asarray(rates)].multiply(factor)
+        return train._replace(hyper=hyper), old, old * factor
+
+    def at(self, hyper: Float[Array, " H"]) -> Algorithm:
+        """Return the algorithm with these numbers as its traced options, after `now` has applied the schedules."""
+        config = self.algorithm.config
+        put = {n: hyper[i] for i, n in enumerate(self.names) if getattr(config, n) is not None}
+        return dataclasses.replace(self.algorithm, config=config.with_values(put))  # type: ignore[type-var]
+
+    def now(self, hyper: Float[Array, " H"], counters: Counters) -> Float[Array, " H"]:
+        """Return the traced options as they are at these counters: the factor of one with a schedule becomes the value."""
+        scheduled = {
+            i: getattr(self.algorithm.config, name)
+            for i, name in enumerate(self.names)
+            if isinstance(getattr(self.algorithm.config, name), Schedule)
+        }
+        for i, schedule in scheduled.items():
+            step = getattr(counters, schedule.unit)
+            hyper = hyper.at[i].set(hyper[i] * schedules.value(schedule, step))
+        return hyper
+
+    def init(self, key: Key, hyper: Float[Array, " H"]) -> Train:
+        """Return the start of a run: everything in it is a function of the key and the hyperparameters."""
+        counters = Counters.zero()
+        algorithm = self.at(self.now(hyper, counters))
+        state = algorithm.init(fold(key, INIT))
+        memory = () if algorithm.memory is None else algorithm.memory.init(self.example())
+        return Train(state, memory, hyper, key, counters)
+
+    def example(self) -> Row:
+        """Return shapes and dtypes of one row of one actor."""
+        block = self._block_shape(1, 1)
+        row = Row(block.observation, block.action, block.extras)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), row)
+
+    @functools.cached_property
+    def _one(self) -> tuple[Tree, Tree, Tree]:
+        """Shapes of one actor's observation, action and carry; tracing them takes a while, so once."""
+        algorithm = self.algorithm
+        leaves = algorithm.spaces.observation_components
+        observation = {k: jax.ShapeDtypeStruct((1, *v.shape), v.dtype) for k, v in leaves.items()}
+        carry = jax.eval_shape(lambda: algorithm.initial_carry(1))
+        action = jax.eval_shape(self._first_action, jax.random.key(0), observation, carry)
+        return observation, action, carry
+
+    def _block_shape(self, rows: int, n: int) -> Block:
+        observation, action, carry = self._one
+
+        def wide(tree: Tree, *lead: int) -> Tree:
+            return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, *x.shape[1:]), x.dtype), tree)
+
+        flag: Any = jax.ShapeDtypeStruct((rows, n), jnp.bool_)
+        reward: Any = jax.ShapeDtypeStruct((rows, n), jnp.float32)
+        return Block(
+            observation=wide(observation, rows + 1, n),
+            action=wide(action.action, rows, n),
+            reward=reward,
+            terminated=flag,
+            truncated=flag,
+            valid=flag,
+            extras=wide(action.extras, rows, n),
+            carry=wide(carry, n),
+        )
+
+    def start_carry(self, n: int | None = None) -> Tree:
+        """Return the recurrent state of one actor at the start of an episode, as NumPy arrays; of `n` actors with a leading axis."""
+        carry = jax.device_get(self.algorithm.initial_carry(1 if n is None else n))
+        return carry if n is not None else jax.tree.map(lambda x: x[0], carry)
+
+    @property
+    def carry_shape(self) -> Tree:
+        """Shapes and dtypes of one actor's recurrent state."""
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self._one[2])
+
+    def block_shape(self, n: int) -> Block:
+        """Return shapes and dtypes of the block that `n` actors fill for one update."""
+        return self._block_shape(self.rows, n)
+
+    def _first_action(self, key: Key, observation: Arrays, carry: Tree) -> Action:
+        counters = Counters.zero()
+        algorithm = self.at(self.hyper())
+        acting = algorithm.acting(algorithm.init(fold(key, INIT)), counters)
+        return algorithm.act(acting, observation, carry, algorithm.noise(fold(key, ACT), 1), True)
+
+    def acting(self, train: Train) -> Acting:
+        """Return what `act` needs."""
+        hyper = self.now(train.hyper, train.counters)
+        return Acting(self.at(hyper).acting(train.state, train.counters), hyper)
+
+    def noise(self, key: Key, row: Array, n: int) -> Tree:
+        """Return the randomness of row `row` of a run with `n` actors."""
+        return self.algorithm.noise(fold(key, ACT, row), n)
+
+    @functools.cached_property
+    def independent_noise(self) -> Callable[[Key, np.uint32, int], Tree]:
+        """Function that returns the randomness of a draw with this number outside of the run, for `n` observations.
+
+        A program of its own: XLA on CPU takes up to four times as long for one that draws and acts.
+        """
+
+        def noise(key: Key, draw: np.uint32, n: int) -> Tree:
+            return self.algorithm.noise(fold(key, INDEPENDENT, draw), n)
+
+        return jax.jit(noise, static_argnums=2)
+
+    def act(
+        self,
+        acting: Acting,
+        observation: Arrays,
+        carry: Tree,
+        first: Bool[Array, " n"],
+        noise: Tree,
+        *,
+        explore: bool,
+    ) -> Action:
+        """Act on observations `[n, ...]`; `first` marks actors that begin an episode here (their carry starts anew)."""
+        algorithm = self.at(acting.hyper)
+        carry = reset_carry(algorithm, carry, first)
+        return algorithm.act(acting.policy, observation, carry, noise, explore)
+
+    @functools.cached_property
+    def heeded(self) -> tuple[bool, ...]:
+        """Whether actions without exploration depend on each leaf of the recurrent state, now or in later steps.
+
+        They do not depend on that of a critic which is carried along only for learning.
+        """
+        observation, _, carry = self._one
+        if not (count := len(jax.tree.leaves(carry))):
+            return ()
+        algorithm = self.at(self.hyper())
+
+        def act(carry: Tree, observation: Arrays) -> tuple[Tree, Tree]:
+            counters = Counters.zero()
+            acting = algorithm.acting(algorithm.init(jax.random.key(0)), counters)
+            noise = algorithm.noise(jax.random.key(1), 1)
+            action = algorithm.act(acting, observation, carry, noise, False)
+            return action.action, action.carry
+
+        jaxpr = jax.make_jaxpr(act)(carry, observation).jaxpr
+        reads = {id(x): {i} for i, x in enumerate(jaxpr.invars[:count])}
+        for equation in jaxpr.eqns:
+            read = {i for x in equation.invars for i in reads.get(id(x), ())}
+            reads |= {id(x): read for x in equation.outvars}
+        outputs = [reads.get(id(x), set()) for x in jaxpr.outvars]
+        found: set[int] = set().union(*outputs[:-count])
+        while more := {i for own in found for i in outputs[-count:][own]} - found:
+            found |= more
+        return tuple(i in found for i in range(count))
+
+    def recall(
+        self,
+        acting: Acting,
+        observation: Arrays,
+        carry: Tree,
+        first: Bool[Array, " n"],
+        action: Arrays,
+    ) -> Action:
+        """Return what `act` would have returned for observations `[n, ...]`, had it chosen these actions."""
+        algorithm = self.at(acting.hyper)
+        carry = reset_carry(algorithm, carry, first)
+        if hasattr(algorithm, "recall"):
+            return algorithm.recall(acting.policy, observation, carry, action)
+        # What other algorithms store besides an action does not depend on it.
+        noise = algorithm.noise(jax.random.key(0), first.shape[0])
+        return algorithm.act(acting.policy, observation, carry, noise, True)._replace(action=action)
+
+    def emit(self, action: Arrays) -> Arrays:
+        """Return actions as environments take them: floats clipped to their bounds."""
+        leaves = self.algorithm.spaces.actions.components
+
+        def clip(name: str, x: Array) -> Array:
+            if leaves[name].type != "float":
+                return x
+            low, high = (
+                jnp.broadcast_to(jnp.asarray(b, x.dtype), x.shape)
+                for b in (leaves[name].low, leaves[name].high)
+            )
+            return jnp.clip(x, low, high)
+
+        return {name: clip(name, x) for name, x in action.items()}
+
+    def update_key(self, key: Key, update: Array) -> Key:
+        """Return the key of call number `update` of the algorithm's `update` in a run.
+
+        It is an argument of `absorb`, not made there: hashing keys one at a time costs as much as a small update, many
+        at once cost nothing.
+        """
+        return fold(key, UPDATE, update)
+
+    def absorb(self, train: Train, block: Block, key: Key) -> tuple[Train, Metrics]:
+        """Learn from the next block: put it into the memory, update with `update_key`, count."""
+        train = self.remember(train, block, None)
+        return self.learn(train, block, key)
+
+    def remember(self, train: Train, block: Block, columns: Array | None) -> Train:
+        """Put rows of some actors (None: of all, in order) into the memory."""
+        if self.algorithm.memory is None:
+            return train
+        memory = self.algorithm.memory.add(train.memory, block, columns)
+        # Without the barrier XLA fuses writing with the reads that follow, and copies a whole ring to do so.
+        return train._replace(memory=jax.lax.optimization_barrier(memory))
+
+    def meter(self) -> Float[Array, "2 M"]:
+        """Return sums and counts of the metrics, empty."""
+        return jnp.zeros((2, METER_SLOTS), jnp.float32)
+
+    def metered(self, train: Train, meter: Array, block: Block, key: Key) -> tuple[Train, Array]:
+        """Absorb a block and add its metrics to the meter."""
+        train, metrics = self.absorb(train, block, key)
+        return train, self.add(meter, metrics)
+
+    def add(self, meter: Array, metrics: Metrics) -> Array:
+        """Add scalars to a meter; NaN means that a metric does not apply.
+
+        Raises:
+            SpecError: there are more than `METER_SLOTS` metrics.
+        """
+        if len(metrics) > METER_SLOTS:
+            raise SpecError(
+                f"{type(self.algorithm).__name__}.update must return at most {METER_SLOTS} metrics. "
+                f"Received: {len(metrics)}. Leave some out."
+            )
+        if not metrics:
+            return meter
+        self.metric_names = tuple(metrics)  # known from tracing on, which is before any is read
+        values = jnp.stack([jnp.asarray(x, jnp.float32) for x in metrics.values()])
+        return meter.at[:, : len(metrics)].add(updates.tally(values))
+
+    def read(self, meter: np.ndarray) -> dict[str, float]:
+        """Return averages from a meter, sums for the metrics in `SUMMED`; metrics that never applied are left out."""
+        columns = zip(self.metric_names, *meter, strict=False)
+        return {k: float(t if k in SUMMED else t / c) for k, t, c in columns if c > 0}
+
+    def skipped(self, meter: np.ndarray) -> int:
+        """Return how many gradient steps a meter knows of that were left out."""
+        return int(self.read(meter).get("update/skipped", 0.0))
+
+    def learn(
+        self, train: Train, block: Block, key: Key, columns: Array | None = None
+    ) -> tuple[Train, Metrics]:
+        """Update once from a block that the memory already holds.
+
+        Args:
+            train: the run.
+            block: `[T, N]`.
+            key: of `update_key`.
+            columns: the actor of each column; an actor may have two, and `N` stands for none. None: column i is actor i's.
+        """
+        if columns is not None:
+            train = train._replace(state=updates.with_columns(train.state, columns))
+        block = self.shown(block)
+        before = train.counters
+        steps, episodes = count_valid(block)
+        counters = before._replace(
+            timesteps=counted(before.timesteps, steps),
+            episodes=counted(before.episodes, episodes),
+            rows=before.rows + jnp.uint32(block.reward.shape[0]),
+        )
+        algorithm = self.at(self.now(train.hyper, counters))
+        state, memory, metrics = algorithm.update(train.state, train.memory, block, counters, key)
+        made = (
+            algorithm.updates(state)
+            if isinstance(algorithm, Counting)
+            else counted(before.updates, jnp.uint32(1))
+        )
+        counters = counters._replace(updates=made)
+        return train._replace(state=state, memory=memory, counters=counters), metrics
+
+    def shown(self, block: Block) -> Block:
+        """Return a block as losses read it: without its padding, if a network standardises by all rows (see `updates.filled`)."""
+        if any(model.averages for model in self.algorithm.models.values()):
+            return updates.filled(block, self.algorithm.spaces)
+        return block
+
+
+def reset_carry(algorithm: Algorithm, carry: Tree, first: Bool[Array, " n"]) -> Tree:
+    """Start the recurrent state of some actors anew."""
+    if not jax.tree.leaves(carry):
+        return carry
+    start = algorithm.initial_carry(first.shape[0])
+
+    def pick(new: Array, old: Array) -> Array:
+        return jnp.where(first.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+
+    return jax.tree.map(pick, start, carry)

@@ -1,0 +1,85 @@
+"""What every algorithm has: an optimizer with clipping by global norm, rewards scaled by their running deviation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from operant.agents.options.shared_options import AgentConfig
+from operant.ops import optimise, statistics
+from operant.spec.spaces import Spaces
+from operant.types import Array, Block, Metrics, Tree
+
+STEP_COUNTS = ("update/skipped", "update/steps")
+"""Metrics that count gradient steps: summed over those of an update, while others are averaged."""
+
+
+def optimizer(config: AgentConfig) -> optimise.Optimizer:
+    """Return the optimizer of an algorithm's options; their numbers may be traced."""
+    c = config
+    return optimise.optimizer(c.optimizer, c.lr, c.beta1, c.beta2, c.opt_epsilon, c.grad_norm)
+
+
+def lr(config: AgentConfig) -> Array:
+    """Return the learning rate in force; NaN (does not apply) if the optimizer is an object, whose own is not known."""
+    own = isinstance(config.optimizer, optimise.Given)
+    return jnp.asarray(jnp.nan if own else config.lr, jnp.float32)
+
+
+def reward_scale(config: AgentConfig, actors: int) -> Tree:
+    """Return the first state of reward normalisation: `RewardScale`, or `()` if it is off."""
+    return statistics.init_reward_scale(actors) if config.normalize_rewards else ()
+
+
+def with_columns(state: Any, columns: Array) -> Any:
+    """Note in an algorithm's state which actors the columns of the next block belong to (`RewardScale.columns`), if it scales rewards."""
+    scale: Any = getattr(state, "reward_scale", ())
+    return state if scale == () else state._replace(reward_scale=scale._replace(columns=columns))
+
+
+def scale_block(config: AgentConfig, scale: Tree, block: Block) -> tuple[Tree, Block]:
+    """Take a block's rewards into account; return the new scale and the block with scaled rewards.
+
+    Replay keeps rewards as they came and scales what it samples (`scale_replayed`), so it uses only the scale.
+    """
+    if not config.normalize_rewards:
+        return scale, block
+    ended = block.terminated | block.truncated
+    scale, reward = statistics.scale_rewards(scale, block.reward, ended, block.valid, gamma=config.gamma)
+    return scale, block._replace(reward=reward)
+
+
+def filled(block: Block, spaces: Spaces) -> Block:
+    """Return a block whose padding holds the states of rows that count, in turn: batch normalisation reads all rows.
+
+    A row is no padding if an action is taken in it, or was taken in the row before: what followed that has a value.
+    """
+    none = jnp.zeros((1, block.valid.shape[1]), bool)
+    counts = jnp.concatenate([block.valid, none]).reshape(-1)
+    read = counts | jnp.concatenate([none, block.valid]).reshape(-1)
+    order = jnp.argsort(~counts, stable=True)  # those that count come first
+    turn = jnp.cumsum(~read, dtype=jnp.int32) % jnp.maximum(jnp.sum(counts, dtype=jnp.int32), 1)
+    source = jnp.where(read, jnp.arange(len(read)), order[turn])
+    states = spaces.states.components
+    observation = {
+        name: x.reshape(-1, *x.shape[2:])[source].reshape(x.shape) if name in states else x
+        for name, x in block.observation.items()
+    }
+    return block._replace(observation=observation)
+
+
+def applying(metrics: Metrics, there: Array) -> Metrics:
+    """Return the metrics of a gradient step, NaN (does not apply) if there was none to take; counts of steps stay."""
+    return {k: x if k in STEP_COUNTS else jnp.where(there, x, jnp.nan) for k, x in metrics.items()}
+
+
+def tally(values: Array) -> Array:
+    """Return numbers `[M]`, and how often each applies, `[2, M]`, to be summed: 0 and 0 where one is NaN (does not apply)."""
+    applies = ~jnp.isnan(values)
+    return jnp.stack([jnp.where(applies, values, 0.0), applies.astype(jnp.float32)])
+
+
+def scale_replayed(config: AgentConfig, scale: Tree, reward: Array) -> Array:
+    """Scale rewards that come from a memory by what was seen so far, before they are summed."""
+    return statistics.scaled(scale, reward) if config.normalize_rewards else jnp.asarray(reward)

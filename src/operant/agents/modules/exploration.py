@@ -1,0 +1,56 @@
+"""Exploration on top of a policy: random values of choices, noise on floats and on parameters."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from operant.agents.base.protocol import fold
+from operant.spec.spaces import Spaces
+from operant.types import Array, Arrays, Key, Scalar, Tree
+
+
+def noise(key: Key, spaces: Spaces, n: int) -> Tree:
+    """Return the randomness of `deviate` for `n` actors: plain arrays `[n, ...]` by action."""
+    found = {}
+    for i, (name, leaf) in enumerate(spaces.actions.components.items()):
+        shape = (n, *leaf.shape)
+        if leaf.type == "float":
+            found[name] = {"normal": jax.random.normal(fold(key, i), shape, jnp.float32)}
+            continue
+        coin, values = jax.random.split(fold(key, i))
+        drawn = jax.random.uniform(values, (*shape, leaf.num_values or 2), jnp.float32)
+        found[name] = {"coin": jax.random.uniform(coin, shape, jnp.float32), "values": drawn}
+    return found
+
+
+def deviate(action: Arrays, noise: Tree, amount: Scalar, masks: Arrays) -> Arrays:
+    """Return actions after exploration.
+
+    Args:
+        action: `[n, *shape]` by name.
+        noise: from the function of this name.
+        amount: probability of a random value that the mask allows, for each element of a choice independently; standard
+            deviation of the noise added to floats, in their own unit.
+        masks: `[n, *shape, K]` by name, True where allowed.
+    """
+    found: Arrays = {}
+    for name, x in action.items():
+        own = noise[name]
+        if "normal" in own:
+            found[name] = x + jnp.asarray(amount, x.dtype) * own["normal"].astype(x.dtype)
+            continue
+        values = jnp.where(masks[name], own["values"], -1.0) if name in masks else own["values"]
+        found[name] = jnp.where(own["coin"] < amount, jnp.argmax(values, axis=-1).astype(x.dtype), x)
+    return found
+
+
+def perturbed(params: Arrays, key: Key, deviation: Scalar) -> Arrays:
+    """Return parameters with Gaussian noise added: Plappert et al. 2018, "Parameter Space Noise for Exploration", without its adaptation."""
+    keys = jax.random.split(key, max(len(params), 1))
+
+    def moved(x: Array, own: Key) -> Array:
+        return x + jnp.asarray(deviation, x.dtype) * jax.random.normal(own, x.shape, x.dtype)
+
+    # By name, as compiled functions sort a dict: otherwise the same key would draw different noise outside of them.
+    return {name: moved(params[name], own) for name, own in zip(sorted(params), keys, strict=False)}

@@ -1,0 +1,329 @@
+"""Several gradient steps on the rows of a batch, each on all of them or on a sample.
+
+The number of rows that count may be far below the number that arrays have room for, and is known only when the code runs. So a
+step goes through the rows that count in chunks, and takes time in proportion to their number. Successive rows (`whole`: those of
+recurrent networks) are all computed, in their order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Bool, Int
+
+from operant.ops import optimise, prng, trust_region
+from operant.types import Array, Key, Metrics, Scalar, Tree
+
+CHUNK = 1024
+"""Maximal number of rows that a loss is called with at once."""
+
+Loss: TypeAlias = Callable[[Tree, Any], tuple[Array, Metrics]]
+"""(parameters, rows `[C, ...]`) to the loss of every row and metrics, `[C]`."""
+Value: TypeAlias = Callable[[Tree], tuple[Array, Metrics]]
+"""Parameters to their loss and metrics."""
+
+
+class Natural(NamedTuple):
+    """Steps along the natural gradient, as long as the divergence allows, in place of the optimizer's (`operant.ops.trust_region`)."""
+
+    network: Callable[[Tree, Any], Tree]
+    """(parameters, rows) to the outputs that define the distributions."""
+    divergence: Callable[[Any, Tree, Tree], Array]
+    """(rows, outputs, other outputs) to the divergence of every row, `[C]`."""
+    max_kl: Scalar
+    iterations: int
+    """Of conjugate gradient."""
+    damping: Scalar
+
+
+class Evolution(NamedTuple):
+    """Gradients estimated from losses at random points around the parameters, antithetic pairs (Salimans et al. 2017, section 2)."""
+
+    samples: int
+    """Number of pairs."""
+    deviation: Scalar
+    """Standard deviation of the points."""
+
+
+class Search(NamedTuple):
+    """A search along each step for parameters whose loss on the step's rows is lower; if it finds none, there is no step."""
+
+    candidates: int
+    factor: Scalar
+    """What remains of a step that was refused."""
+
+
+class Learning(NamedTuple):
+    """How learning applies networks that compute different functions in training and in use (`operant.nn.Model.learning`)."""
+
+    loss: Callable[[Array], Loss] | None
+    """Key data to the loss of a step, under noise that is the same for all chunks of its rows, its search and its estimates;
+    None: as in use."""
+    averaged: Callable[[Array, Tree, Tree, Any], Tree]
+    """(key data, parameters before a step, those after it, its rows) to the latter with running averages moved."""
+    trained: Callable[[Tree], Tree] = lambda params: params
+    """Parameters to the same with 0 in place of running averages, which are not part of penalties and estimates."""
+
+
+class Plan(NamedTuple):
+    """What an update does with its batch."""
+
+    steps: Scalar
+    """Gradient steps."""
+    fraction: Scalar | None = None
+    """Rows of a step: a share up to 1, else a number; None: all."""
+    l2: Scalar = 0.0
+    """Weight of the sum of squared parameters."""
+    natural: Natural | None = None
+    evolution: Evolution | None = None
+    search: Search | None = None
+
+
+class Sample(NamedTuple):
+    """Some rows of a batch: the first `size` of an order."""
+
+    rows: Any
+    """Leaves `[R, ...]`."""
+    order: Int[Array, " R"]
+    size: Int[Array, ""]
+    whole: bool
+    """Whether a loss must see all rows in their own order."""
+
+
+def fit(
+    loss: Loss,
+    params: Tree,
+    opt_state: Tree,
+    optimizer: optimise.Optimizer,
+    rows: Any,
+    counts: Bool[Array, " R"],
+    plan: Plan,
+    key: Key,
+    learning: Learning | None = None,
+    *,
+    whole: bool = False,
+) -> tuple[Tree, Tree, Metrics]:
+    """Take the planned gradient steps on the mean loss.
+
+    Args:
+        loss: of single rows.
+        params: what is learned.
+        opt_state: of the optimizer.
+        optimizer: takes the steps.
+        rows: leaves `[R, ...]`.
+        counts: which rows make the batch. If there are none, nothing changes.
+        plan: how many steps on how many rows.
+        key: consumed, for the samples and the noise of networks.
+        learning: for networks that compute different functions in training and in use.
+        whole: whether the loss must see all rows in their own order, including those that do not count.
+
+    Returns:
+        Parameters, the optimizer's state, means of what is watched over the steps, and the sum of those skipped.
+    """
+    # As plain numbers: JAX's key-reuse check assumes that a key which a loop reads is used in every iteration.
+    words, impl = jax.random.key_data(key), jax.random.key_impl(key)
+    number = jnp.sum(counts, dtype=jnp.int32)
+    size = number if plan.fraction is None else _size(plan.fraction, number)
+    shapes = jax.eval_shape(
+        lambda: _value(loss, params, Sample(rows, _ordered(counts, None), size, whole))[1]
+    )
+    trained: Callable[[Tree], Tree] = (lambda params: params) if learning is None else learning.trained
+    names = (*shapes, *(["update/accepted"] if plan.search else []), "grad_norm", "skipped")
+
+    def step(i: Array, carry: tuple[Tree, Tree, Array]) -> tuple[Tree, Tree, Array]:
+        params, opt_state, total = carry
+        words_i = jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(words, impl=impl), i))
+        order = _ordered(
+            counts, None if plan.fraction is None else jax.random.wrap_key_data(words_i, impl=impl)
+        )
+        sample = Sample(rows, order, size, whole)
+
+        own = loss if learning is None or learning.loss is None else learning.loss(words_i)
+        value = functools.partial(_penalised, own, plan.l2, sample, trained)
+        if plan.evolution is None:
+            grads, watched = _gradient(own, params, sample)
+            penalty = jax.tree.map(lambda p: 2.0 * jnp.asarray(plan.l2, p.dtype) * p, trained(params))
+            grads = jax.tree.map(jnp.add, grads, penalty)
+        else:
+            watched = value(params)[1]
+            grads = _estimated(value, params, plan.evolution, trained, words_i, impl)
+        if plan.natural is None:
+            moved, opt_state, info = optimise.apply(optimizer, params, opt_state, grads)
+        else:
+            moved, info = _natural(plan.natural, params, grads, sample)
+        if plan.search is not None:
+            moved, accepted = _searched(value, params, moved, plan.search)
+            info["update/accepted"] = accepted
+        if learning is not None:
+            moved = learning.averaged(words_i, params, moved, _subset(sample)[0])
+        watched = {**watched, **info}
+        return moved, opt_state, total + jnp.stack([watched[name] for name in names])
+
+    steps = jnp.where(number > 0, jnp.asarray(plan.steps).astype(jnp.int32), 0)
+    start = (params, opt_state, jnp.zeros(len(names), jnp.float32))
+    params, opt_state, total = jax.lax.fori_loop(0, steps, step, start)
+    mean = dict(zip(names, total / steps.astype(jnp.float32), strict=True))  # NaN without a step
+    return params, opt_state, {**mean, "skipped": total[names.index("skipped")]}
+
+
+def _size(fraction: Scalar, number: Array) -> Int[Array, ""]:
+    """Return how many of `number` rows a step sees, at least 1 of them."""
+    fraction = jnp.asarray(fraction, jnp.float32)
+    share = fraction * (1.0 + 1e-6) * number.astype(jnp.float32)  # 0.59 x 100 is 59, whatever the rounding
+    wanted = jnp.where(fraction <= 1.0, share, fraction)
+    return jnp.clip(wanted.astype(jnp.int32), 1, jnp.maximum(number, 1))
+
+
+def _ordered(counts: Bool[Array, " R"], key: Any) -> Int[Array, " R"]:
+    """Return the indices of the rows that count, in random order or (no key) their own, before those of the others."""
+    rank = jnp.zeros(counts.shape, jnp.float32) if key is None else prng.uniform(key, counts.shape)
+    return jnp.argsort(jnp.where(counts, rank, 2.0))
+
+
+def _gradient(loss: Loss, params: Tree, sample: Sample) -> tuple[Tree, Metrics]:
+    """Return the gradient of the mean loss of a sample, and mean metrics."""
+    gradient = jax.grad(_weighted, has_aux=True)
+    found: tuple[Tree, Metrics] = _summed(lambda own, weight: gradient(params, loss, own, weight), sample)
+    return found
+
+
+def _value(loss: Loss, params: Tree, sample: Sample) -> tuple[Array, Metrics]:
+    """Return the mean loss of a sample, and mean metrics."""
+    found: tuple[Array, Metrics] = _summed(lambda own, weight: _weighted(params, loss, own, weight), sample)
+    return found
+
+
+def _penalised(
+    loss: Loss, l2: Scalar, sample: Sample, trained: Callable[[Tree], Tree], params: Tree
+) -> tuple[Array, Metrics]:
+    """Return the sum of the mean loss and the weighted sum of squared parameters, and mean metrics."""
+    mean, watched = _value(loss, params, sample)
+    squares = sum(jnp.sum(jnp.square(p)) for p in jax.tree.leaves(trained(params)))
+    return mean + jnp.asarray(l2, mean.dtype) * squares, watched
+
+
+def _summed(f: Callable[[Any, Array], Tree], sample: Sample) -> Tree:
+    """Return the sum of `f(rows, weights)` over the chunks of a sample."""
+    rows, order, size, whole = sample
+    length = len(order)
+    if whole:
+        return f(rows, _in_place(sample))
+    # Rows that do not count are replaced by some that do, with a weight of 0: the gradient of 0 times a NaN is not 0,
+    # and batch normalisation reads all rows.
+    order = _again(order, size, length if length <= CHUNK else length + -length % CHUNK)
+    if length <= CHUNK:
+        return f(jax.tree.map(lambda x: x[order], rows), _weights(0, length, size))
+
+    def part(i: Array, total: Tree) -> Tree:
+        own = jax.lax.dynamic_slice(order, (i * CHUNK,), (CHUNK,))
+        found = f(jax.tree.map(lambda x: x[own], rows), _weights(i * CHUNK, CHUNK, size))
+        return jax.tree.map(jnp.add, total, found)
+
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((CHUNK, *x.shape[1:]), x.dtype), rows)
+    shapes = jax.eval_shape(lambda rows: f(rows, jnp.zeros(CHUNK, jnp.float32)), one)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return jax.lax.fori_loop(0, -(-size // CHUNK), part, zeros)
+
+
+def _again(order: Array, size: Array, length: int) -> Array:
+    """Return the first `size` of an order over and over, as many as `length`."""
+    return order[jnp.arange(length, dtype=jnp.int32) % jnp.maximum(size, 1)]
+
+
+def _natural(natural: Natural, params: Tree, grads: Tree, sample: Sample) -> tuple[Tree, Metrics]:
+    """Take the step along the natural gradient; the Fisher matrix is a mean over rows of a sample, at most `CHUNK` (or all)."""
+    start, tree = ravel_pytree(params)
+    descent = ravel_pytree(grads)[0]
+    own, weight = _subset(sample)
+    product = trust_region.fisher_product(
+        lambda x: natural.network(tree(x), own),
+        lambda old, new: jnp.sum(natural.divergence(own, old, new) * weight),
+        start,
+        natural.damping,
+    )
+    step = trust_region.natural_step(product, -descent, max_kl=natural.max_kl, iterations=natural.iterations)
+    norm = jnp.linalg.norm(descent)
+    finite = jnp.isfinite(norm) & jnp.all(jnp.isfinite(step))
+    moved = tree(jnp.where(finite, start + step, start))
+    return moved, {"grad_norm": norm, "skipped": 1.0 - finite.astype(jnp.float32)}
+
+
+def _subset(sample: Sample) -> tuple[Any, Array]:
+    """Return rows from all over a sample, at most `CHUNK` (or all, of those that follow one another), and their weights."""
+    rows, order, size, whole = sample
+    if whole:
+        return rows, _in_place(sample)
+    length = min(len(order), CHUNK)
+    apart = jnp.maximum(size.astype(jnp.float32) / length, 1.0)
+    index = (jnp.arange(length, dtype=jnp.float32) * apart).astype(jnp.int32)
+    chosen = order[index % jnp.maximum(size, 1)]
+    return jax.tree.map(lambda x: x[chosen], rows), _weights(0, length, jnp.minimum(size, length))
+
+
+def _estimated(
+    value: Value,
+    params: Tree,
+    evolution: Evolution,
+    trained: Callable[[Tree], Tree],
+    words: Array,
+    impl: Any,
+) -> Tree:
+    """Estimate the gradient of the loss: the mean of ε (L(θ + σε) - L(θ - σε)) / 2σ over normal ε."""
+    start, tree = ravel_pytree(params)
+    deviation = jnp.asarray(evolution.deviation, start.dtype)
+
+    def pair(i: Array, total: Array) -> Array:
+        key = jax.random.fold_in(jax.random.wrap_key_data(words, impl=impl), i)
+        away = ravel_pytree(trained(tree(jax.random.normal(key, start.shape, start.dtype))))[0]
+        rise = value(tree(start + deviation * away))[0] - value(tree(start - deviation * away))[0]
+        return total + away * rise / (2.0 * deviation)
+
+    total = jax.lax.fori_loop(0, evolution.samples, pair, jnp.zeros_like(start))
+    return tree(total / evolution.samples)
+
+
+def _searched(value: Value, params: Tree, moved: Tree, search: Search) -> tuple[Tree, Array]:
+    """Go towards the moved parameters as far as the loss is lower there; also return whether there is such a point."""
+    start, tree = ravel_pytree(params)
+    reached = value(params)[0]
+    found = trust_region.line_search(
+        lambda x: value(tree(x))[0] < reached,
+        start,
+        ravel_pytree(moved)[0] - start,
+        candidates=search.candidates,
+        factor=search.factor,
+    )
+    return tree(found.point), found.accepted.astype(jnp.float32)
+
+
+def _weights(first: Any, length: int, size: Array) -> Array:
+    """Return the weights of rows `first` to `first + length` in a mean over the first `size`."""
+    inside = first + jnp.arange(length, dtype=jnp.int32) < size
+    return jnp.where(inside, 1.0 / jnp.maximum(size, 1).astype(jnp.float32), 0.0)
+
+
+def _in_place(sample: Sample) -> Array:
+    """Return the weight of every row, in their own order, in a mean over a sample."""
+    length = len(sample.order)
+    return jnp.zeros(length, jnp.float32).at[sample.order].set(_weights(0, length, sample.size))
+
+
+def _weighted(params: Tree, loss: Loss, rows: Any, weight: Array) -> tuple[Array, Metrics]:
+    """Return the weighted sum of losses, and the weighted sums of metrics."""
+    each, watched = loss(params, rows)
+    return jnp.sum(each * weight), {
+        name: jax.lax.stop_gradient(jnp.sum(x * weight)) for name, x in watched.items()
+    }
+
+
+def apply_in_chunks(f: Callable[[Any], Array], rows: Any) -> Array:
+    """Return `f(rows)` for rows `[R, ...]`, computed in chunks if there are many."""
+    if len(jax.tree.leaves(rows)[0]) <= CHUNK:
+        return f(rows)
+    found: Array = jax.lax.map(lambda row: f(jax.tree.map(lambda x: x[None], row))[0], rows, batch_size=CHUNK)
+    return found

@@ -1,0 +1,105 @@
+"""Options of ACER. Imports no JAX: help reads them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from operant.agents.options.shared_options import ModelConfig, ReplayConfig
+from operant.spec import Scalar, option
+
+
+class ACERConfig(ReplayConfig, ModelConfig):
+    """Options of ACER."""
+
+    waiting: ClassVar[str] = "Nothing is replayed: replay begins after {:,} steps"
+
+    delta: Scalar = option(
+        1,
+        "Size δ of the trust region: how far a step may move the policy from its average. Larger: bigger "
+        "steps",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+        needs=("trust_region", True),
+    )
+    ema_alpha: Scalar = option(
+        0.99,
+        "Decay of the moving average of the network, around which the trust region lies",
+        low=0.0,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
+        needs=("trust_region", True),
+    )
+    entropy_coef: Scalar = option(
+        0.01,
+        "Entropy coefficient for loss calculation. Larger: more exploration",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+    )
+    epsilon: Scalar = option(
+        1e-06,
+        "Added to divisors in gradient updates: to probabilities, and to the squared norm in the trust "
+        "region",
+        low=0.0,
+        low_open=True,
+        search="log_uniform",
+        traced=True,
+    )
+    grad_norm: float | None = option(
+        10,
+        "Global norm to which gradients are clipped (None: no clipping)",
+        low=0.0,
+        low_open=True,
+        search="log_uniform",
+    )
+    importance_c: Scalar = option(
+        10.0,
+        "Importance weight truncation parameter: larger weights are truncated to it, and the action values "
+        "correct the bias",
+        low=0.0,
+        low_open=True,
+        search="log_uniform",
+        traced=True,
+    )
+    n_steps: int = option(
+        20,
+        "Transition steps",
+        unit="environment steps per environment and update",
+        low=1,
+        search="categorical",
+    )
+    replay_ratio: Scalar = option(
+        4,
+        "Mean number of replay steps after each step on fresh experience (Poisson-distributed)",
+        unit="gradient steps",
+        low=0.0,
+        high=64.0,
+        search="categorical",
+        traced=True,
+    )
+    trust_region: bool = option(True, "Bound the policy's steps by a trust region around its average")
+    value_loss_coef: Scalar = option(
+        0.5, "Value loss coefficient for value loss calculation", low=0.0, search="log_uniform", traced=True
+    )
+    buffer_initial_size: int | None = option(
+        None,
+        "Replay buffer initial size: environment steps before replay begins; learning from fresh "
+        "experience starts at once (default: buffer-max-size)",
+        unit="environment steps",
+        low=0,
+        search="int",
+    )
+    buffer_batch_size: int = option(
+        1,
+        "Replay buffer batch size: sequences of n-steps rows per environment in each replay step",
+        unit="sequences per environment",
+        low=1,
+        search="categorical",
+        aliases=("batch_size",),
+    )
+
+    def batch(self, actors: int) -> int:
+        """Return the rows of a block, fresh or replayed."""
+        return self.n_steps * actors

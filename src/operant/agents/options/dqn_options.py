@@ -1,0 +1,125 @@
+"""Options of DQN. Imports no JAX: help reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from operant.agents.options.shared_options import EpsilonConfig, ModelConfig, SequenceConfig
+from operant.spec import Scalar, Schedule, option
+
+
+class DQNConfig(EpsilonConfig, SequenceConfig, ModelConfig):
+    """Options of DQN."""
+
+    double: bool = option(False, "If specified, DDQN will be used")
+    target_sync_steps: int = option(
+        1000, "Sync target models every n steps", unit="environment steps", low=1, search="int"
+    )
+    tau: Scalar = option(
+        1.0,
+        "Weight of the online network when the target is synced (1: copy)",
+        low=0.0,
+        low_open=True,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
+    )
+    train_every: int = option(
+        1,
+        "Steps of each environment between updates",
+        unit="environment steps per environment",
+        low=1,
+        search="categorical",
+    )
+    gradient_steps: int = option(1, "Gradient steps per update", low=1, search="int")
+    n_steps: int = option(1, "Number of steps in the n-step return", low=1, search="categorical")
+    huber: float | None = option(
+        None,
+        "TD error beyond which the loss is linear (default: squared everywhere)",
+        low=0.0,
+        low_open=True,
+        search="log_uniform",
+    )
+    dueling: bool = option(
+        False, "Separate streams for the value of the state and the advantages of the actions"
+    )
+    prioritized: bool = option(False, "Replay transitions in proportion to their last TD error")
+    priority_alpha: Scalar = option(
+        0.6,
+        "With prioritized: exponent of the priorities (0: uniform)",
+        low=0.0,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
+        needs=("prioritized", True),
+    )
+    priority_beta: Scalar = option(
+        0.4,
+        "With prioritized: exponent of the importance weights (1: full correction)",
+        low=0.0,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
+        needs=("prioritized", True),
+    )
+
+    distributional: Literal["none", "c51", "quantile"] = option(
+        "none",
+        "Learn the distribution of the return instead of its mean (none): c51 (fixed atoms) or quantile",
+        choices=("none", "c51", "quantile"),
+    )
+    atoms: int = option(
+        51,
+        "With distributional: number of atoms (c51) or quantiles (quantile)",
+        low=2,
+        search="categorical",
+        needs=("distributional", ("c51", "quantile")),
+    )
+    value_min: Scalar = option(
+        -10.0,
+        "With c51: return at the first atom",
+        unit="reward",
+        traced=True,
+        needs=("distributional", "c51"),
+        settled=True,
+    )
+    value_max: Scalar = option(
+        10.0,
+        "With c51: return at the last atom",
+        unit="reward",
+        traced=True,
+        needs=("distributional", "c51"),
+        settled=True,
+    )
+    noisy: bool = option(
+        False, "Explore by learned noise on the weights of dense layers, instead of by epsilon"
+    )
+    noisy_std: Scalar = option(
+        0.5,
+        "With noisy: initial standard deviation of the noise",
+        unit="1 / √inputs of a layer",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+        needs=("noisy", True),
+        settled=True,
+    )
+
+    @property
+    def decay_begins(self) -> int | None:
+        """After the random steps."""
+        return None if self.noisy else self.initial_size
+
+    def check(self) -> Iterator[str]:
+        """Refuse atoms without distance between them, and a loss that is not used, besides the checks that all share."""
+        yield from super().check()
+        low, high = self.value_min, self.value_max
+        highest = low.range()[1] if isinstance(low, Schedule) else low
+        if highest >= (high.range()[0] if isinstance(high, Schedule) else high):
+            yield f"value_min must be below value_max. Received: value_min={low}, value_max={high}."
+        if self.distributional == "c51" and self.huber is not None:
+            yield (
+                "huber bounds an error, and distributional='c51' learns by cross-entropy. "
+                f"Received: huber={self.huber}. Leave it out, or use distributional='quantile'."
+            )

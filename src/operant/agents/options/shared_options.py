@@ -1,0 +1,411 @@
+"""Options that several algorithms share, declared once.
+
+Imports neither JAX nor Keras: the command line reads every algorithm's options for its help tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
+
+from operant.agents.modules import tensorforce_spec
+from operant.spec import Config, Scalar, Schedule, default, effective, option, options
+
+
+class UntrainedConfig(Config):
+    """Options of agents that learn nothing: none."""
+
+
+class AgentConfig(Config):
+    """Options of every algorithm that trains a network."""
+
+    auto_width: ClassVar[int] = 64
+    """Width of the dense layers of an 'auto' network."""
+
+    gamma: Scalar = option(
+        0.99,
+        "Discount factor",
+        low=0.0,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
+        aliases=("discount",),
+    )
+    lr: Scalar = option(
+        0.0007,
+        "Learning rate of the optimizer",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+        aliases=("learning_rate",),
+    )
+    beta1: Scalar = option(
+        0.9,
+        "Decay rate of the first moment in Adam-like optimizers",
+        low=0.0,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
+    )
+    beta2: Scalar = option(
+        0.999,
+        "Decay rate of the second moment in Adam-like optimizers",
+        low=0.0,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
+    )
+    opt_epsilon: Scalar = option(
+        1e-07, "Epsilon in the denominator of the optimizer", low=0.0, search="log_uniform", traced=True
+    )
+    optimizer: Any = option(
+        "adam",
+        "Optimizer: a name (adam, adamw, nadam, rmsprop, sgd, ...), a dict with 'type', a Keras optimizer "
+        "(its numbers become lr, beta1, ... where these are not given) or an optax transformation (then "
+        "lr, beta1, beta2 and opt_epsilon have no effect)",
+    )
+    grad_norm: float | None = option(
+        None,
+        "Global norm to which gradients are clipped (None: no clipping)",
+        low=0.0,
+        low_open=True,
+        search="log_uniform",
+    )
+    normalize_observations: bool = option(
+        False,
+        "Scale float observations (numbers and vectors; not images) by their running mean and standard deviation, which are "
+        "saved with the agent",
+    )
+    normalize_rewards: bool = option(
+        False, "Divide rewards by the running standard deviation of the discounted return"
+    )
+
+    def batch(self, actors: int) -> int:
+        """Return roughly how many rows one gradient step has with `actors` actors; how many threads pay off depends on it."""
+        return 0
+
+    @property
+    def optimizers(self) -> tuple[Any, ...]:
+        """The optimizers that take gradient steps."""
+        return (self.optimizer,)
+
+    def remarks(self, steps: int | None) -> Iterator[str]:
+        """Say which options have no effect given the others, or none within a run's environment steps (None: endless)."""
+        for name, meta in options(type(self)).items():
+            value = getattr(self, name)
+            if meta.needs is None or value == default(type(self), name) or effective(meta.needs, vars(self)):
+                continue
+            switch, wanted = meta.needs
+            shown = " or ".join(map(repr, wanted if isinstance(wanted, tuple) else (wanted,)))
+            yield f"{name}={value!r} has no effect without {switch}={shown}"
+        if not any(isinstance(optimizer, str | Mapping) for optimizer in self.optimizers):  # objects of optax
+            for name in options(type(self)):
+                value = getattr(self, name)
+                number = name in ("lr", "beta1", "beta2", "opt_epsilon") or name.endswith("_lr")
+                if number and value != default(type(self), name):
+                    yield f"{name}={value!r} has no effect: the optimizer is an optax transformation, which has numbers of its own"
+
+    def check(self) -> Iterator[str]:
+        """Refuse moments that never move: Adam would divide 0 by 0, and every step would be skipped."""
+        yield from super().check()
+        for name in ("beta1", "beta2"):
+            value = getattr(self, name)
+            if (value.range()[1] if isinstance(value, Schedule) else value) >= 1.0:
+                yield f"{name} must be below 1. Received: {name}={value!r}."
+
+
+class ModelConfig(AgentConfig):
+    """Options of algorithms with one network."""
+
+    model: Any = option(
+        "auto",
+        "Network: 'auto', a list of widths or of layers, a Keras model, or the path to a model file",
+        aliases=("network",),
+    )
+
+    @classmethod
+    def translated(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Read a `policy` that is a network and nothing else."""
+        return tensorforce_spec.network_of_policy(given, "model")
+
+
+class SharedModelConfig(ModelConfig):
+    """Options of algorithms whose policy and value are outputs of one model."""
+
+    separate: bool | None = option(
+        None,
+        "Separate networks for policy and value, or one trunk with two heads (default: one trunk if a "
+        "state is an image, else separate networks). No effect on models with outputs of their own",
+    )
+
+
+class ActorCriticConfig(AgentConfig):
+    """Options of algorithms with a network for the actor and one for the critic."""
+
+    actor_model: Any = option(
+        "auto",
+        "Network of the actor: 'auto', a list of widths or of layers, a Keras model, or the path to a "
+        "model file",
+    )
+    critic_model: Any = option(
+        "auto",
+        "Network of the critic: 'auto', a list of widths or of layers, a Keras model, or the path to a "
+        "model file",
+    )
+
+    @classmethod
+    def translated(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Read a `policy` that is a network and nothing else."""
+        return tensorforce_spec.network_of_policy(given, "actor_model")
+
+
+class PolicyConfig(Config):
+    """Options of stochastic policies over float actions."""
+
+    distribution: Literal["clip", "squash", "beta"] = option(
+        "clip",
+        "Distribution of bounded float actions: clip (clipped Gaussian), squash (tanh of a Gaussian) or beta",
+        choices=("clip", "squash", "beta"),
+    )
+    std: Literal["global", "predicted"] = option(
+        "global",
+        "Standard deviation of the Gaussian: one learned number per action (global) or an output of the "
+        "network (predicted)",
+        choices=("global", "predicted"),
+    )
+
+
+class RolloutConfig(AgentConfig, PolicyConfig):
+    """Options of actor-critic algorithms that learn from fresh blocks with a stochastic policy."""
+
+    entropy_coef: Scalar = option(
+        0.01,
+        "Entropy coefficient for loss calculation. Larger: more exploration",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+    )
+    grad_norm: float | None = option(
+        0.5,
+        "Global norm to which gradients are clipped (None: no clipping)",
+        low=0.0,
+        low_open=True,
+        search="log_uniform",
+    )
+    lam: Scalar = option(
+        0.95, "GAE-Lambda for advantage estimation", low=0.0, high=1.0, search="log_uniform", traced=True
+    )
+    n_steps: int = option(
+        128,
+        "Transition steps",
+        unit="environment steps per environment and update",
+        low=1,
+        search="categorical",
+    )
+    value_loss_coef: Scalar = option(
+        0.5, "Value loss coefficient for value loss calculation", low=0.0, search="log_uniform", traced=True
+    )
+
+    def batch(self, actors: int) -> int:
+        """Return the rows of a block."""
+        return self.n_steps * actors
+
+
+class EpsilonConfig(AgentConfig):
+    """Options of algorithms that explore by a share of random actions."""
+
+    epsilon_start: Scalar = option(
+        1.0,
+        "Starting epsilon value which is used to control random exploration.\n"
+        "It should be decremented and adjusted according to implementation needs",
+        low=0.0,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
+    )
+    epsilon_end: Scalar = option(
+        0.02,
+        "Epsilon end value (minimum exploration rate)",
+        low=0.0,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
+    )
+    epsilon_decay_steps: Scalar = option(
+        150000,
+        "Number of steps for `epsilon-start` to reach `epsilon-end`",
+        unit="environment steps",
+        low=1,
+        search="int",
+        traced=True,
+    )
+
+    @property
+    def decay_begins(self) -> int | None:
+        """Environment step at which ε begins to fall; None if something else explores."""
+        return 0
+
+    def remarks(self, steps: int | None) -> Iterator[str]:
+        """Report exploration that goes on to the end of the run."""
+        yield from super().remarks(steps)
+        first, start, end = self.decay_begins, self.epsilon_start, self.epsilon_end
+        decay = self.epsilon_decay_steps
+        if first is None:
+            for name in ("epsilon_start", "epsilon_end", "epsilon_decay_steps"):
+                if getattr(self, name) != default(type(self), name):
+                    yield f"{name}={getattr(self, name)!r} has no effect: something else explores"
+        if steps is None or first is None:
+            return
+        if isinstance(start, Schedule) or isinstance(end, Schedule) or isinstance(decay, Schedule):
+            return
+        if end < start and steps < first + decay:
+            left = start + (end - start) * max(steps - first, 0) / decay
+            yield (
+                f"Exploration goes on to the end: ε reaches {end:g} at step {first + decay:,.0f} (epsilon_decay_steps), and is {left:.2f} "
+                f"at the run's last, {steps:,}"
+            )
+
+    def check(self) -> Iterator[str]:
+        """Refuse a rising ε."""
+        yield from super().check()
+        start, end = self.epsilon_start, self.epsilon_end
+        if isinstance(start, float) and isinstance(end, float) and end > start:
+            yield (
+                "epsilon_end must be at most epsilon_start. "
+                f"Received: epsilon_end={self.epsilon_end}, epsilon_start={self.epsilon_start}."
+            )
+
+
+class ReplayConfig(AgentConfig):
+    """Options of algorithms that learn from a replay memory."""
+
+    waiting: ClassVar[str] = "Nothing is learnt: learning begins after {:,} random steps"
+    """What to say of the time until the memory is filled."""
+
+    buffer_max_size: int = option(
+        10000,
+        "Maximum replay buffer size",
+        unit="rows of all environments together",
+        low=2,
+        search="int",
+        aliases=("memory",),
+    )
+    buffer_initial_size: int | None = option(
+        None,
+        "Replay buffer initial size: environment steps with random actions before learning starts (default: buffer-max-size)",
+        unit="environment steps",
+        low=0,
+        search="int",
+    )
+    buffer_batch_size: int = option(
+        32,
+        "Replay buffer batch size",
+        unit="transitions",
+        low=1,
+        search="categorical",
+        aliases=("batch_size",),
+    )
+
+    def batch(self, actors: int) -> int:
+        """Return the transitions of a batch."""
+        return self.buffer_batch_size
+
+    @property
+    def initial_size(self) -> int:
+        """Environment steps before the first update."""
+        return self.buffer_max_size if self.buffer_initial_size is None else self.buffer_initial_size
+
+    def remarks(self, steps: int | None) -> Iterator[str]:
+        """Report a memory that is never full enough for learning to begin."""
+        yield from super().remarks(steps)
+        if steps is not None and steps <= self.initial_size:
+            yield f"{self.waiting.format(self.initial_size)} (buffer_initial_size), and the run has {steps:,}"
+
+    def check(self) -> Iterator[str]:
+        """Refuse sizes with which learning would never begin."""
+        yield from super().check()
+        if self.buffer_initial_size is not None and self.buffer_initial_size > self.buffer_max_size:
+            yield (
+                "buffer_initial_size must be at most buffer_max_size. "
+                f"Received: buffer_initial_size={self.buffer_initial_size}, buffer_max_size={self.buffer_max_size}."
+            )
+        if self.buffer_batch_size > self.buffer_max_size:
+            yield (
+                "buffer_batch_size must be at most buffer_max_size. "
+                f"Received: buffer_batch_size={self.buffer_batch_size}, buffer_max_size={self.buffer_max_size}."
+            )
+
+
+class SequenceConfig(ReplayConfig):
+    """Options of algorithms whose recurrent networks learn from replayed sequences."""
+
+    buffer_batch_size: int = option(
+        32,
+        "Replay buffer batch size: transitions per gradient step; for a recurrent network, sequences",
+        unit="transitions (or sequences)",
+        low=1,
+        search="categorical",
+        aliases=("batch_size",),
+    )
+    sequence_length: int = option(
+        20,
+        "Length of the replayed sequences that a recurrent network learns from; other networks learn from "
+        "single steps",
+        unit="rows",
+        low=1,
+        search="categorical",
+    )
+    burn_in: int = option(
+        10,
+        "Rows replayed before those of sequence-length, without gradients, to warm up a recurrent "
+        "network's state",
+        unit="rows",
+        low=0,
+        search="categorical",
+    )
+
+
+class ContinuousConfig(SequenceConfig, ActorCriticConfig):
+    """Options of off-policy actor-critic algorithms for float actions."""
+
+    auto_width: ClassVar[int] = 256
+
+    critic_lr: Scalar | None = option(
+        None, "Learning rate of the critic (default: lr)", low=0.0, search="log_uniform", traced=True
+    )
+    gradient_steps: int | None = option(
+        None,
+        "Number of iterations per train step: gradient steps per update "
+        "(default: as many as environment steps since the last update)",
+        low=1,
+        search="int",
+    )
+    tau: Scalar = option(
+        0.005,
+        "Value used for syncing target model weights: how far each target moves towards its network",
+        low=0.0,
+        low_open=True,
+        high=1.0,
+        search="log_uniform",
+        traced=True,
+    )
+    train_every: int = option(
+        1,
+        "Steps of each environment between updates",
+        unit="environment steps per environment",
+        low=1,
+        search="categorical",
+    )
+
+
+class DeterministicConfig(ContinuousConfig):
+    """Options of off-policy algorithms whose policy is deterministic and explores by noise."""
+
+    step_noise_coef: Scalar = option(
+        0.1,
+        "Coefficient multiplied by noise added to actions to step",
+        unit="half ranges of the action",
+        low=0.0,
+        search="log_uniform",
+        traced=True,
+    )

@@ -1,0 +1,500 @@
+"""What off-policy actor-critics for float actions share: models, acting with noise, the loop of gradient steps, targets.
+
+For networks, actions are in units (see `operant.agents.parts.action_scaling`). Recurrent ones learn from replayed sequences
+(Heess et al. 2015, "Memory-based control with recurrent neural networks", https://arxiv.org/abs/1512.04455), from the
+states that they had when the agent acted (`operant.agents.parts.sequences`): while acting, critics are carried along, and
+remember what they saw and which actions were taken.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from operant.agents.base import updates
+from operant.agents.base.protocol import Counters
+from operant.agents.options.shared_options import ContinuousConfig
+from operant.agents.parts import imitation, sequences
+from operant.agents.parts.action_scaling import (
+    critic_inputs,
+    from_units,
+    require_bounds,
+    to_units,
+    with_actions,
+)
+from operant.agents.parts.actor_critic import evaluate
+from operant.agents.table import serving
+from operant.memory.replay import Replay
+from operant.nn import Head, Model, build
+from operant.nn.network import written
+from operant.ops import losses, optimise, prng
+from operant.ops.repeat import repeat
+from operant.spec.spaces import Spaces, require
+from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
+
+NETWORK = {"type": "auto", "size": ContinuousConfig.auto_width, "activation": "relu"}
+"""The 'auto' network here, and what a list of widths leaves open: Fujimoto et al. 2018 (the authors' code), Haarnoja et al. 2018, table 1."""
+
+NO_STEP: dict[str, Any] = {
+    "loss/actor": np.float32(np.nan),
+    "update/grad_norm": np.float32(0),
+    "update/skipped": np.float32(0),
+}
+"""Metrics of an actor that takes no step."""
+
+
+class Acting(NamedTuple):
+    """What acting reads."""
+
+    actor: Tree
+    filling: Array
+    """Whether the memory is still filling."""
+    critics: dict[str, Tree]
+    """Variables of the recurrent ones, which are carried along."""
+
+
+class Seen(NamedTuple):
+    """The `B` rows that networks evaluate; for recurrent networks, with the sequences that contain them."""
+
+    observation: Arrays
+    """`[B, ...]`."""
+    block: Block | tuple[()] = ()
+    """Sequences `[T, C]`, including the rows of the burn-in."""
+    row: Array | tuple[()] = ()
+    """Which of the rows after the burn-in they are, `[R, C]` where `B` is R C."""
+
+
+class Batch(NamedTuple):
+    """What a gradient step learns from: `B` steps."""
+
+    now: Seen
+    action: Arrays
+    """In units, `[B, *shape]`."""
+    reward: Array
+    discount: Array
+    """What multiplies the value of `following`: gamma, or 0 after a termination."""
+    following: Seen
+    weight: Array
+    """0 where there is no step."""
+
+
+class Improved(NamedTuple):
+    """What a gradient step of the critics returns."""
+
+    params: Tree
+    """A tuple, one entry for each critic."""
+    optimizer: Tree
+    ok: Array
+    """Whether the step was taken: a gradient that is not finite, or of no data, changes nothing but running averages."""
+    skipped: Array
+    """1 if it was left out for not being finite, else 0."""
+    metrics: Metrics
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Continuous(abc.ABC):
+    """Base of the algorithms. A subclass adds `init`, the policy (`heads`, `greedy`, `exploring`), and one gradient step.
+
+    Its state has the fields `actor`, `actor_optimizer`, `critic_optimizer`, `reward_scale`, and for each model of
+    `critics` the variables under its name; these names and `actor`, prefixed with `target_`, hold the targets'
+    parameters.
+    """
+
+    config: Any
+    spaces: Spaces
+    actors: int
+    actor: Model
+    critics: dict[str, Model]
+
+    reported: ClassVar[tuple[str, ...]] = ("loss/critic", "value/mean", "loss/actor", "update/grad_norm")
+    """Metrics of a gradient step, besides `update/skipped`."""
+
+    @classmethod
+    def build(
+        cls,
+        config: Any,
+        spaces: Spaces,
+        actors: int,
+        *,
+        name: str,
+        critics: tuple[str, ...],
+    ) -> Self:
+        """Build the actor, and as many critics as there are names.
+
+        Raises:
+            SpaceError: an action is no float, or has no bounds; the message says what to use instead.
+            SpecError: a network does not fit, or sequences for a recurrent one do not fit the memory.
+        """
+        require(spaces, name, {"float"}, serving(spaces))
+        require_bounds(spaces, name, f"use {serving(spaces)}")
+        states = spaces.states.components
+        normalize = config.normalize_observations
+        actor = build(
+            _network(config.actor_model), states, cls.heads(spaces), normalize=normalize, name="actor"
+        )
+        inputs = critic_inputs(states, spaces.actions.components)
+        value, network = {"value": Head(())}, _network(config.critic_model)
+        # The critics normalise the states that the actor normalises, and no actions, which are in units already. A Keras
+        # model brings weights: a second critic draws its own, or it would stay a copy of the first.
+        made = {
+            critic: build(network, inputs, value, normalize=actor.normalized, reinitialize=i > 0, name=critic)
+            for i, critic in enumerate(critics)
+        }
+        built = cls(config, spaces, actors, actor, made)
+        sequences.refuse_averages(built.models)
+        if built.recurrent:
+            sequences.require_room(config, actors, built.sequence_rows)
+        return built
+
+    @staticmethod
+    @abc.abstractmethod
+    def heads(spaces: Spaces) -> dict[str, Head]:
+        """Return the outputs of the actor."""
+
+    @property
+    def rows(self) -> int:
+        """Rows per actor and update."""
+        return int(self.config.train_every)
+
+    @property
+    def recurrent(self) -> tuple[str, ...]:
+        """Names of the recurrent networks."""
+        return tuple(name for name, model in self.models.items() if model.recurrent)
+
+    @property
+    def sequence_rows(self) -> int:
+        """Rows of a replayed sequence: the burn-in, and those that are learnt from."""
+        return int(self.config.burn_in + self.config.sequence_length)
+
+    @property
+    def memory(self) -> Replay:
+        """Transitions, for recurrent networks with the states before each."""
+        return Replay(self.config.buffer_max_size, self.actors, frames=self.spaces.states.frames)
+
+    @property
+    def actor_optimizer(self) -> optimise.Optimizer:
+        """The optimizer of the actor."""
+        return updates.optimizer(self.config)
+
+    @property
+    def critic_optimizer(self) -> optimise.Optimizer:
+        """The optimizer of all critics together."""
+        return self.optimizer_at(self.config.critic_lr)
+
+    def optimizer_at(self, lr: float | Array | None, name: Any = None) -> optimise.Optimizer:
+        """Return the optimizer with a learning rate of its own, if any, or another by name."""
+        own = {"lr": lr, "optimizer": name}
+        changed = {key: value for key, value in own.items() if value is not None}
+        return updates.optimizer(self.config.with_values(changed))
+
+    def start(self, key: Key) -> dict[str, Any]:
+        """Return the first values of the state's common fields; every model has a key of its own."""
+        keys = jax.random.split(key, 1 + len(self.critics))
+        variables = {name: model.init(k) for (name, model), k in zip(self.models.items(), keys, strict=True)}
+        critics = tuple(variables[name]["params"] for name in self.critics)
+        return {
+            **variables,
+            "actor_optimizer": self.actor_optimizer.init(variables["actor"]["params"]),
+            "critic_optimizer": self.critic_optimizer.init(critics),
+            "reward_scale": updates.reward_scale(self.config, self.actors),
+        }
+
+    @property
+    def models(self) -> dict[str, Model]:
+        """The actor and each critic."""
+        return {"actor": self.actor, **self.critics}
+
+    def weights(self, state: Any) -> dict[str, Tree]:
+        """Return the variables of the actor and of each critic."""
+        return {name: getattr(state, name) for name in self.models}
+
+    def with_weights(self, state: Any, weights: dict[str, Tree]) -> Any:
+        """Replace the variables; targets become copies of them."""
+        return state._replace(**weights, **targets(weights, state._fields))
+
+    # Acting
+
+    def acting(self, state: Any, counters: Counters) -> Acting:
+        """Acting needs the actor, and the recurrent critics, which are carried along."""
+        critics = {name: getattr(state, name) for name in self.recurrent if name in self.critics}
+        return Acting(state.actor, counters.timesteps < jnp.uint32(self.config.initial_size), critics)
+
+    def noise(self, key: Key, n: int) -> Tree:
+        """Return standard normal noise by action, `[n, *shape]`."""
+        return self._by_action(jax.random.normal(key, (n, self.size), jnp.float32))
+
+    @property
+    def size(self) -> int:
+        """Action elements, of all actions together."""
+        return sum(leaf.size for leaf in self.spaces.actions.components.values())
+
+    def update_noise(self, key: Key, n: int) -> Arrays:
+        """Return standard normal noise like `noise`, for use inside updates: by a hash, which runs few kernels.
+
+        erf⁻¹ of uniform numbers; the smallest are 2^-24 away from the ends, so that |z| is at most 5.3.
+        """
+        centred = 2.0 * prng.uniform(key, (n, self.size)) - np.float32(1.0 - 2.0**-24)
+        return self._by_action(np.float32(np.sqrt(2.0)) * jax.lax.erf_inv(centred))
+
+    def _by_action(self, flat: Array) -> Arrays:
+        """Cut `[n, size]` into `[n, *shape]` by action."""
+        found, start = {}, 0
+        for name, leaf in self.spaces.actions.components.items():
+            found[name] = flat[:, start : start + leaf.size].reshape(-1, *leaf.shape)
+            start += leaf.size
+        return found
+
+    def initial_carry(self, n: int) -> Tree:
+        """Return the states of the recurrent networks at the start of an episode, by name."""
+        return {name: self.models[name].initial_carry(n) for name in self.recurrent} or ()
+
+    @abc.abstractmethod
+    def greedy(self, outputs: Arrays) -> Arrays:
+        """Return the best actions, in units, of the actor's outputs."""
+
+    @abc.abstractmethod
+    def exploring(self, outputs: Arrays, noise: Arrays) -> Arrays:
+        """Return actions that explore, in units."""
+
+    def act(self, acting: Acting, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
+        """Act greedily, or explore: by the policy's noise, and uniformly while the memory fills. Extras are the recurrent states before."""
+        outputs, after = self._forward(acting, observation, carry)
+
+        def pick(x: Array, z: Array) -> Array:
+            # erf(z / √2) is uniform over -1..1 where z is standard normal.
+            return jnp.where(acting.filling, jax.lax.erf(z * np.float32(np.sqrt(0.5))), x)
+
+        if explore:
+            units = {k: pick(x, noise[k]) for k, x in self.exploring(outputs, noise).items()}
+        else:
+            units = self.greedy(outputs)
+        return self._with_carries(acting, observation, carry, after, self.measured(units))
+
+    def recall(self, acting: Acting, observation: Arrays, carry: Tree, action: Arrays) -> Action:
+        """Return what `act` would have returned, had it chosen these actions: what critics remember depends on them."""
+        after = self._forward(acting, observation, carry)[1]
+        return self._with_carries(acting, observation, carry, after, action)
+
+    def _forward(self, acting: Acting, observation: Arrays, carry: Tree) -> tuple[Arrays, Tree]:
+        """Return the actor's outputs and its state after them."""
+        return self.actor.apply(acting.actor, observation, carry["actor"] if self.actor.recurrent else ())
+
+    def _with_carries(
+        self, acting: Acting, observation: Arrays, carry: Tree, actor: Tree, action: Arrays
+    ) -> Action:
+        """Return an action with the recurrent states of all networks: those before it as extras, those after it as carry."""
+        if not self.recurrent:
+            return Action(action, (), carry)
+        after = {"actor": actor} if self.actor.recurrent else {}
+        inputs = self._inputs(observation, self.units(action))  # as replay returns them
+        for name, variables in acting.critics.items():
+            after[name] = self.critics[name].apply(variables, inputs, carry[name])[1]
+        return Action(action, {"carry": carry}, after)
+
+    def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
+        """Return the imitation loss on a block: the mean squared distance of the actor's actions, in units."""
+        observation = {name: x[:-1] for name, x in block.observation.items()}
+        carry = block.carry["actor"] if self.actor.recurrent else ()
+        outputs = evaluate(self.actor, weights["actor"], observation, carry, block.valid)
+        return imitation.distance(self.greedy(outputs), self.units(block.action), block.valid)
+
+    def measured(self, action: Arrays) -> Arrays:
+        """Return actions `[*B, *shape]` in the environment's scale."""
+        return from_units(self.spaces.actions.components, action)
+
+    def units(self, action: Arrays) -> Arrays:
+        """Return actions `[*B, *shape]` in units; an element with only one value is 0."""
+        return to_units(self.spaces.actions.components, action)
+
+    # Learning
+
+    def outputs(self, variables: Tree, seen: Seen) -> Arrays:
+        """Return the actor's outputs `[B, ...]`."""
+        if not self.actor.recurrent:
+            return self.actor.apply(variables, seen.observation)[0]
+        block, row = self._remembered("actor", seen)
+        rest = sequences.cut(block, self.config.burn_in)
+        carry = sequences.warmed(self.actor, variables, block, self.config.burn_in)
+        return sequences.at(evaluate(self.actor, variables, rest.observation, carry, rest.valid), row)
+
+    def value(self, name: str, variables: Tree, seen: Seen, action: Arrays) -> Array:
+        """Return a critic's value `[B]` of actions in units, after what was seen and done before."""
+        critic, inputs, carry = self.critics[name], self._inputs(seen.observation, action), ()
+        if critic.recurrent:  # it remembers the actions that were taken, of which `action` may not be one
+            block, row = self._remembered(name, seen)
+            block = block._replace(observation=self._inputs(block.observation, block.action))
+            states = sequences.states(critic, variables, block, self.config.burn_in)
+            carry = sequences.at(states, row)
+        return critic.apply(variables, inputs, carry)[0]["value"]
+
+    @staticmethod
+    def _remembered(name: str, seen: Seen) -> tuple[Block, Array]:
+        """Return the sequences that contain the rows, with the stored states of one network, and which rows these are."""
+        assert isinstance(seen.block, Block) and not isinstance(seen.row, tuple)
+        return seen.block._replace(carry=seen.block.carry[name]), seen.row
+
+    def _inputs(self, observation: Arrays, action: Arrays) -> Arrays:
+        """Return what critics read."""
+        return with_actions(observation, action, self.spaces)
+
+    def target_variables(self, state: Any, name: str) -> Tree:
+        """Return the variables of a target network: its own parameters, with the running moments of the network that it follows."""
+        return {**getattr(state, name), "params": getattr(state, f"target_{name}")}
+
+    def learning(self, state: Any, key: Key, address: int) -> Any:
+        """Return a state whose networks a loss applies as in training, each with noise of its own (see `Model.learning`)."""
+        models = enumerate(self.models.items())
+        found = {name: model.learning(getattr(state, name), key, address, i) for i, (name, model) in models}
+        return state._replace(**found)
+
+    def improve_critics(self, state: Any, batch: Batch, target: Array) -> Improved:
+        """Take one step on the squared error to the target `[B]`, summed over the critics; the state is from `learning`."""
+        names = tuple(self.critics)
+        params = tuple(getattr(state, name)["params"] for name in names)
+        gradient = jax.value_and_grad(critic_loss, has_aux=True)
+        (loss, value), grads = gradient(params, state, self, batch, target)
+        there = jnp.any(batch.weight > 0)
+        new, optimizer, info = optimise.apply(
+            self.critic_optimizer, params, state.critic_optimizer, grads, there=there
+        )
+        inputs = self._inputs(batch.now.observation, batch.action)
+        new = tuple(
+            self.critics[name].averaged(own, getattr(state, name), inputs, there=there)
+            for name, own in zip(names, new, strict=True)
+        )
+        metrics = {"loss/critic": loss, "value/mean": value, "update/grad_norm": info["grad_norm"]}
+        return Improved(new, optimizer, (info["skipped"] == 0) & there, info["skipped"], metrics)
+
+    def improve_actor(
+        self, params: Tree, optimizer: Tree, loss: Callable[[Tree], tuple[Array, Tree]]
+    ) -> tuple[Tree, Tree, Metrics, Tree]:
+        """Take one step of the actor on its loss; return parameters, optimizer, metrics, and what the loss returned besides its value."""
+        (value, aux), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        params, optimizer, info = optimise.apply(self.actor_optimizer, params, optimizer, grads)
+        metrics = {"loss/actor": value, **{f"update/{k}": x for k, x in info.items()}}
+        return params, optimizer, metrics, aux
+
+    def follow(self, target: Tree, online: Tree) -> Tree:
+        """Move targets by `tau` of the way: Polyak averaging."""
+        return optimise.interpolate(target, online, self.config.tau)
+
+    def learn(
+        self,
+        state: Any,
+        memory: Tree,
+        block: Block,
+        counters: Counters,
+        key: Key,
+        step: Callable[[Any, Batch, Key], tuple[Any, Metrics]],
+    ) -> tuple[Any, Metrics]:
+        """Update running moments from a block, and take gradient steps once the memory is filled.
+
+        Args:
+            state: of the algorithm.
+            memory: holds the block already.
+            block: the newest rows.
+            counters: after the block.
+            key: consumed.
+            step: one gradient step: takes (state, batch, key), returns the state and the metrics of `reported` (NaN: does not apply).
+
+        Returns:
+            The state, and the metrics' means over the steps to which they apply.
+        """
+        c = self.config
+        scale, _ = updates.scale_block(c, state.reward_scale, block)
+        observed = {
+            name: model.observe(getattr(state, name), block.observation, block.valid)
+            for name, model in self.models.items()
+        }
+        state = state._replace(**observed, reward_scale=scale)
+        most = self.rows * self.actors if c.gradient_steps is None else c.gradient_steps
+        count = jnp.sum(block.valid, dtype=jnp.int32) if c.gradient_steps is None else most
+        ready = (counters.timesteps >= jnp.uint32(c.initial_size)) & self.memory.begun(memory, c.initial_size)
+        if self.recurrent:
+            ready &= Replay.has_sequence(memory, self.sequence_rows)
+        steps = jnp.where(ready, count, 0)
+        names = (*self.reported, "update/skipped")
+        # Two keys per step, as plain numbers: JAX's key-reuse check assumes that a key which a loop reads is used in
+        # every iteration. Hashed: a cipher's loop for them would take as long as a small network's step.
+        impl, words = jax.random.key_impl(key), prng.bits(key, (most, 2, *jax.random.key_data(key).shape))
+
+        def one(i: Array, carry: tuple[Any, Array]) -> tuple[Any, Array]:
+            state, meter = carry
+            draw, own = (jax.random.wrap_key_data(words[i, j], impl=impl) for j in range(2))
+            batch = self._sampled(memory, draw)
+            batch = batch._replace(reward=updates.scale_replayed(c, state.reward_scale, batch.reward))
+            state, metrics = step(state, batch, own)
+            return state, meter + updates.tally(jnp.stack([metrics[name] for name in names]))
+
+        state, meter = repeat(steps, most, one, (state, jnp.zeros((2, len(names)), jnp.float32)))
+        total = dict(zip(names, meter[0], strict=True))
+        mean = dict(zip(self.reported, meter[0] / meter[1], strict=False))  # 0 / 0, NaN, where none applies
+        lr = updates.lr(c)
+        return state, {**mean, "update/skipped": total["update/skipped"], "update/lr": lr}
+
+    def _sampled(self, memory: Tree, key: Key) -> Batch:
+        """Draw what a gradient step learns from."""
+        c = self.config
+        if self.recurrent:
+            rows = self.sequence_rows
+            return self.steps_of(self.memory.sample_sequences(memory, key, c.buffer_batch_size, rows))
+        drawn = self.memory.sample(memory, key, c.buffer_batch_size, c.gamma)
+        now, following = Seen(drawn.observation), Seen(drawn.next_observation)
+        return Batch(now, self.units(drawn.action), drawn.reward, drawn.discount, following, drawn.weight)
+
+    def steps_of(self, block: Block) -> Batch:
+        """Return the steps of sequences `[sequence_rows, C]`, without those of the burn-in."""
+        c = self.config
+        block = block._replace(action=self.units(block.action))
+        drawn, after = sequences.transitions(sequences.cut(block, c.burn_in), c.sequence_length, 1, c.gamma)
+        before = jnp.broadcast_to(jnp.arange(c.sequence_length, dtype=jnp.int32)[:, None], after.shape)
+        return Batch(
+            now=Seen(drawn.observation, block, before),
+            action=drawn.action,
+            reward=drawn.reward,
+            discount=drawn.discount,
+            following=Seen(drawn.next_observation, block, after),
+            weight=drawn.weight,
+        )
+
+
+def critic_loss(
+    params: Tree, state: Any, algorithm: Continuous, batch: Batch, target: Array
+) -> tuple[Array, Array]:
+    """Return the mean squared error, summed over critics, and the mean value of the first one."""
+    values = [
+        algorithm.value(name, {**getattr(state, name), "params": own}, batch.now, batch.action)
+        for name, own in zip(algorithm.critics, params, strict=True)
+    ]
+    errors = [losses.weighted_mean(losses.squared(target - value), batch.weight) for value in values]
+    return sum(errors[1:], errors[0]), losses.weighted_mean(values[0], batch.weight)
+
+
+def targets(variables: Mapping[str, Tree], fields: tuple[str, ...]) -> dict[str, Tree]:
+    """Return copies of networks as targets, for those networks whose target is a field of the state."""
+    return {
+        f"target_{name}": jax.tree.map(jnp.copy, own["params"])
+        for name, own in variables.items()
+        if f"target_{name}" in fields
+    }
+
+
+def merged(improved: Improved, actor: Metrics) -> Metrics:
+    """Return the metrics of a gradient step of critics and actor."""
+    return {
+        **improved.metrics,
+        **actor,
+        "update/grad_norm": jnp.hypot(improved.metrics["update/grad_norm"], actor["update/grad_norm"]),
+        "update/skipped": jnp.where(improved.ok, actor["update/skipped"], improved.skipped),
+    }
+
+
+def _network(given: Any) -> Any:
+    spec = written(given)
+    return given if spec is given else {**NETWORK, **spec}

@@ -1,0 +1,65 @@
+"""What agents that learn nothing share: no network, no memory, no update."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+from operant.agents.base.protocol import Counters
+from operant.nn import Model
+from operant.spec.spaces import Spaces
+from operant.types import Array, Tree
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Untrained:
+    """Base of agents without parameters. A subclass adds `init`, `act` and `update`."""
+
+    config: Any
+    spaces: Spaces
+    actors: int
+
+    @property
+    def rows(self) -> int:
+        """Rows per call of `update`: enough to make the call cheap."""
+        return 64
+
+    @property
+    def memory(self) -> None:
+        """None."""
+        return
+
+    @property
+    def models(self) -> dict[str, Model]:
+        """None."""
+        return {}
+
+    def weights(self, state: Any) -> dict[str, Tree]:
+        """Return nothing."""
+        return {}
+
+    def with_weights(self, state: Any, weights: dict[str, Tree]) -> Any:
+        """Return the state as it is."""
+        return state
+
+    def updates(self, state: Any) -> Array:
+        """No update is ever made."""
+        return jnp.zeros((), jnp.uint32)
+
+    def hasten(self, state: Any) -> Any:
+        """Return the state as it is."""
+        return state
+
+    def resumed(self, state: Any, counters: Counters) -> Any:
+        """Return the state as it is."""
+        return state
+
+    def acting(self, state: Any, counters: Counters) -> Tree:
+        """Acting needs nothing."""
+        return ()
+
+    def initial_carry(self, n: int) -> Tree:
+        """No recurrent state."""
+        return ()

@@ -1,0 +1,276 @@
+"""The table of agents: all that other files need to know about an algorithm.
+
+An entry gives an algorithm's name, its module (which defines `Config`, `State` and the class named here), and options that a
+second name fixes. Imports no JAX: help is read from it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from operant.errors import SpecError, suggest
+from operant.spec import Config, import_object
+
+if TYPE_CHECKING:
+    from operant.agents.base.protocol import Algorithm
+    from operant.spec.spaces import Spaces
+
+PACKAGE = __name__.rpartition(".")[0]
+
+
+class Entry(NamedTuple):
+    """One name in the table."""
+
+    module: str
+    """Module of this package; for a class of the user's own, its import path."""
+    cls: str
+    """Class of the algorithm in it."""
+    help: str
+    """One line."""
+    actions: tuple[str, ...]
+    """Types of actions that it serves."""
+    options: dict[str, Any] = {}  # noqa: RUF012 - read only
+    """Options that this name fixes to other defaults."""
+    learns: bool = True
+    """Whether it has anything to learn, as constant and random actions do not."""
+    bounded: bool = False
+    """Whether it needs finite bounds of float actions."""
+    form: dict[str, Any] | None = None
+    """Options of the agent `DEFAULT` that make it a form of this one: used if options are given that only `DEFAULT` has."""
+
+    @property
+    def options_module(self) -> str:
+        """Module that defines its options, as the class's name with ``Config``."""
+        return f"{PACKAGE}.options.{self.module}_options"
+
+
+_EPISODES: dict[str, Any] = {"unit": "episodes", "batch_size": 10, "horizon": None}
+_VALUES: dict[str, Any] = {
+    "objective": "action_value",
+    "memory": "replay",
+    "horizon": 1,
+    "batch_size": 32,
+    "frequency": 0.25,
+}
+
+AGENTS: dict[str, Entry] = {
+    "a2c": Entry(
+        "a2c",
+        "A2C",
+        "Advantage actor-critic: one step per short block; any actions",
+        ("float", "int", "bool"),
+        form={"baseline_model": "auto", "horizon": 1, "batch_size": 10},
+    ),
+    "acer": Entry(
+        "acer",
+        "ACER",
+        "Actor-critic with experience replay: sample-efficient; discrete actions",
+        ("int", "bool"),
+    ),
+    "constant": Entry(
+        "constant",
+        "Constant",
+        "Constant actions: learns nothing; any actions",
+        ("float", "int", "bool"),
+        learns=False,
+    ),
+    "ddpg": Entry(
+        "ddpg",
+        "DDPG",
+        "Deep deterministic policy gradient: replay; float actions with bounds",
+        ("float",),
+        bounded=True,
+        form={
+            "objective": "deterministic_policy_gradient",
+            "memory": "replay",
+            "horizon": 1,
+            "baseline_model": "auto",
+            "exploration": 0.1,
+        },
+    ),
+    "dqn": Entry(
+        "dqn",
+        "DQN",
+        "Deep Q-network: replay, target network; discrete actions",
+        ("int", "bool"),
+        form=_VALUES,
+    ),
+    "ddqn": Entry(
+        "dqn",
+        "DQN",
+        "Double DQN: dqn with --double",
+        ("int", "bool"),
+        {"double": True},
+        form={**_VALUES, "double": True},
+    ),
+    "dueling_dqn": Entry(
+        "dqn",
+        "DQN",
+        "Dueling double DQN: dqn with --double --dueling",
+        ("int", "bool"),
+        {"double": True, "dueling": True},
+        form={**_VALUES, "double": True, "dueling": True},
+    ),
+    "modular": Entry(
+        "modular",
+        "Modular",
+        "Assembled from modules: objective, memory, returns, optimizer; any actions",
+        ("float", "int", "bool"),
+    ),
+    "ac": Entry(
+        "modular",
+        "Modular",
+        "Actor-critic: modular with returns that end in the critic's value; any actions",
+        ("float", "int", "bool"),
+        {"baseline_model": "auto", "horizon": 1, "estimate_advantage": False, "batch_size": 10},
+    ),
+    "vpg": Entry(
+        "modular",
+        "Modular",
+        "Vanilla policy gradient (REINFORCE): modular on whole episodes; any actions",
+        ("float", "int", "bool"),
+        _EPISODES,
+    ),
+    "pqn": Entry(
+        "pqn", "PQN", "Parallel Q-learning: no replay, no target; discrete actions", ("int", "bool")
+    ),
+    "ppo": Entry(
+        "ppo",
+        "PPO",
+        "Proximal policy optimization: clipped surrogate; any actions",
+        ("float", "int", "bool"),
+        form={**_EPISODES, "clipping_value": 0.25, "multi_step": 10, "subsampling_fraction": 0.33},
+    ),
+    "random": Entry(
+        "random",
+        "Random",
+        "Random actions: learns nothing; any actions",
+        ("float", "int", "bool"),
+        learns=False,
+    ),
+    "sac": Entry(
+        "sac",
+        "SAC",
+        "Soft actor-critic: replay, entropy; float actions with bounds",
+        ("float",),
+        bounded=True,
+    ),
+    "td3": Entry(
+        "td3",
+        "TD3",
+        "Twin delayed DDPG: replay, two critics; float actions with bounds",
+        ("float",),
+        bounded=True,
+    ),
+    "trpo": Entry(
+        "trpo",
+        "TRPO",
+        "Trust region policy optimization: natural gradient; any actions",
+        ("float", "int", "bool"),
+        form={
+            **_EPISODES,
+            "importance_sampling": True,
+            "gradient": "natural",
+            "lr": 0.01,
+            "linesearch_iterations": 10,
+            "baseline_optimizer": "adam",
+            "baseline_lr": 0.001,
+        },
+    ),
+}
+
+ALIASES = {
+    "default": "modular",
+    "double_dqn": "ddqn",
+    "dpg": "ddpg",
+    "reinforce": "vpg",
+    "tensorforce": "modular",
+}
+"""Other names, and the agents of the table that they stand for."""
+DEFAULT = "modular"
+"""The agent if none is named."""
+
+
+def identify(cls: Any) -> tuple[str, type[Config]]:
+    """Return the name and the `Config` of an algorithm's class; that of a class of the user's own is ``module:Name``.
+
+    Raises:
+        SpecError: it is not an algorithm.
+    """
+    config = getattr(sys.modules[cls.__module__], "Config", None)
+    if not (isinstance(config, type) and issubclass(config, Config) and hasattr(cls, "update")):
+        raise SpecError(
+            f"{cls.__name__} is not an algorithm: it must have the methods of one, and its module, {cls.__module__}, "
+            "define `Config` beside the class. See docs/add-an-algorithm.md."
+        )
+    for name, known in AGENTS.items():
+        if (known.cls, f"{PACKAGE}.{known.module}") == (cls.__name__, cls.__module__):
+            return name, config
+    return f"{cls.__module__}:{cls.__qualname__}", config
+
+
+def represented(cls: Any) -> str | None:
+    """Return the agent that a class with `fit` stands for; None for an algorithm itself."""
+    name = getattr(cls, "agent", None)
+    return name if isinstance(name, str) and name in AGENTS else None
+
+
+def resolve(name: str) -> str:
+    """Return the name in the table that a name stands for; an unknown one is an error with the close match.
+
+    A class of the user's own, `module:Name`, is imported; what is returned then names it by the module that defines it.
+    """
+    if ":" in name:
+        cls = import_object(name, "agent")
+        return represented(cls) or identify(cls)[0]
+    known = name if name in AGENTS else ALIASES.get(name, name)
+    if known not in AGENTS:
+        remark = " A class of your own is given as module:Name." if "." in name else ""
+        raise SpecError(f"Unknown agent {name!r}.{suggest(name, [*AGENTS, *ALIASES])}{remark}")
+    return known
+
+
+def entry(name: str) -> Entry:
+    """Look a name up, or describe the user's own class that it imports; an unknown one is an error with the close match."""
+    known = resolve(name)
+    if known in AGENTS:
+        return AGENTS[known]
+    cls = import_object(known, "agent")
+    about = (cls.__doc__ or "").strip().partition("\n")[0]
+    return Entry(cls.__module__, cls.__name__, about or f"{cls.__name__} of {cls.__module__}", ())
+
+
+def serving(spaces: Spaces) -> str:
+    """Say which learning agents serve all actions of these spaces, for messages."""
+    leaves = spaces.actions.components.values()
+    types = {leaf.type for leaf in leaves}
+    unbounded = any(leaf.type == "float" and not leaf.bounded for leaf in leaves)
+    names = [
+        name
+        for name, known in AGENTS.items()
+        if known.learns and types <= {*known.actions} and not (unbounded and known.bounded)
+    ]
+    return f"one of these agents: {', '.join(names)}"
+
+
+def algorithm_class(name: str) -> type[Algorithm]:
+    """Import an algorithm by name."""
+    known = entry(name)
+    cls: type[Algorithm] = getattr(importlib.import_module(f"{PACKAGE}.{known.module}"), known.cls)
+    return cls
+
+
+def config_class(name: str) -> type[Config]:
+    """Return an algorithm's options: of operant's own algorithms without JAX, as they have a module of their own.
+
+    Help must appear at once, and importing JAX takes most of a second.
+    """
+    known = resolve(name)
+    if known not in AGENTS:
+        return identify(import_object(known, "agent"))[1]
+    cls: type[Config] = importlib.import_module(AGENTS[known].options_module).__dict__[
+        f"{AGENTS[known].cls}Config"
+    ]
+    return cls

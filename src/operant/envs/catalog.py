@@ -1,0 +1,253 @@
+"""Resolving what an environment's specification names (an id, class, file or object); and the list of known ids."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from operant.envs.env_spec import Source, is_environment, is_native, lacking
+from operant.envs.environment import Environment
+from operant.envs.gymnasium import adapter as adapter
+from operant.envs.gymnasium import pettingzoo
+from operant.envs.native import ids
+from operant.envs.validated_env import Checked
+from operant.errors import SpecError, UsageError, value_error
+from operant.spec import import_object, read_json
+
+Kind = Literal["gymnasium", "atari", "jax", "probe", "adapter"]
+_OPTIONS = ("max_episode_timesteps", "reward_shaping")
+_REMOTE = ("remote", "blocking", "host", "port")
+
+
+class Known(NamedTuple):
+    """One id for `operant list`."""
+
+    id: str
+    kind: Kind
+    extra: str | None
+    """The extra to install for it: ``pip install 'operant[extra]'``; None: none is needed."""
+
+
+def known(kind: Kind | None = None) -> list[Known]:
+    """Return every id that can be made here, of one kind or of all.
+
+    Gymnasium's come from its registry, so ids that other packages registered are among them. ``gymnax:*`` and
+    ``brax:*`` stand for the ids of these packages.
+    """
+    adapter.register_atari()
+    rows: list[Known] = []
+    for spec in gymnasium.registry.values():
+        if isinstance(spec.entry_point, str):  # for ids of removed environments it is a function that raises
+            family: Kind = "atari" if spec.entry_point == adapter.ATARI else "gymnasium"
+            rows.append(Known(spec.id, family, adapter.extra(spec)))
+    if kind not in ("gymnasium", "atari"):
+        for name in ids.known():
+            rows.append(Known(name, "probe" if name.startswith("jax:probe/") else "jax", None))
+        rows += [Known("gymnax:*", "adapter", None), Known("brax:*", "adapter", None)]
+    return [row for row in rows if kind in (None, row.kind)]
+
+
+def resolve(
+    environment: Any,
+    *,
+    max_episode_timesteps: int | None = None,
+    reward_shaping: Any = None,
+    arguments: Mapping[str, Any] | None = None,
+    remote: dict[str, Any] | None = None,
+) -> Source:
+    """Read a specification (see `Environment.create`); nothing is made yet.
+
+    Args:
+        environment: the specification.
+        max_episode_timesteps: see `Environment.create`.
+        reward_shaping: see `Environment.create`.
+        arguments: of the environment.
+        remote: receives what a dict or file says of `remote`, `blocking`, `host` and `port`; None: these are refused.
+
+    Raises:
+        SpecError: the specification is not understood.
+    """
+    given = dict(arguments or {})
+    options = {"max_episode_timesteps": max_episode_timesteps, "reward_shaping": reward_shaping}
+    environment = _unfold(environment, given, options, remote)
+    if environment in ("gym", "gymnasium", "default"):
+        environment = given.pop("level", None)
+        if environment is None:
+            raise SpecError(
+                "The environment 'gymnasium' needs the argument 'level', an id such as 'CartPole-v1'."
+            )
+    if isinstance(environment, str):
+        target, name, path = _named(environment, given)
+        if isinstance(target, EnvSpec):
+            _check_frames(name, given)
+    else:
+        target, name, path = environment, _name_of(environment), ""
+        if not (_is_maker(environment) or is_environment(environment)):
+            raise SpecError(
+                "environment must be an id, an Environment, a gymnasium.Env, a class of these, a dict with 'environment', "
+                f"or a JSON file. Received: environment={environment!r}.{lacking(environment)}"
+            )
+        if given and not callable(environment):
+            raise UsageError(
+                f"The environment {name!r} exists already and takes no argument {next(iter(given))!r}. Give its class."
+            )
+    return Source(target, name, given, path=path, **options)
+
+
+def _unfold(
+    environment: Any, given: dict[str, Any], options: dict[str, Any], remote: dict[str, Any] | None
+) -> Any:
+    """Follow dicts and JSON files to what they name, gathering arguments into `given` and `options`."""
+    files: list[str] = []
+    while True:
+        if isinstance(environment, str | Path) and str(environment).endswith(".json"):
+            if str(environment) in files:
+                raise SpecError(f"The environment file {str(environment)!r} names itself as its environment.")
+            files.append(str(environment))
+            environment = read_json(environment, "environment")
+        if not isinstance(environment, Mapping):
+            return environment
+        inner = dict(environment)
+        keys = [key for key in ("environment", "type") if key in inner]
+        if not keys:
+            received = ", ".join(map(str, inner)) or "nothing"
+            raise SpecError(
+                f"An environment given as a dict needs the key 'environment'. Received the keys: {received}."
+            )
+        environment = inner.pop(keys[0])
+        for key, value in inner.items():
+            if key in _REMOTE:
+                if value in (None, False):
+                    continue
+                if remote is None:
+                    raise SpecError(
+                        f"{key} is no part of one environment's specification here. Received: {key}={value!r}. Give "
+                        f"remote, host and port beside it, to Environment.create or a Runner."
+                    )
+            into: dict[str, Any] = options if key in _OPTIONS else given
+            if key in _REMOTE and remote is not None:
+                into = remote
+            given_before = into.get(key) is not None and not (into is remote and into[key] is False)
+            if given_before and into[key] != value:
+                raise SpecError(
+                    f"environment argument {key!r} is given twice, as {value!r} and {into[key]!r}."
+                )
+            into[key] = value
+
+
+def _named(name: str, given: dict[str, Any]) -> tuple[Any, str, str]:
+    """Return what a string names: a native id, an id of Gymnasium, or an importable class."""
+    if ids.is_native(name):
+        return name, name, ""
+    if name.startswith("pettingzoo:"):
+        given["id"] = name.removeprefix("pettingzoo:")
+        return pettingzoo.make_parallel, name, "operant.envs.gymnasium.pettingzoo:make_parallel"
+    modules = given.pop("import_modules", ())
+    for module in (modules,) if isinstance(modules, str) else modules:
+        import_object(f"{module}:__name__", "module")
+    spec = None if _looks_importable(name) else adapter.find(name)
+    if spec is not None:
+        return spec, spec.id, ""
+    if _looks_importable(name):
+        target = import_object(name, "environment")
+        if not (_is_maker(target) or is_environment(target)):
+            kind = f"the class {target.__name__}" if isinstance(target, type) else type(target).__name__
+            raise SpecError(
+                f"{name!r} must be an Environment, a gymnasium.Env or a NativeEnv, or a class or function that makes one. "
+                f"Received: {kind}.{lacking(target)}"
+            )
+        return target, name, name
+    raise _unknown(name)
+
+
+def full_id(name: str) -> str:
+    """Return an id of Gymnasium with its version, the latest where it was left out; any other name as it is.
+
+    Raises:
+        SpecError: the id belongs to a package that is not installed.
+    """
+    spec = None if ":" in name or _looks_importable(name) else adapter.find(name)
+    return name if spec is None else spec.id
+
+
+def is_own(name: object) -> bool:
+    """Tell whether a specification begins with the name of a module: ``module:Name``, ``module:Id-v0``."""
+    if not isinstance(name, str) or ids.is_native(name):
+        return False
+    module, colon, _ = name.partition(":")
+    return colon != "" and module != "pettingzoo" and all(part.isidentifier() for part in module.split("."))
+
+
+def native(name: str, **arguments: Any) -> Any:
+    """Make the JAX-native environment that a name stands for: an id, or `module:Name` of an object, class or function.
+
+    Returns:
+        A `NativeEnv`; None if the name stands for another kind. A function is called to find that out.
+
+    Raises:
+        SpecError: it cannot be made.
+    """
+    if not (ids.is_native(name) or _looks_importable(name)):
+        return None
+    source = resolve(name, arguments=arguments)
+    makes = source.path == name and callable(source.target) and not isinstance(source.target, type)
+    if not (source.is_native or makes):
+        return None
+    made = source.make()
+    if not is_native(made):
+        made.close()
+        return None
+    return made
+
+
+def _check_frames(name: str, given: dict[str, Any]) -> None:
+    """Check `preprocess` and `max_frame`, and drop them from the arguments if there is no preprocessing."""
+    preprocess = given.get("preprocess", False)
+    if not isinstance(preprocess, bool):
+        raise value_error("preprocess", "True or False", preprocess)
+    if given.get("max_frame") and not preprocess:
+        raise SpecError(
+            f"max_frame is a part of preprocessing. Received: max_frame={given['max_frame']!r} without preprocess, for "
+            f"{name!r}. Add preprocess=True."
+        )
+    if not preprocess:
+        given.pop("preprocess", None)
+        given.pop("max_frame", None)
+
+
+def _looks_importable(name: str) -> bool:
+    """Tell ``package.module.Class`` and ``module:Class`` from ids, which end in a version or have no dot."""
+    module, _, last = name.replace(":", ".").rpartition(".")
+    return bool(module) and last.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def _unknown(name: str) -> SpecError:
+    names = [row.id for row in known() if row.kind != "adapter"]
+    lower = {known_name.lower(): known_name for known_name in reversed(names)}
+    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
+    hint = f"Did you mean {lower[close[0]]!r}?" if close else "`operant list` shows what there is."
+    if name.isidentifier() and (Path(f"{name}.py").is_file() or importlib.util.find_spec(name) is not None):
+        hint = f"For an environment of the module {name!r} name it, too: {name}:Name."
+    return SpecError(f"Unknown environment {name!r}. {hint}")
+
+
+def _is_maker(value: Any) -> bool:
+    """Tell whether it is a function, or a class of environments."""
+    if not isinstance(value, type):
+        return callable(value)
+    return issubclass(value, Environment | gymnasium.Env) or all(hasattr(value, n) for n in ("reset", "step"))
+
+
+def _name_of(environment: Any) -> str:
+    if isinstance(environment, Checked):
+        return environment.name
+    spec = getattr(environment, "spec", None)
+    if not isinstance(environment, type) and spec is not None and hasattr(spec, "id"):
+        return str(spec.id)
+    return getattr(environment, "__name__", type(environment).__name__)

@@ -1,0 +1,271 @@
+"""An environment that is known but not yet made; and its form as plain data, for worker processes."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, WrapperSpec
+
+from operant.envs.environment import Environment, Shaping
+from operant.envs.gymnasium import adapter as adapter
+from operant.envs.gymnasium import pettingzoo, preprocessing
+from operant.envs.native import ids
+from operant.envs.validated_env import Checked
+from operant.envs.validation_errors import raise_of_handler, raised_at
+from operant.envs.vector.base import VectorEnv
+from operant.envs.vector.batched import Single, from_native
+from operant.errors import EnvironmentError, SpecError, UsageError
+from operant.spec import build, import_object
+
+HERE = "vector='in-process' (Runner and Environment.create: remote=None; operant.envs.vector.create.create: mode='in-process')"
+"""How to run environments without worker processes, for messages."""
+_NATIVE = ("spaces", "reset", "step", "max_episode_timesteps")
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """An environment that is known but not yet made."""
+
+    target: Any
+    """An object (`Environment`, `gymnasium.Env`, `gymnasium.vector.VectorEnv` or `NativeEnv`); or a class or function
+    that returns one; or Gymnasium's `EnvSpec`; or a JAX-native id."""
+    name: str
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    max_episode_timesteps: int | None = None
+    reward_shaping: Shaping | None = None
+    path: str = ""
+    """Where a class or function is imported from, if it is."""
+
+    @property
+    def is_object(self) -> bool:
+        """Whether the environment exists already, so that there is only one of it."""
+        return not (isinstance(self.target, str | EnvSpec) or callable(self.target))
+
+    def make(self) -> Any:
+        """Make one: an `Environment`, `gymnasium.Env`, Gymnasium vector or `NativeEnv`, without time limit and shaping.
+
+        Raises:
+            OperantError: it cannot be made, or making it raised `SystemExit`.
+        """
+        try:
+            return self._made()
+        except SystemExit as error:
+            raise_of_handler(error)
+            raise EnvironmentError(
+                f"{self.name!r} raised SystemExit as it was made: {error}{raised_at(error)}"
+            ) from error
+
+    def _made(self) -> Any:
+        if self.is_object:
+            return self.target
+        if isinstance(self.target, EnvSpec):
+            if preprocessing.is_asked(self.arguments):
+                return preprocessing.make(self.target, self.arguments)
+            return adapter.make(self.target, self.arguments)
+        if isinstance(self.target, str):
+            return ids.make(self.target, **self.arguments)
+        made = build(self.target, dict(self.arguments), f"environment {self.name!r}")
+        if not is_environment(made):
+            raise SpecError(
+                f"{self.name!r} must make an Environment or a gymnasium.Env. Received: {type(made).__name__}.{lacking(made)}"
+            )
+        return made
+
+    def own_limit(self) -> int | None:
+        """Return the time limit that Gymnasium's registry gives for it, in steps, or None."""
+        if not isinstance(self.target, EnvSpec) or self.target.max_episode_steps is None:
+            return None
+        return preprocessing.steps_for(self.target.max_episode_steps, self.arguments)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether it is JAX-native."""
+        known = gymnasium.Env | gymnasium.vector.VectorEnv | Environment
+        if isinstance(self.target, type):
+            own = all(hasattr(self.target, name) for name in ("spaces", "reset", "step"))
+            return own and not issubclass(self.target, known)
+        if isinstance(self.target, known) or pettingzoo.is_parallel(self.target):
+            return False
+        return isinstance(self.target, str) or self.is_object
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether it is a vector of Gymnasium's."""
+        return isinstance(self.target, gymnasium.vector.VectorEnv)
+
+    def create(self, made: Any = None) -> Checked:
+        """Make one as `Environment`, with time limit, shaping and checks; `made` is what `make` returned, if it was called."""
+        if made is None:
+            made = self.make()
+        if isinstance(made, Checked):
+            self._unchanged(made)
+            return made
+        return Checked(self._environment(made), self.max_episode_timesteps, self.reward_shaping, self.name)
+
+    def _environment(self, made: Any) -> Environment:
+        if isinstance(made, Environment):
+            return made
+        if isinstance(made, gymnasium.Env):
+            return adapter.Gymnasium(made, self.own_limit() if not self.is_object else None)
+        if pettingzoo.is_parallel(made):
+            return pettingzoo.PettingZoo(made)
+        if isinstance(made, gymnasium.vector.VectorEnv):
+            raise UsageError(
+                f"{self.name!r} is a vector of environments. Pass it to operant.envs.vector.create.create, or pass one "
+                f"environment here."
+            )
+        return Single(from_native(made, 1, self.name))
+
+    def _unchanged(self, made: Checked) -> None:
+        limit = self.max_episode_timesteps
+        if limit is not None and limit != made.max_episode_timesteps():
+            raise UsageError(
+                f"The environment {made.name!r} was created with max_episode_timesteps={made.max_episode_timesteps()}. "
+                f"Received: max_episode_timesteps={limit}. Give the limit when it is created."
+            )
+        if self.reward_shaping is not None:
+            raise UsageError(
+                f"The environment {made.name!r} was created already. Give reward_shaping when it is created."
+            )
+
+    def literal(self) -> str:
+        """Return what a worker process needs to make the same environment, as a Python literal.
+
+        Raises:
+            SpecError: it holds what cannot be sent as plain data; says what, and what to do.
+        """
+        if self.is_object:
+            raise _unsendable(self.name, "an environment object", "Give its id or its class")
+        if self.reward_shaping is not None:
+            raise _unsendable(self.name, "reward_shaping", "Shape rewards inside the environment")
+        data: dict[str, Any] = {
+            "name": self.name,
+            "arguments": dict(self.arguments),
+            "limit": self.max_episode_timesteps,
+        }
+        if isinstance(self.target, EnvSpec):
+            data["spec"] = _spec_data(self.target)
+        elif isinstance(self.target, str):
+            data["id"] = self.target
+        else:
+            data["path"] = self.path or _path(self.target, self.name)
+        try:
+            same = ast.literal_eval(repr(data)) == data
+        except (ValueError, SyntaxError):
+            same = False
+        if not same:
+            bad = [name for name, value in self.arguments.items() if not _is_plain(value)]
+            what = (
+                f"the argument {bad[0]!r} ({type(self.arguments[bad[0]]).__name__})"
+                if bad
+                else "its registration"
+            )
+            raise _unsendable(self.name, what, "Use numbers, strings, lists, tuples and dicts only")
+        return repr(data)
+
+    @classmethod
+    def from_literal(cls, text: str) -> Source:
+        """Read what `literal` returned."""
+        data = ast.literal_eval(text)
+        if "spec" in data:
+            wrappers = tuple(WrapperSpec(**wrapper) for wrapper in data["spec"].pop("wrappers"))
+            target: Any = EnvSpec(**data["spec"], additional_wrappers=wrappers)
+        else:
+            target = data["id"] if "id" in data else import_object(data["path"], "environment")
+        return cls(target, data["name"], data["arguments"], data["limit"])
+
+
+def _spec_data(spec: Any) -> dict[str, Any]:
+    entry, vector = (
+        _path(e, spec.id) if e is not None and not isinstance(e, str) else e
+        for e in (spec.entry_point, spec.vector_entry_point)
+    )
+    wrappers = [
+        {"name": w.name, "entry_point": w.entry_point, "kwargs": w.kwargs} for w in spec.additional_wrappers
+    ]
+    return {
+        "id": spec.id,
+        "entry_point": entry,
+        "vector_entry_point": vector,
+        "max_episode_steps": spec.max_episode_steps,
+        "kwargs": dict(spec.kwargs),
+        "wrappers": wrappers,
+    }
+
+
+def _path(target: Any, name: str) -> str:
+    module, qualified = getattr(target, "__module__", None), getattr(target, "__qualname__", "")
+    if not module or not qualified or "<" in qualified or "." in qualified:
+        raise _unsendable(
+            name, "a class or function that cannot be imported by name", "Define it at the top of a module"
+        )
+    return f"{module}:{qualified}"
+
+
+def _unsendable(name: str, what: str, remedy: str) -> SpecError:
+    return SpecError(
+        f"Environment {name!r} cannot run in worker processes: {what} cannot be sent. {remedy}, or run it in this process: "
+        f"{HERE}."
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        return bool(ast.literal_eval(repr(value)) == value)
+    except (ValueError, SyntaxError):
+        return False
+
+
+def refuse_same(sources: Sequence[Source]) -> None:
+    """Refuse the same object in several places, also inside different wrappers: its episodes would disturb one another.
+
+    Raises:
+        UsageError: naming the first two places.
+    """
+    places: dict[int, int] = {}
+    inner = [
+        getattr(source.target, "unwrapped", source.target) for source in sources
+    ]  # kept, since the id of a dead object may be used again
+    for i, source in enumerate(sources):
+        if not source.is_object or source.is_native:  # a JAX-native one has no state of its own
+            continue
+        first = places.setdefault(id(inner[i]), i)
+        if first != i:
+            raise UsageError(
+                f"Each environment must be an object of its own. Received: environments {first} and {i} are the same "
+                f"{source.name!r}. Make each by itself: create_envs(name, n), [make() for _ in range(n)]; or give an id."
+            )
+
+
+def is_environment(value: Any) -> bool:
+    """Tell whether a value is an environment, or a vector of Gymnasium's."""
+    if isinstance(value, Environment | gymnasium.Env | gymnasium.vector.VectorEnv) or pettingzoo.is_parallel(
+        value
+    ):
+        return True
+    return is_native(value)
+
+
+def is_native(value: Any) -> bool:
+    """Tell whether a value is a JAX-native environment, by its attributes' names: the module of the protocol loads JAX."""
+    known = gymnasium.Env | gymnasium.vector.VectorEnv | Environment | VectorEnv | type
+    return not isinstance(value, known) and all(hasattr(value, name) for name in _NATIVE)
+
+
+def lacking(value: Any) -> str:
+    """Say what a value with `reset` and `step` lacks to be a Gymnasium or JAX-native environment; empty for others."""
+    if isinstance(value, type) or not all(callable(getattr(value, name, None)) for name in ("reset", "step")):
+        return ""
+    if isinstance(getattr(value, "action_space", None), gymnasium.Space):
+        return " It has a space of Gymnasium: derive its class from gymnasium.Env."
+    lacks = []
+    for name in _NATIVE:
+        try:
+            getattr(value, name)
+        except AttributeError as error:  # of the name itself, or raised by a property
+            lacks.append(f"{name} ({error})" if hasattr(type(value), name) else name)
+    return f" To be a JAX-native environment it lacks {' and '.join(lacks)}." if lacks else ""

@@ -1,0 +1,451 @@
+"""Gymnasium's environments: found by id, made without the wrappers that cost time, and shown as `Environment`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec as find_package
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec, find_highest_version, load_env_creator, parse_env_id
+from gymnasium.spaces import Box
+from gymnasium.wrappers import FrameStackObservation
+
+from operant.envs.environment import Environment
+from operant.envs.validation_errors import outline, value_faults
+from operant.errors import EnvironmentError, OperantError, SpaceError, SpecError, suggest
+from operant.spec import refuse_code
+from operant.spec.spaces import Codec, Leaf, Spaces, from_gymnasium
+from operant.spec.spaces.space import Flat
+
+MISFIT = "Correct the environment's observation_space or what it returns."
+"""The remedy, in messages, if an observation is not a member of its space."""
+UNREADABLE = (SpaceError, KeyError, TypeError, IndexError, ValueError)
+"""What is raised by reading an observation whose structure or shape is not that of its space."""
+ATARI = "ale_py.env:AtariEnv"
+_ATARI_ID = re.compile(r"^ALE/|(NoFrameskip|Deterministic)-v[04]$")
+_EXTRAS = {  # prefix of an id's entry point: the package that it needs, and the extra that installs it
+    "ale_py": ("ale_py", "atari"),
+    "gymnasium.envs.box2d": ("Box2D", "box2d"),
+    "gymnasium.envs.mujoco": ("mujoco", "mujoco"),
+}
+
+
+def register_atari() -> bool:
+    """Register the ids of ALE, if it is installed; return whether it is."""
+    if find_package("ale_py") is None:
+        return False
+    if "ALE/Pong-v5" not in gymnasium.registry:
+        gymnasium.register_envs(importlib.import_module("ale_py"))
+    return True
+
+
+def find(name: str) -> EnvSpec | None:
+    """Return the registered environment of an id, or None.
+
+    Args:
+        name: as ``gymnasium.make`` takes it, ``module:id`` included; without a version, the latest is meant.
+
+    Raises:
+        SpecError: the id belongs to a package that is not installed, or its module cannot be imported.
+    """
+    module, _, label = name.rpartition(":")
+    if module:
+        refuse_code(name, "environment")
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise SpecError(
+                f"The module of environment {name!r} cannot be imported: {error}. Check its name and that it is installed."
+            ) from None
+    if label not in gymnasium.registry and not register_atari() and _ATARI_ID.search(label):
+        raise SpecError(f"Environment {name!r} needs ALE. Install it: pip install 'operant[atari]'.")
+    spec = gymnasium.registry.get(label)
+    if spec is not None:
+        return spec
+    try:
+        namespace, base, version = parse_env_id(label)
+    except gymnasium.error.Error:
+        return None
+    latest = find_highest_version(namespace, base) if version is None else None
+    return (
+        None
+        if latest is None
+        else gymnasium.registry.get(f"{namespace + '/' if namespace else ''}{base}-v{latest}")
+    )
+
+
+def extra(spec: EnvSpec) -> str | None:
+    """Return the extra of operant that installs what an environment needs, or None."""
+    entry = _extra(spec)
+    return entry[1] if entry else None
+
+
+def _extra(spec: EnvSpec) -> tuple[str, str] | None:
+    entry = spec.entry_point
+    module = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
+    return next((needs for prefix, needs in _EXTRAS.items() if module.startswith(prefix)), None)
+
+
+def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
+    """Make one environment of Gymnasium, without checks, order enforcement and time limit: operant has its own.
+
+    Args:
+        spec: from `find`.
+        arguments: of the environment itself; ``visualize=True`` stands for ``render_mode='human'``.
+
+    Raises:
+        SpecError: an argument is unknown, or a package is missing.
+    """
+    arguments = _arguments(spec, arguments, spec.entry_point)
+    bare = dataclasses.replace(
+        spec, order_enforce=False, disable_env_checker=True, max_episode_steps=None, vector_entry_point=None
+    )
+    try:
+        env = _call(spec, gymnasium.make, bare, **arguments)
+    except SpecError as error:  # an entry point passed its **kwargs on to what does not take them
+        for name in arguments:
+            if f"unexpected keyword argument {name!r}" in str(error):
+                raise _untaken(spec, name, _parameters(_creator(spec, spec.entry_point))) from error
+        raise
+    # What it was made from, as Gymnasium records it: wrappers add themselves.
+    env.unwrapped.spec = dataclasses.replace(
+        spec, kwargs={**spec.kwargs, **arguments}, additional_wrappers=()
+    )
+    # Wrappers of the entry point have cached a spec without the time limit.
+    layer = env
+    while isinstance(layer, gymnasium.Wrapper):
+        layer._cached_spec = None
+        layer = layer.env
+    return env
+
+
+def make_vector(
+    spec: EnvSpec, num_envs: int, arguments: Mapping[str, Any], limit: int | None
+) -> tuple[gymnasium.vector.VectorEnv, int | None] | str:
+    """Make Gymnasium's own vectorised form of an environment.
+
+    Returns:
+        The vector and its time limit, or a sentence that says why there is none.
+
+    Raises:
+        SpecError: an argument is unknown, or a package is missing.
+    """
+    entry = spec.vector_entry_point
+    if entry is None or spec.entry_point == ATARI:  # that of Atari games preprocesses
+        return f"Gymnasium has no vectorised form of {spec.id}"
+    if spec.additional_wrappers:
+        return f"the vectorised form of {spec.id} lacks its wrappers"
+    creator = _creator(spec, entry)
+    for name in arguments:
+        if name != "visualize" and not _takes(creator, name):
+            return f"the vectorised form of {spec.id} takes no argument {name!r}"
+    arguments = {**spec.kwargs, **_arguments(spec, arguments, creator)}
+    if limit is not None or spec.max_episode_steps is not None:
+        limit = spec.max_episode_steps if limit is None else limit
+        arguments["max_episode_steps"] = limit
+    if "max_episode_steps" in arguments and not _takes(creator, "max_episode_steps"):
+        return f"the vectorised form of {spec.id} takes no time limit"
+    vector = _call(spec, creator, num_envs=num_envs, **arguments)
+    if (fault := autoreset_fault(vector)) is not None:
+        vector.close()
+        return f"the vectorised form of {spec.id} {fault}"
+    return vector, limit
+
+
+def call(spec: EnvSpec, entry: str, **arguments: Any) -> Any:
+    """Call an entry point that belongs to an environment.
+
+    Raises:
+        SpecError: it cannot be made; names the package that is missing, if that is why.
+    """
+    return _call(spec, lambda: load_env_creator(entry)(**arguments))
+
+
+def autoreset_fault(vector: gymnasium.vector.VectorEnv) -> str | None:
+    """Say what is wrong with a vector's autoreset; None if nothing is."""
+    if any(kind.__name__ == "FunctionalJaxVectorEnv" for kind in type(vector.unwrapped).__mro__):
+        return "holds all others still where one begins anew"
+    # Gymnasium's vectors have it as an attribute; they also write it into metadata, which all vectors of a class share.
+    mode = getattr(vector.unwrapped, "autoreset_mode", None)
+    if not isinstance(mode, gymnasium.vector.AutoresetMode):
+        mode = vector.metadata.get("autoreset_mode")
+    if mode is None:
+        return "does not say its autoreset mode in metadata['autoreset_mode']"
+    if mode != gymnasium.vector.AutoresetMode.NEXT_STEP:
+        return f"resets with {mode}, and AutoresetMode.NEXT_STEP is needed"
+    return None
+
+
+def _creator(spec: EnvSpec, entry: Any) -> Any:
+    """Return what an entry point stands for."""
+    return _call(spec, lambda: load_env_creator(entry) if isinstance(entry, str) else entry)
+
+
+def _takes(creator: Callable[..., Any], name: str) -> bool:
+    parameters = inspect.signature(creator).parameters
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _arguments(spec: EnvSpec, given: Mapping[str, Any], entry: Any) -> dict[str, Any]:
+    """Return the arguments for an entry point; an unknown one is an error that names the closest match."""
+    arguments = dict(given)
+    if arguments.pop("visualize", False):
+        arguments["render_mode"] = "human"
+    creator = _creator(spec, entry)
+    try:
+        parameters = inspect.signature(creator).parameters
+    except (TypeError, ValueError):
+        return arguments
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return arguments
+    known = [name for name in parameters if name not in ("self", "num_envs")]
+    for name in arguments:
+        if name == "max_episode_steps" or name not in known:
+            raise _untaken(spec, name, known)
+    return arguments
+
+
+def _untaken(spec: EnvSpec, name: str, known: Iterable[str]) -> SpecError:
+    """Return the error of an argument that an environment does not take."""
+    remedy = suggest(name, known)
+    if name == "max_episode_steps":
+        remedy = " The time limit is given as max_episode_timesteps."
+    return SpecError(f"The environment {spec.id!r} takes no argument {name!r}.{remedy}")
+
+
+def _parameters(creator: Any) -> set[str]:
+    """Return the parameter names of a function, or of a class and its bases, to which it may pass arguments on."""
+    makers = creator.__mro__[:-1] if isinstance(creator, type) else [creator]
+    parameters = [p for maker in makers for p in inspect.signature(maker).parameters.values()]
+    return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+
+def _call(spec: EnvSpec, work: Callable[..., Any], *of: Any, **arguments: Any) -> Any:
+    """Call what may fail for a missing package, and say which one to install; or because of arguments, and say which."""
+    needs = _extra(spec)
+    if needs is not None and find_package(needs[0]) is None:
+        raise SpecError(
+            f"Environment {spec.id!r} needs {needs[0]}. Install it: pip install 'operant[{needs[1]}]'."
+        )
+    try:
+        return work(*of, **arguments)
+    except OperantError:
+        raise
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+        remedy = f" Install it: pip install 'operant[{needs[1]}]'." if needs else ""
+        raise SpecError(
+            f"Environment {spec.id!r} misses a package: {str(error).rstrip('.')}.{remedy}"
+        ) from error
+    except Exception as error:
+        received = (
+            f" Received: {', '.join(f'{name}={arguments[name]!r}' for name in arguments)}."
+            if arguments
+            else ""
+        )
+        raise SpecError(
+            f"Environment {spec.id!r} cannot be made: {type(error).__name__}: {str(error).rstrip('.')}.{received}"
+        ) from error
+
+
+class Gymnasium(Environment):
+    """An environment of Gymnasium as `Environment`.
+
+    Args:
+        env: the environment.
+        max_episode_timesteps: its time limit, if its spec does not tell it.
+
+    Attributes that this class does not have are read from the environment.
+    """
+
+    def __init__(self, env: gymnasium.Env, max_episode_timesteps: int | None = None) -> None:
+        self.gymnasium = env
+        self._info: Mapping[str, Any] = {}
+        self._unchecked = True
+        self._unseen = {"reset", "step"}
+        self.spaces, self.codec = spaces_of(env)
+        self._limit = own_limit(env) if max_episode_timesteps is None else max_episode_timesteps
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "gymnasium":
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
+        return getattr(self.gymnasium, name)
+
+    def states(self) -> Any:
+        """Return the specification of the states, masks included."""
+        return self.spaces.declaration()
+
+    def actions(self) -> Any:
+        """Return the specification of the actions."""
+        return self.spaces.actions.to_spec()
+
+    def max_episode_timesteps(self) -> int | None:
+        """Return the time limit of Gymnasium's registry, or None."""
+        return self._limit
+
+    def reset(self, seed: int | None = None) -> Any:
+        """Begin an episode."""
+        try:
+            observation = begin(self.gymnasium, seed)
+        except EnvironmentError as error:
+            raise EnvironmentError(f"{self._name}: {error}") from error.__cause__
+        return self.spaces.unflatten(self._encode(observation, "reset"))
+
+    def execute(self, actions: Any) -> tuple[Any, int, float]:
+        """Take actions; a truncation is terminal 2."""
+        flat, terminal, reward = self.execute_flat(self.spaces.actions.flatten(actions))
+        return self.spaces.unflatten(flat), terminal, reward
+
+    def execute_flat(self, actions: Flat) -> tuple[Flat, int, float]:
+        """As `execute`, but takes and returns stored components, masks included: for processes, which pass them on."""
+        answer = self.gymnasium.step(self.codec.decode(actions, False))
+        if self._unchecked or not isinstance(answer, tuple) or len(answer) != 5:
+            try:
+                check_step(answer, strict=False)
+            except EnvironmentError as error:
+                raise EnvironmentError(f"{self._name}: {error}") from None
+            self._unchecked = False
+        observation, reward, terminated, truncated, self._info = answer
+        flat = self._encode(observation, "step")
+        return flat, 1 if terminated else 2 if truncated else 0, reward
+
+    def _encode(self, observation: Any, call: str) -> Flat:
+        if call in self._unseen:  # before it is encoded, which makes values fit
+            self._unseen.discard(call)
+            for fault in value_faults(self.gymnasium.observation_space, observation):
+                raise EnvironmentError(f"{call} of {self._name}: {fault} {MISFIT}")
+        try:
+            return self.codec.encode(observation, False)
+        except UNREADABLE as error:
+            fault = misfit(self.gymnasium.observation_space, observation, error)
+            raise EnvironmentError(f"{call} of {self._name}: {fault}") from error
+
+    @property
+    def _name(self) -> str:
+        return repr(type(self.gymnasium.unwrapped).__name__)
+
+    def episode_info(self) -> Mapping[str, Any]:
+        """Return the info of the last step."""
+        return self._info
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.gymnasium.close()
+
+
+def begin(env: gymnasium.Env, seed: int | None) -> Any:
+    """Begin an episode and return its first observation.
+
+    Raises:
+        EnvironmentError: `reset` takes no `seed`, or returns something else than `(observation, info)`.
+    """
+    try:
+        answer = env.reset(seed=seed)
+    except TypeError as error:
+        if "unexpected keyword argument 'seed'" not in str(error):
+            raise
+        raise EnvironmentError(
+            f"reset must take a seed, as reset(self, *, seed=None, options=None) of gymnasium.Env. It raised TypeError: {error}."
+        ) from error
+    if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
+        raise EnvironmentError(f"reset must return (observation, info). Received: {outline(answer)}.")
+    return answer[0]
+
+
+def misfit(space: gymnasium.Space[Any], observation: Any, error: Exception) -> str:
+    """Say why an observation could not be read, and what to do; `error` is what reading it raised."""
+    return f"{next(value_faults(space, observation), str(error))} {MISFIT}"
+
+
+def check_step(answer: Any, *, strict: bool = True) -> None:
+    """Check what `step` returned, except for the observation.
+
+    Args:
+        answer: what it returned.
+        strict: whether 0 and 1 are refused as truth values.
+
+    Raises:
+        EnvironmentError: it is not `(observation, reward, terminated, truncated, info)`, a number and two truth values.
+    """
+    if not isinstance(answer, tuple) or len(answer) != 5:
+        raise EnvironmentError(
+            f"step must return (observation, reward, terminated, truncated, info). Received: {outline(answer)}."
+        )
+    _, reward, terminated, truncated, _ = answer
+    if (
+        isinstance(reward, bool | np.bool_)
+        or np.ndim(reward) != 0
+        or np.asarray(reward).dtype.kind not in "fiu"
+    ):
+        raise EnvironmentError(no_number(reward))
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        number = isinstance(flag, int | np.integer) and flag in (0, 1)
+        if not isinstance(flag, bool | np.bool_) and (strict or not number):
+            raise EnvironmentError(
+                f"{name} must be True or False. Received: {flag!r} ({type(flag).__name__})."
+            )
+
+
+def no_number(reward: Any) -> str:
+    """Say that a reward is not a number."""
+    return f"The reward must be a number. Received: {reward!r} ({type(reward).__name__})."
+
+
+def spaces_of(env: gymnasium.Env) -> tuple[Spaces, Codec]:
+    """Return the spaces of an environment, and what converts to and from Gymnasium's values.
+
+    Raises:
+        SpaceError: it does not define them, or one is not supported.
+    """
+    for name in ("observation_space", "action_space"):
+        if getattr(env, name, None) is None:
+            raise SpaceError(
+                f"{type(env.unwrapped).__name__!r} defines no {name}: set it in __init__ "
+                "(and call super().__init__() if a parent sets it)."
+            )
+    return from_gymnasium(env.observation_space, env.action_space, frames=stacked_frames(env))
+
+
+def own_limit(env: gymnasium.Env) -> int | None:
+    """Return the time limit in an environment's spec, or None."""
+    return None if env.spec is None else env.spec.max_episode_steps
+
+
+def stacked_frames(env: gymnasium.Env) -> int | None:
+    """Return how many successive frames an observation holds, of which each step adds one; None if that is not known.
+
+    The number is the attribute `stacked_frames` of an environment, which stacks them in the last axis, or the size of
+    Gymnasium's `FrameStackObservation` of grey images. Either may be inside wrappers that leave observations alone.
+    """
+    while not hasattr(env, "stacked_frames"):
+        if isinstance(env, FrameStackObservation):
+            return env.stack_size if env.stack_size > 1 and _is_stack(env.observation_space) else None
+        if not isinstance(env, gymnasium.Wrapper) or not _leaves_observations(env):
+            return None
+        env = env.env
+    return int(env.stacked_frames)
+
+
+def _is_stack(space: gymnasium.Space[Any]) -> bool:
+    """Tell whether a space is clearly one of stacked grey images, as bytes."""
+    if not isinstance(space, Box) or space.dtype != np.uint8:
+        return False
+    low, high = float(space.low.min()), float(space.high.max())
+    return Leaf("float", space.shape, None, low, high, "uint8").channels_first
+
+
+def _leaves_observations(env: gymnasium.Wrapper[Any, Any, Any, Any]) -> bool:
+    """Tell whether a wrapper leaves observations as they are. An unknown one may change the same frame differently in two stacks."""
+    if isinstance(env, gymnasium.RewardWrapper | gymnasium.ActionWrapper):
+        return True
+    # A step of these brings several frames.
+    if type(env).__name__ in ("MaxAndSkipObservation", "RepeatAction"):
+        return False
+    own = type(env).__module__.split(".")[0] == "gymnasium"
+    same = env.observation_space == env.env.observation_space
+    return own and same and not isinstance(env, gymnasium.ObservationWrapper)

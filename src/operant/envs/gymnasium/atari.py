@@ -1,0 +1,171 @@
+"""Atari games, preprocessed: several in ALE's own vector (threads in C++), single ones by `operant.envs.gymnasium.preprocessing`.
+
+Both forms make the same pixels, and give unclipped rewards and whole games. What training makes of these (signs of
+rewards, an episode for each life) is in `operant.envs.gymnasium.games`, which keeps the true score for reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+
+from operant.envs.catalog import resolve
+from operant.envs.env_spec import Source
+from operant.envs.gymnasium import adapter as adapter
+from operant.envs.gymnasium.preprocessing import (
+    Preprocessed,
+    Preprocessing,
+    make,
+    read,
+    refuse_unknown,
+    resuming,
+)
+from operant.envs.validated_env import smaller_limit
+from operant.envs.vector.base import Check
+from operant.envs.vector.batched import GymnasiumVector
+from operant.errors import value_error
+
+VECTOR = "ale_py.vector_env:AtariVectorEnv"
+VECTOR_ARGUMENTS = (
+    "repeat_action_probability",
+    "full_action_space",
+    "continuous",
+    "continuous_action_threshold",
+    "max_num_frames_per_episode",
+    "num_threads",
+    "thread_affinity_offset",
+)
+"""Arguments of ALE's vector that are left to the user. Others have another name here, or would break the stream of rows."""
+
+
+def has_lives(source: Source) -> bool:
+    """Tell whether an environment that is not yet made is an Atari game."""
+    return isinstance(source.target, EnvSpec) and source.target.entry_point == adapter.ATARI
+
+
+def preprocessed(env: Any, max_frame: bool = False, **arguments: Any) -> gymnasium.Env:
+    """Return one environment of Gymnasium, preprocessed: observations uint8 `[84, 84, 4]`, oldest frame first.
+
+    Rewards are the game's own and episodes are whole games; `operant.envs.vector.create.create` turns several such
+    environments into what training needs (`clip_rewards`, `episodic_life`).
+
+    Args:
+        env: an environment, or an id such as `PongNoFrameskip-v4`, `ALE/Pong-v5` or `CarRacing-v3`.
+        max_frame: take the maximum of the last two frames.
+        arguments: the other fields of `Preprocessing`; with an id, also the environment's own.
+
+    Raises:
+        SpecError: the id is unknown, the package is missing, it shows no images, or an argument is unknown.
+    """
+    arguments = {"preprocess": True, "max_frame": max_frame, **arguments}
+    if isinstance(env, gymnasium.Env):
+        settings, unknown = read(arguments)
+        refuse_unknown(unknown, ())
+        return Preprocessed(env, settings)
+    source = resolve(env, arguments=arguments)
+    if not isinstance(source.target, EnvSpec):
+        raise value_error("env", "an id of Gymnasium, or an environment of it", env)
+    made, limit = make(source.target, source.arguments), source.target.max_episode_steps
+    if limit is not None and not has_lives(source):  # ALE cuts its games itself
+        made.env = gymnasium.wrappers.TimeLimit(made.env, limit)
+    return made
+
+
+def own_vector(
+    source: Source, num_envs: int, check: Check = "always", info_keywords: Sequence[str] = ()
+) -> GymnasiumVector | str:
+    """Run Atari games in ALE's vector, or return a sentence that says why that is not possible.
+
+    Raises:
+        SpecError: an argument is unknown, or ALE is missing.
+    """
+    spec = source.target
+    if not has_lives(source):
+        return "images are preprocessed one environment at a time"
+    settings, own = read(source.arguments)
+    if own.pop("visualize", False) or own.pop("render_mode", None) is not None:
+        return "ALE's vector cannot render"
+    if own.keys() & {"mode", "difficulty"}:
+        return "ALE's vector plays the default mode and difficulty only"
+    refuse_unknown(own, VECTOR_ARGUMENTS)
+    given = {**spec.kwargs, **own}
+    skip, longest = settings.frame_skip, given.pop("max_num_frames_per_episode")
+    limit = smaller_limit(source.max_episode_timesteps, longest // skip, source.name) or longest // skip
+    vector = adapter.call(
+        spec,
+        VECTOR,
+        num_envs=num_envs,
+        **{**given, "frameskip": skip},
+        maxpool=settings.max_frame,
+        stack_num=settings.stack,
+        img_height=settings.size,
+        img_width=settings.size,
+        noop_max=settings.noop_max,
+        use_fire_reset=settings.fire_reset,
+        max_num_frames_per_episode=limit * skip,
+        reward_clipping=False,
+        episodic_life=False,
+    )
+    frames = _FramesLast(vector, settings)
+    return AtariVector(frames, source.name, limit, check, settings, given, info_keywords)
+
+
+class _FramesLast(gymnasium.vector.VectorWrapper):
+    """ALE's vector with the frames in the last axis, as networks and replay expect them; keeps the lives left."""
+
+    def __init__(self, env: gymnasium.vector.VectorEnv, settings: Preprocessing) -> None:
+        super().__init__(env)
+        shape = (settings.size, settings.size, settings.stack)
+        self.single_observation_space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+        self.lives = np.zeros(env.num_envs, np.int32)
+        meanings = [action.name for action in env.ale.get_action_set()]
+        self.resume = resuming(env, meanings if settings.fire_reset else [])
+
+    def reset(
+        self, *, seed: Any = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._moved(observation, info), info
+
+    def step(self, actions: Any) -> tuple[np.ndarray, Any, Any, Any, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(actions)
+        return self._moved(observation, info), reward, terminated, truncated, info
+
+    def _moved(self, observation: np.ndarray, info: dict[str, Any]) -> np.ndarray:
+        self.lives = info["lives"]
+        moved = np.empty((len(observation), *self.single_observation_space.shape), np.uint8)
+        for i in range(moved.shape[-1]):  # three times as fast as copying with the axis moved
+            moved[..., i] = observation[:, i]
+        return moved
+
+
+class AtariVector(GymnasiumVector):
+    """Atari games in ALE's vector, preprocessed."""
+
+    preprocessed = has_lives = True
+
+    def __init__(
+        self,
+        vector: _FramesLast,
+        name: str,
+        limit: int | None,
+        check: Check,
+        settings: Preprocessing,
+        arguments: Mapping[str, Any],
+        info_keywords: Sequence[str] = (),
+    ) -> None:
+        super().__init__(vector, name, limit, check, frames=settings.stack, info_keywords=info_keywords)
+        self.resume = vector.resume
+        sticky = arguments["repeat_action_probability"]
+        self.why = f"ALE's own: every {settings.frame_skip}th frame, " + (
+            f"an action sticks with probability {sticky:g}" if sticky else "no sticky actions"
+        )
+
+    @property
+    def lives(self) -> np.ndarray:
+        """Lives left, `[N]`."""
+        return np.asarray(self._vector.lives)

@@ -1,0 +1,74 @@
+"""Values of `info`, such as `is_success`, at the last step of each episode: which ones to record, and what was found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from operant.errors import EnvironmentError, SpecError, as_number, suggest, value_error
+
+
+def keywords_of(given: Any) -> tuple[str, ...]:
+    """Return the names in `info` whose values are to be recorded.
+
+    Raises:
+        SpecError: they are not a list of different names.
+    """
+    names = tuple(given) if isinstance(given, list | tuple) else ()
+    sound = all(isinstance(name, str) and name for name in names) and len(set(names)) == len(names)
+    if not sound or not isinstance(given, list | tuple):
+        raise value_error("info_keywords", "a list of different names in info", given)
+    return names
+
+
+def refusal(keywords: Sequence[str], name: str) -> SpecError:
+    """Return the error for a JAX-native environment, whose steps return no `info`."""
+    return SpecError(
+        f"info_keywords is for environments whose step returns an info; {name!r} is JAX-native and has none. "
+        f"Received: info_keywords={tuple(keywords)!r}. Leave it out."
+    )
+
+
+class Infos:
+    """Collects what the environments of a vector tell in `info` at the last step of their episodes.
+
+    Args:
+        keywords: names in `info`.
+        n: environments.
+    """
+
+    def __init__(self, keywords: Sequence[str], n: int) -> None:
+        self.keywords = tuple(keywords)
+        self._known = np.zeros(n, np.bool_)  # whose first episode has shown that the names are right
+
+    def blank(self) -> dict[str, np.ndarray]:
+        """Return the values of a step that ends no episode: NaN, float64 `[N]` by name."""
+        return {key: np.full(len(self._known), math.nan) for key in self.keywords}
+
+    def note(self, into: dict[str, np.ndarray], i: int, info: Mapping[str, Any]) -> None:
+        """Record what one environment tells at the end of an episode; values that it does not tell stay NaN.
+
+        Raises:
+            EnvironmentError: the first episode ends without one of the names, or a value is not a number.
+        """
+        for key in self.keywords:
+            if key in info:
+                into[key][i] = self._number(key, info[key])
+            elif not self._known[i]:
+                found = f"its keys are {', '.join(map(repr, info))}" if info else "it is empty"
+                remedy = suggest(key, info, listed=False).strip() or "Correct info_keywords, or leave it out."
+                raise EnvironmentError(f"An episode ended without info[{key!r}]: {found}. {remedy}")
+        self._known[i] = True
+
+    @staticmethod
+    def _number(key: str, value: Any) -> float:
+        number = as_number(value)
+        if number is None:
+            raise EnvironmentError(
+                f"info[{key!r}] must be a number to be recorded. Received: {value!r} ({type(value).__name__}). "
+                "Leave it out of info_keywords."
+            )
+        return number

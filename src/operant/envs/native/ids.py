@@ -1,0 +1,65 @@
+"""Ids of JAX-native environments; JAX is loaded when one is made."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from operant.errors import SpecError, expect_like, suggest
+
+if TYPE_CHECKING:
+    from operant.envs.native.native_env import NativeEnv
+
+PREFIXES = ("jax:", "gymnax:", "brax:")
+
+
+def is_native(name: object) -> bool:
+    """Tell whether a specification is the id of a JAX-native environment."""
+    return isinstance(name, str) and name.startswith(PREFIXES)
+
+
+def make(name: str, /, **arguments: Any) -> NativeEnv:
+    """Make the JAX-native environment of an id (``jax:CartPole-v1``); loads JAX.
+
+    Raises:
+        SpecError: the id or an argument is unknown, or a value is of another kind than the argument's default.
+    """
+    maker = _maker(name)
+    parameters = inspect.signature(maker).parameters
+    own = parameters.keys() - {"max_episode_timesteps"}
+    for key, value in arguments.items():
+        if key not in parameters:
+            others = suggest(key, own) or " It takes none."
+            raise SpecError(f"The environment {name!r} takes no argument {key!r}.{others}")
+        if key in own:
+            expect_like(key, value, parameters[key].default)
+    made: NativeEnv = maker(**arguments)
+    return made
+
+
+def _maker(name: str) -> Callable[..., Any]:
+    prefix, _, label = name.partition(":")
+    if prefix != "jax":
+        from operant.envs.native import functional
+
+        return functools.partial(
+            functional.from_gymnax if prefix == "gymnax" else functional.from_brax, label
+        )
+    entries = _entries()
+    if label not in entries:
+        raise SpecError(f"Unknown environment {name!r}.{suggest(name, known())}")
+    return entries[label]
+
+
+def _entries() -> dict[str, Callable[..., Any]]:
+    from operant.envs.native.classic import NATIVE
+    from operant.envs.native.probe import PROBES
+
+    return {**NATIVE, **PROBES}
+
+
+def known() -> list[str]:
+    """Return the ids of operant's own environments."""
+    return [f"jax:{name}" for name in _entries()]

@@ -1,0 +1,279 @@
+"""JAX-native environments: the protocol, the batched stream driver, and its twin on the host.
+
+A native environment is one environment without a batch axis, written as two pure functions. `start` and `step`
+run `N` of them side by side with Gymnasium's next-step autoreset: an actor whose last row ended an episode
+ignores its action, is reset, and answers with the first observation of the next episode, reward 0 and neither
+flag. That is the stream of `operant.types`. Time limits belong to the driver, so an environment only says when
+it terminates.
+
+Randomness is addressed: what actor `i` draws at row `t` is a pure function of (key, `t`, `i`). Hence the stream
+depends neither on how many rows one call runs nor on how many actors run beside it, and one key serves the
+whole run. Row numbers are 32 bits wide: after 2^32 rows the draws repeat.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float, Int, UInt
+
+from operant.errors import SpaceError, UsageError, whole
+from operant.spec.spaces import Spaces
+from operant.types import Array, Arrays, Key, Tree
+
+# What a draw is for. Each purpose has its own keys, so that no two draws of a run share one.
+_RESET, _STEP, _NEXT_RUN = 0, 1, 2
+
+
+class Step(NamedTuple):
+    """What one environment answers to one action."""
+
+    observation: Arrays
+    reward: Float[Array, ""]
+    terminated: Bool[Array, ""]
+
+
+@runtime_checkable
+class NativeEnv(Protocol):
+    """One environment as pure functions, such as a frozen dataclass.
+
+    Equal environments share their compiled programs. Observations and actions are flat dicts of arrays by
+    component name (``{"state": x}``, ``{"action": a}``), without leading axes. The structure, shapes and dtypes
+    of the state never change.
+    """
+
+    @property
+    def spaces(self) -> Spaces:
+        """Observations and actions."""
+
+    @property
+    def max_episode_timesteps(self) -> int | None:
+        """Steps after which the driver truncates an episode; None: never."""
+
+    def reset(self, key: Key) -> tuple[Tree, Arrays]:
+        """Begin an episode: state and first observation."""
+
+    def step(self, state: Tree, action: Arrays, key: Key) -> tuple[Tree, Step]:
+        """Take one action."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TimeLimit:
+    """An environment with a time limit other than its own.
+
+    Args:
+        env: the environment.
+        max_episode_timesteps: steps after which episodes are truncated; None: never.
+    """
+
+    env: NativeEnv
+    max_episode_timesteps: int | None
+
+    def __post_init__(self) -> None:
+        """Check the limit."""
+        limit = whole("max_episode_timesteps", self.max_episode_timesteps, optional=True)
+        object.__setattr__(self, "max_episode_timesteps", limit)
+
+    @property
+    def spaces(self) -> Spaces:
+        """Those of the environment."""
+        return self.env.spaces
+
+    def reset(self, key: Key) -> tuple[Tree, Arrays]:
+        """Begin an episode."""
+        return self.env.reset(key)
+
+    def step(self, state: Tree, action: Arrays, key: Key) -> tuple[Tree, Step]:
+        """Take one action."""
+        return self.env.step(state, action, key)
+
+
+class Actors(NamedTuple):
+    """`N` environments between two rows of their streams."""
+
+    state: Tree
+    """Leaves `[N, ...]`."""
+    observation: Arrays
+    """What the next action responds to. Leaves `[N, ...]`."""
+    ended: Bool[Array, " N"]
+    """Whether the last row ended an episode: the next action is ignored."""
+    steps: Int[Array, " N"]
+    """Actions taken in the running episode."""
+    row: UInt[Array, ""]
+    """Rows that all actors have taken so far; the address of the next row's draws."""
+
+
+class Row(NamedTuple):
+    """What followed one action of each of `N` actors."""
+
+    observation: Arrays
+    reward: Float[Array, " N"]
+    terminated: Bool[Array, " N"]
+    truncated: Bool[Array, " N"]
+
+
+def start(env: NativeEnv, key: Key, n: int) -> Actors:
+    """Begin the streams of `n` actors.
+
+    Args:
+        env: the environment.
+        key: typed key of the whole run, to be given to every `step` too.
+        n: number of actors.
+    """
+    row = jnp.zeros((), jnp.uint32)
+    state, observation = jax.vmap(env.reset)(_keys(key, _RESET, row, n))
+    return Actors(state, observation, jnp.zeros(n, bool), jnp.zeros(n, jnp.int32), row + jnp.uint32(1))
+
+
+def step(env: NativeEnv, actors: Actors, actions: Arrays, key: Key) -> tuple[Actors, Row]:
+    """Take one action of every actor, or reset those whose episode ended with the last row.
+
+    Args:
+        env: the environment.
+        actors: from `start` or the previous `step`.
+        actions: leaves `[N, ...]`.
+        key: the key that `start` had.
+
+    Returns:
+        The actors after the row, and the row. `truncated` is True where the time limit was reached without a
+        termination.
+    """
+    ended, row = actors.ended, actors.row
+    n = ended.shape[0]
+    state, stepped = jax.vmap(env.step)(actors.state, actions, _keys(key, _STEP, row, n))
+    # Draws for a reset are needed on few rows. Under `vmap` over runs the branch becomes a select of both results,
+    # and of the operands, which JAX's check of key reuse takes for a second use of a key: so it is given plain numbers.
+    impl, words = jax.random.key_impl(key), jax.random.key_data(key)
+
+    def restart(words: Array, old: Tree) -> Tree:
+        keys = _keys(jax.random.wrap_key_data(words, impl=impl), _RESET, row, n)
+        return _select(ended, jax.vmap(env.reset)(keys), old)
+
+    old = (state, stepped.observation)
+    state, observation = jax.lax.cond(jnp.any(ended), restart, lambda _, old: old, words, old)
+    steps = jnp.where(ended, jnp.int32(0), actors.steps + jnp.int32(1))
+    terminated = stepped.terminated & ~ended
+    truncated = jnp.zeros(n, bool)
+    if env.max_episode_timesteps is not None:
+        truncated = (steps >= jnp.int32(env.max_episode_timesteps)) & ~terminated
+    reward = jnp.where(ended, jnp.float32(0), stepped.reward.astype(jnp.float32))
+    actors = Actors(state, observation, terminated | truncated, steps, row + jnp.uint32(1))
+    return actors, Row(observation, reward, terminated, truncated)
+
+
+def _key_of(seed: int) -> Key:
+    if seed < 2**31:
+        return jax.random.key(seed)
+    high, low = (int(word) for word in np.random.SeedSequence(seed).generate_state(2))
+    return jax.random.fold_in(jax.random.key(low), high)
+
+
+def _keys(key: Key, purpose: int, row: Array, n: int) -> Key:
+    """Return the keys `[n]` of one row, each a function of (key, purpose, row, actor) alone."""
+    key = jax.random.fold_in(jax.random.fold_in(key, purpose), row)
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(n, dtype=jnp.uint32))
+
+
+def _select(mask: Array, new: Tree, old: Tree) -> Tree:
+    """Take `new` where `mask[N]` holds, else `old`, for leaves `[N, ...]` (arrays or typed keys)."""
+
+    def select(a: Array, b: Array) -> Array:
+        return jnp.where(jnp.reshape(mask, mask.shape + (1,) * (a.ndim - 1)), a, b)
+
+    return jax.tree.map(select, new, old)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def _start(env: NativeEnv, key: Key, n: int) -> Actors:
+    return start(env, key, n)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _step(env: NativeEnv, actors: Actors, actions: Tree, key: Key) -> tuple[Actors, Row]:
+    return step(env, actors, actions, key)
+
+
+class HostVector:
+    """`num_envs` native environments as a vector on the host, with the same numbers as `start` and `step`.
+
+    Args:
+        env: the environment.
+        num_envs: how many run side by side.
+        key: typed key of the stream, used until `reset` is given a seed; None: the key of seed 0.
+
+    Arrays that it returns are read-only views.
+    """
+
+    def __init__(self, env: NativeEnv, num_envs: int, key: Key | None = None) -> None:
+        self.env = env
+        self.num_envs = whole("num_envs", num_envs)
+        self._key = jax.random.key(0) if key is None else key
+        self._actors: Actors | None = None
+
+    @property
+    def spaces(self) -> Spaces:
+        """Observations and actions of one environment."""
+        return self.env.spaces
+
+    def reset(self, seed: int | None = None) -> dict[str, np.ndarray]:
+        """Begin new episodes everywhere and return the first observations, leaves `[N, ...]`.
+
+        Args:
+            seed: a seed below 2^31 begins the stream of ``jax.random.key(seed)``; a larger one, which JAX would cut to
+                32 bits, that of a key of its own. None begins the stream of the key given at construction, and at later
+                calls a new one.
+        """
+        if seed is not None:
+            self._key = _key_of(seed)
+        elif self._actors is not None:
+            self._key = jax.random.fold_in(self._key, _NEXT_RUN)
+        self._actors = _start(self.env, self._key, self.num_envs)
+        return jax.device_get(self._actors.observation)
+
+    def step(
+        self, actions: Mapping[str, Any]
+    ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray]:
+        """Take one action everywhere; actors whose last row ended an episode are reset instead.
+
+        Args:
+            actions: flat components with leaves `[N, ...]`.
+
+        Returns:
+            observation (leaves `[N, ...]`), reward `float32[N]`, terminated `bool[N]`, truncated `bool[N]`.
+
+        Raises:
+            UsageError: before the first `reset`, or after `close`.
+            SpaceError: for actions of other components or shapes.
+        """
+        if self._actors is None:
+            raise UsageError("step was called on a vector that has not been reset. Call reset first.")
+        self._actors, row = _step(self.env, self._actors, self._checked(actions), self._key)
+        observation, reward, terminated, truncated = jax.device_get(row)
+        return observation, reward, terminated, truncated
+
+    def close(self) -> None:
+        """Forget the environments' states."""
+        self._actors = None
+
+    def _checked(self, actions: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        leaves = self.spaces.actions.components
+        if set(actions) != set(leaves):
+            raise SpaceError(
+                f"actions must have the components {sorted(leaves)}. Received the components: {sorted(actions)}."
+            )
+        arrays = {}
+        for name, leaf in leaves.items():
+            array = np.asarray(actions[name], leaf.storage)
+            if array.shape != (self.num_envs, *leaf.shape):
+                raise SpaceError(
+                    f"The action {name!r} of {self.num_envs} actors must have the shape "
+                    f"{(self.num_envs, *leaf.shape)}. Received the shape: {array.shape}."
+                )
+            arrays[name] = array
+        return arrays

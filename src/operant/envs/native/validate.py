@@ -1,0 +1,384 @@
+"""Check by shapes alone whether a user's JAX-native environment keeps to the protocol: it is traced, not compiled.
+
+Without this, JAX would complain about the loop that the environment is compiled into, and name nothing of the user's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from operant.envs.native import ids
+from operant.envs.native.functional import Adapter
+from operant.envs.native.native_env import NativeEnv, Step, TimeLimit
+from operant.envs.validation_errors import brief, raised_at, state_label
+from operant.errors import EnvironmentError, OperantError, SpecError, whole
+from operant.spec.spaces import Leaf, Spaces
+from operant.types import Array, Arrays, Key, Tree
+
+_RESET = "(state, observation)"
+_STEP = "(state, Step(observation, reward, terminated))"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Around:
+    """A wrapper that behaves like its environment, except for what a subclass changes."""
+
+    env: NativeEnv
+
+    @property
+    def spaces(self) -> Spaces:
+        """Those of the environment."""
+        return self.env.spaces
+
+    @property
+    def max_episode_timesteps(self) -> int | None:
+        """That of the environment."""
+        return self.env.max_episode_timesteps
+
+    def reset(self, key: Key) -> tuple[Tree, Arrays]:
+        """Begin an episode."""
+        state, observation = self.env.reset(key)
+        return self._state(state), self._observation(observation)
+
+    def step(self, state: Tree, action: Arrays, key: Key) -> tuple[Tree, Step]:
+        """Take one action."""
+        following, stepped = self.env.step(state, self._action(action), key)
+        observation = self._observation(stepped.observation)
+        return self._state(following), Step(observation, stepped.reward, stepped.terminated)
+
+    def _action(self, action: Arrays) -> Arrays:
+        return action
+
+    def _state(self, state: Tree) -> Tree:
+        return state
+
+    def _observation(self, observation: Arrays) -> Arrays:
+        return observation
+
+
+@dataclasses.dataclass(frozen=True)
+class Cast(_Around):
+    """An environment whose Python numbers, and numbers of a narrower type than declared, become arrays of a fixed type."""
+
+    dtypes: tuple[Any, ...]
+    """Of the leaves of its state."""
+
+    def _state(self, state: Tree) -> Tree:
+        leaves, structure = jax.tree.flatten(state)
+        return jax.tree.unflatten(structure, [_as(x, d) for x, d in zip(leaves, self.dtypes, strict=True)])
+
+    def _observation(self, observation: Arrays) -> Arrays:
+        leaves = self.spaces.observation_components
+        return {name: _as(observation[name], leaf.storage) for name, leaf in leaves.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Declared(_Around):
+    """An environment whose integers count from their `min_value`, as it declares them; algorithms count from 0."""
+
+    def _action(self, action: Arrays) -> Arrays:
+        leaves = self.spaces.actions.components
+        return {
+            name: jnp.asarray(x, jnp.int32) + jnp.asarray(leaves[name].offset, jnp.int32)
+            if leaves[name].has_offset
+            else x
+            for name, x in action.items()
+        }
+
+    def _observation(self, observation: Any) -> Any:
+        leaves = self.spaces.observation_components
+        if not isinstance(observation, Mapping):
+            return observation  # left to the check of observations, which says what is wrong
+        return {name: _from_zero(x, leaves[name]) if name in leaves else x for name, x in observation.items()}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ByIdentity(_Around):
+    """An environment that cannot be hashed, such as one with arrays: compiled programs belong to the object."""
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether it is the same object."""
+        return isinstance(other, ByIdentity) and other.env is self.env
+
+    def __hash__(self) -> int:
+        """Return that of the object's identity."""
+        return id(self.env)
+
+
+class _Form(NamedTuple):
+    """What a state is made of."""
+
+    structure: Any
+    places: tuple[str, ...]
+    """Of its leaves: ``state['position']``."""
+    leaves: tuple[jax.ShapeDtypeStruct, ...]
+
+
+class _Seen(NamedTuple):
+    """What one call returned."""
+
+    state: _Form
+    cast: bool
+    """Whether a component of its observation has another type than declared, and must be cast to it."""
+
+
+def accepted(env: Any, name: str) -> Any:
+    """Return a JAX-native environment that drivers can compile: itself, or a wrapper that makes arrays of its numbers.
+
+    Args:
+        env: the environment. One made from a JAX-native id is taken as it is.
+        name: for messages.
+
+    Raises:
+        SpecError: its spaces or its time limit are not declared as they must be.
+        EnvironmentError: `reset` or `step` fails, or returns something other than what the protocol or its spaces say.
+    """
+    if ids.is_native(name) or isinstance(env, _Around):
+        return env
+    spaces = env.spaces
+    if not isinstance(spaces, Spaces):
+        raise SpecError(
+            f"spaces of {name!r} must be a property that returns Spaces.read(states=..., actions=...). Received: {_brief(spaces)}."
+        )
+    whole("max_episode_timesteps", env.max_episode_timesteps, optional=True)
+    leaves = [*spaces.observation_components.values(), *spaces.actions.components.values()]
+    counts_on = any(leaf.has_offset for leaf in leaves) and not _converts(env)
+    if not _hashable(env):
+        env = ByIdentity(env)
+    if counts_on:
+        env = Declared(env)
+    key = jax.random.key(0)
+    begun = _traced(env, name, "reset", lambda answer: _reset_answer(answer, name, spaces), key)
+    actions = spaces.actions.components.items()
+    action = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.storage) for name, leaf in actions}
+    state = begun.state
+    while True:
+        given = jax.tree.unflatten(state.structure, [_strong(x) for x in state.leaves])
+        stepped = _traced(
+            env, name, "step", lambda answer: _step_answer(answer, name, spaces), given, action, key
+        )
+        agreed = _agreed(state, stepped.state, name)
+        if agreed.leaves == state.leaves:
+            break
+        state = agreed
+    _warn_of_unused(env, name, given, action, key)
+    dtypes = tuple(x.dtype for x in state.leaves)
+    forms = zip(dtypes, begun.state.leaves, stepped.state.leaves, strict=True)
+    differs = any(first.weak_type or not dtype == first.dtype == after.dtype for dtype, first, after in forms)
+    return Cast(env, dtypes) if differs or begun.cast or stepped.cast else env
+
+
+def _warn_of_unused(env: Any, name: str, state: Tree, action: Mapping[str, Any], key: Key) -> None:
+    """Warn if `step` does not use its action: `action == 1`, for example, compares a dict and is always False."""
+    jaxpr = jax.make_jaxpr(env.step)(state, action, key).jaxpr
+    first = len(jax.tree.leaves(state))
+    read = {id(x) for equation in jaxpr.eqns for x in equation.invars} | {id(x) for x in jaxpr.outvars}
+    if action and not any(id(x) in read for x in jaxpr.invars[first : first + len(action)]):
+        warnings.warn(
+            f"step of {name!r} makes no use of its action, {_shown(action)}. Read its components by name: action[{next(iter(action))!r}].",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _traced(env: Any, name: str, method: str, read: Callable[[Any], _Seen], *given: Any) -> _Seen:
+    """Call a method with shapes in place of arrays, and read what it returns."""
+    found = []
+
+    def call(*given: Any) -> None:
+        found.append(read(getattr(env, method)(*given)))
+
+    try:
+        jax.eval_shape(call, *given)
+    except OperantError:
+        raise
+    except Exception as error:
+        about = str(error).strip().partition("\n")[0].rstrip(".")
+        called = "key" if method == "reset" else f"state, {_shown(given[1])}, key"
+        remedy = ""
+        if isinstance(error, jax.errors.JAXTypeError):
+            remedy = " It is compiled: decide by jax.numpy.where or jax.lax.cond, compute by jax.numpy."
+        raise EnvironmentError(
+            f"{method} of {name!r} raised {type(error).__name__}: {about}{raised_at(error)}. It is called as {method}({called}).{remedy}"
+        ) from error
+    return found[0]
+
+
+def _reset_answer(answer: Any, name: str, spaces: Spaces) -> _Seen:
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        raise EnvironmentError(f"reset of {name!r} must return {_RESET}. Received: {_brief(answer)}.")
+    state, observation = answer
+    return _Seen(_form(state, "reset", name), _look_at(observation, "reset", name, spaces))
+
+
+def _step_answer(answer: Any, name: str, spaces: Spaces) -> _Seen:
+    fields = Step._fields
+    pair = isinstance(answer, tuple) and len(answer) == 2
+    if not pair or not all(hasattr(answer[1], field) for field in fields):
+        received = _brief(answer) if not pair else f"(state, {_brief(answer[1])})"
+        raise EnvironmentError(
+            f"step of {name!r} must return {_STEP}, with Step of operant.envs.native.native_env. Received: {received}."
+        )
+    state, stepped = answer
+    for what, value, kinds, must in (
+        ("reward", stepped.reward, (jnp.integer, jnp.floating), "a number"),
+        ("terminated", stepped.terminated, (jnp.bool_,), "True or False"),
+    ):
+        form = _array(value)
+        if form is None or form.shape != () or not any(jnp.issubdtype(form.dtype, kind) for kind in kinds):
+            label = "reward" if what == "reward" else "flag terminated"
+            raise EnvironmentError(
+                f"step of {name!r}: The {label} must be {must} of shape (). Received: {_shown(value)}."
+            )
+    return _Seen(_form(state, "step", name), _look_at(stepped.observation, "step", name, spaces))
+
+
+def _look_at(observation: Any, call: str, name: str, spaces: Spaces) -> bool:
+    """Check an observation against its spaces; return whether a component must be cast."""
+    leaves, cast = spaces.observation_components, False
+
+    def refuse(fault: str) -> EnvironmentError:
+        return EnvironmentError(
+            f"{call} of {name!r} returned an observation that does not fit its spaces: {fault} Correct one or the other."
+        )
+
+    if not isinstance(observation, Mapping) or observation.keys() != leaves.keys():
+        wanted = "{" + ", ".join(f"{key!r}: {_shape(leaf)}" for key, leaf in leaves.items()) + "}"
+        raise refuse(f"It must be {wanted}. Received: {_shown(observation)}.")
+    for key, leaf in leaves.items():
+        label = state_label(spaces, key) if key in spaces.states.components else f"mask {key!r}"
+        form = _array(observation[key])
+        if form is None or form.shape != leaf.shape:
+            raise refuse(f"The {label} must be {_shape(leaf)}. Received: {_shown(observation[key])}.")
+        if form.dtype != leaf.storage:
+            if not _fits(form, leaf):
+                raise refuse(
+                    f"The {label} must be {_shape(leaf)}. Received: {_shown(observation[key])}. Convert it: x.astype({leaf.dtype!r})."
+                )
+            cast = True
+    return cast
+
+
+def _fits(form: jax.ShapeDtypeStruct, leaf: Leaf) -> bool:
+    """Tell whether values can safely be cast to the declared type: of a narrower kind or width, or weakly typed."""
+    own, declared = _rank(form.dtype), _rank(leaf.storage)
+    if own < 0 or own > declared:
+        return False
+    return (
+        form.weak_type or own < declared or bool(jnp.promote_types(form.dtype, leaf.storage) == leaf.storage)
+    )
+
+
+def _agreed(state: _Form, after: _Form, name: str) -> _Form:
+    """Return the form of the state on which `reset` and `step` agree; weakly typed Python numbers adopt the other's type."""
+    if after.structure != state.structure:
+        faults = [f"without {place}" for place in state.places if place not in after.places]
+        faults += [f"with {place}" for place in after.places if place not in state.places]
+        told = ", ".join(faults[:3]) or f"{after.structure}, not {state.structure}"
+        raise EnvironmentError(
+            f"step of {name!r} must return a state of the same structure as reset and the step before. Received: one {told}."
+        )
+    leaves = []
+    for place, x, y in zip(state.places, state.leaves, after.leaves, strict=True):
+        if x.shape == y.shape and (x.dtype == y.dtype or _yields(y, x)):
+            leaves.append(x)
+        elif x.shape == y.shape and _yields(x, y):
+            leaves.append(y)
+        else:
+            raise EnvironmentError(
+                f"step of {name!r} must return a state of the same shapes and dtypes as reset. Received: {place} of {_shown(y)}, where "
+                f"reset returned {_shown(x)}."
+            )
+    return state._replace(leaves=tuple(leaves))
+
+
+def _yields(x: jax.ShapeDtypeStruct, y: jax.ShapeDtypeStruct) -> bool:
+    """Tell whether a value is a weakly typed Python number that the other's type can hold."""
+    return bool(x.weak_type) and _rank(x.dtype) <= _rank(y.dtype)
+
+
+def _form(state: Any, call: str, name: str) -> _Form:
+    pairs, structure = jax.tree_util.tree_flatten_with_path(state)
+    places, leaves = [], []
+    for path, value in pairs:
+        places.append(f"state{jax.tree_util.keystr(path)}")
+        leaf = _array(value)
+        if leaf is None:
+            raise EnvironmentError(
+                f"{call} of {name!r} must return a state of arrays. Received: {places[-1]} of {_brief(value)}."
+            )
+        leaves.append(leaf)
+    return _Form(structure, tuple(places), tuple(leaves))
+
+
+def _array(value: Any) -> jax.ShapeDtypeStruct | None:
+    """Return shape and type of an array or a number; None if it is neither."""
+    try:
+        form = jax.typeof(value)
+    except TypeError:
+        return None
+    return jax.ShapeDtypeStruct(form.shape, form.dtype, weak_type=form.weak_type)
+
+
+def _strong(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def _hashable(env: Any) -> bool:
+    try:
+        hash(env)
+    except TypeError:
+        return False
+    return True
+
+
+def _converts(env: Any) -> bool:
+    """Tell whether an environment counts from 0 whatever its spaces say: adapters of other libraries convert by themselves."""
+    return isinstance(env, Adapter) or (isinstance(env, TimeLimit) and _converts(env.env))
+
+
+def _from_zero(value: Any, leaf: Leaf) -> Any:
+    """Return declared integers as they are stored, counted from 0; anything else, or of another shape, as it is."""
+    form = _array(value)
+    if not leaf.has_offset or form is None or form.shape != leaf.shape or _rank(form.dtype) != 1:
+        return value
+    return (jnp.asarray(value, jnp.int32) - jnp.asarray(leaf.offset, jnp.int32)).astype(leaf.storage)
+
+
+def _as(x: Any, dtype: Any) -> Array:
+    return x if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jnp.asarray(x, dtype)
+
+
+def _rank(dtype: Any) -> int:
+    """Return the rank of a type among booleans, whole numbers, floats and complex numbers; -1: it is none of these."""
+    kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+    return next((i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), -1)
+
+
+def _shape(leaf: Leaf) -> str:
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+
+
+def _shown(value: Any) -> str:
+    """Show shapes and types: ``float32[3]``, within dicts too."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key!r}: {_shown(x)}" for key, x in value.items()) + "}"
+    if isinstance(value, jax.ShapeDtypeStruct):
+        form: Any = value
+    elif isinstance(value, bool | int | float) or (form := _array(value)) is None:
+        return _brief(value)
+    return f"{form.dtype}[{','.join(map(str, form.shape))}]"
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, jax.Array):
+        return _shown(value)
+    return brief(value)

@@ -1,0 +1,333 @@
+"""A connection whose other side may be lost: it is replaced, and its running episode ends as cut (terminal 2)."""
+
+from __future__ import annotations
+
+import abc
+import logging
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from operant.envs.connection import Answer
+from operant.envs.environment import take
+from operant.envs.vector.base import Flat, seed_of
+from operant.envs.vector.spawn import LostError, times
+from operant.errors import EnvironmentError, UsageError, value_error
+from operant.spec.spaces import Spaces
+
+_FOREVER = 3600.0
+_log = logging.getLogger("operant")
+
+
+class Limits(NamedTuple):
+    """How long to wait, and how often to replace."""
+
+    timeout_seconds: float = 60.0
+    """How long an answer may take."""
+    start_seconds: float = 120.0
+    """How long the other side may take to be ready, with its environment made."""
+    max_restarts: int = 3
+    """How often it may be replaced without an episode ending in between."""
+
+
+class Description(NamedTuple):
+    """What the other side tells of its environment."""
+
+    name: str
+    spaces: Spaces
+    max_episode_timesteps: int | None
+    num_actors: int
+
+
+class Replaceable(abc.ABC):
+    """A connection (see `operant.envs.connection.Connection`) that survives the loss of its other side.
+
+    Subclasses define how to open one, send requests, and read answers; this class handles failures. A lost step is
+    answered with terminal 2, the last known states and the reason; a lost reset is sent again to the replacement.
+
+    Args:
+        index: number of the environment, for messages.
+        limits: how long to wait, and how often to replace.
+        blocking: whether requests wait for their answers.
+    """
+
+    name: str
+    spaces: Spaces
+    max_episode_timesteps: int | None
+    num_actors: int
+
+    def __init__(self, index: int, limits: Limits, blocking: bool = False) -> None:
+        if not limits.timeout_seconds > 0:
+            raise value_error("timeout_seconds", "above 0", limits.timeout_seconds)
+        if not limits.start_seconds > 0:
+            raise value_error("start_seconds", "above 0", limits.start_seconds)
+        if isinstance(limits.max_restarts, bool) or limits.max_restarts < 0:
+            raise value_error("max_restarts", "a whole number of at least 0", limits.max_restarts)
+        self.index = index
+        self.restarts = 0
+        self._in_a_row = 0  # those since an episode ended
+        self._limits, self._blocking = limits, blocking
+        self._is_open = True
+        self._fresh = False  # whether it is a replacement that has not answered yet
+        self._there = True
+        self._seed: int | None = None
+        self._request: int | Flat | None = None
+        self._asked = False
+        self._answer: Answer | None = None
+        self._error: EnvironmentError | None = None
+        self._midway = ""
+        """What a Ctrl-C would leave half done: `asking` or `reading`. Deferring signals instead takes as long as half a step."""
+        self._deadline = 0.0
+        self._actors: Any = None
+        self._last: Any = None
+        self._return: float | None = None
+
+    @abc.abstractmethod
+    def meet(self) -> None:
+        """Wait for the other side, and learn the spaces of its environment.
+
+        Raises:
+            EnvironmentError: it cannot be reached, or is not ready in time.
+            SpecError: the environment cannot be made.
+        """
+
+    def forgive(self) -> None:
+        """Reset the count of restarts, for the next user."""
+        self.restarts = self._in_a_row = 0
+
+    @property
+    def where(self) -> str:
+        """Say which one it is, for messages."""
+        return f"Environment {self.index} of {self.name!r} ({self._place()})"
+
+    @abc.abstractmethod
+    def _place(self) -> str:
+        """Say where the other side is."""
+
+    @abc.abstractmethod
+    def _open(self) -> None:
+        """Start to make or to reach a new other side, which may be ready later."""
+
+    @abc.abstractmethod
+    def _drop(self) -> None:
+        """Let go of the other side."""
+
+    @abc.abstractmethod
+    def _ask(self, request: int | Flat | None) -> None:
+        """Send a request: a seed (or None), to begin an episode, or actions."""
+
+    @abc.abstractmethod
+    def _arrived(self, seconds: float) -> bool:
+        """Wait for at most `seconds` until there is something to read; return whether there is.
+
+        Raises:
+            LostError: the other side is gone, or sent something that makes no sense.
+        """
+
+    @abc.abstractmethod
+    def _read(self) -> tuple[Answer, float | None] | None:
+        """Return the answer that has arrived and the environment's own return, or None if it was something else.
+
+        Raises:
+            LostError: the other side is gone, or sent something that makes no sense.
+        """
+
+    def send_reset(self, seed: int | None = None) -> None:
+        """Ask for an episode."""
+        whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+        if seed is not None and not (whole and 0 <= seed < 2**63):
+            raise value_error("seed", "a whole number of at least 0 and below 2^63, or None", seed)
+        self._check_free()
+        if seed is not None:
+            self._seed = seed = int(seed)
+        elif (self._fresh or not self._there) and self._seed is not None:
+            # A replacement has no random generator to continue with: it gets a seed, so that runs can be repeated.
+            seed = seed_of(self._seed, 2**20 + self.restarts)
+        self._begin(seed)
+
+    def send_execute(self, actions: Any) -> None:
+        """Ask for a step; floats are clipped to their bounds, as for environments in this process.
+
+        Raises:
+            UsageError: before an episode has begun, or while another answer is awaited.
+            SpaceError: the actions do not fit.
+        """
+        self._check_free()
+        if self._actors is None:
+            raise UsageError(
+                f"execute was called on {self.name!r} before an episode was begun. Call reset first, and after every "
+                f"terminal."
+            )
+        batch = () if self.num_actors == 1 else (len(self._actors),)
+        self._begin(self.spaces.actions.check(actions, batch, clip=True))
+
+    def _check_free(self) -> None:
+        if not self._is_open:
+            raise UsageError(f"The environment {self.name!r} is closed. Create another one.")
+        if self._asked:
+            raise UsageError(
+                f"{self.where} was asked already. Call receive first, or where a call was interrupted begin an episode: reset."
+            )
+
+    def _begin(self, request: int | Flat | None) -> None:
+        self._midway = "asking"
+        self._request, self._asked, self._answer, self._error = request, True, None, None
+        try:
+            self._attempt()
+        except LostError as lost:
+            self._lose(lost)
+        if self._blocking:
+            self.ready(_FOREVER)
+
+    def _attempt(self) -> None:
+        """Send the request, after opening a new other side if the last one was lost."""
+        seconds = self._limits.timeout_seconds
+        if not self._there:
+            self._open()
+            self._there, self._fresh = True, True
+        if self._fresh:
+            seconds = max(seconds, self._limits.start_seconds)
+        self._deadline = time.monotonic() + seconds
+        self._midway = "asking"
+        self._ask(self._request)
+        self._midway = ""
+
+    def _lose(self, lost: LostError) -> None:
+        """Handle the loss of the other side: end the episode, or, for a reset, ask the replacement."""
+        if not self._is_open:  # closed from another thread: no replacement is needed
+            self._error = EnvironmentError(f"{self.where} was closed.")
+            return
+        self._there, self._midway = False, ""
+        self._drop()
+        which = self.where
+        while True:
+            text = str(lost)
+            if lost.final or self._in_a_row >= self._limits.max_restarts:
+                again = (
+                    "" if lost.final else "Mend the environment, or raise timeout_seconds or max_restarts."
+                )
+                more = (
+                    f", and it was replaced {times(self._in_a_row)} already. {again}"
+                    if self._in_a_row
+                    else f". {again}"
+                )
+                self._error = EnvironmentError(f"{which} {_with(text, more.rstrip())}")
+                return
+            self.restarts += 1
+            self._in_a_row += 1
+            _log.warning("%s %s", which, _with(text, "; it is replaced."))
+            if isinstance(self._request, dict):
+                self._answer = self._cut(f"{which} {text}")
+                return
+            try:
+                self._attempt()
+                return
+            except LostError as next_lost:
+                self._there, lost = False, next_lost
+                self._drop()
+
+    def _cut(self, lost: str) -> Answer:
+        """Return the answer to a step whose other side was lost."""
+        if self.num_actors == 1:
+            return Answer(self._last, 2, 0.0, lost=lost)
+        n = len(self._actors)
+        last = take(self._last, list(range(n)))
+        return Answer(last, np.full(n, 2), np.zeros(n), np.zeros(0, np.int64), lost=lost)
+
+    def ready(self, seconds: float = 0.0) -> bool:
+        """Tell whether the answer is there, after waiting for at most `seconds`.
+
+        Also true if the environment is lost for good, for which `receive` raises.
+        """
+        until = time.monotonic() + seconds
+        while self._asked and self._answer is None and self._error is None:
+            now = time.monotonic()
+            try:
+                if self._arrived(max(0.0, min(until, self._deadline) - now)):
+                    self._midway = "reading"
+                    if (read := self._read()) is not None:
+                        self._answer, self._return = read
+                        self._fresh = False
+                    self._midway = ""
+                elif time.monotonic() >= self._deadline:
+                    raise LostError(self._late())
+                elif time.monotonic() >= until:
+                    return False
+            except LostError as lost:
+                self._lose(lost)
+        return self._asked
+
+    def _late(self) -> str:
+        seconds = self._limits.timeout_seconds
+        return f"did not answer within {max(seconds, self._limits.start_seconds) if self._fresh else seconds:g} s"
+
+    def receive(self) -> Answer:
+        """Return the answer to the open request, after waiting for it if necessary.
+
+        Raises:
+            UsageError: no request is open.
+            EnvironmentError: the environment was lost too often; it is closed.
+        """
+        if not self._asked:
+            raise UsageError(f"Nothing was asked of {self.name!r}. Call send_reset or send_execute first.")
+        while not self.ready(_FOREVER):
+            pass
+        self._asked = False
+        if self._error is not None:
+            self.close()
+            raise self._error
+        answer, self._answer = self._answer, None
+        assert answer is not None
+        if self.num_actors > 1:
+            self._actors = answer.parallel if len(answer.parallel) else None
+        else:
+            self._actors = (0,) if answer.terminal == 0 else None
+        self._last = answer.states
+        if self._actors is None and not answer.lost:
+            self._in_a_row = 0
+        return answer
+
+    def forget(self) -> None:
+        """Discard the answer that an interrupted call left open, if there is one; the next request begins an episode.
+
+        Raises:
+            EnvironmentError: the environment was lost too often; it is closed.
+        """
+        if self._asked and self._there and self._midway != "asking":
+            if not self._was_read():
+                self.receive()
+        elif self._asked:  # it was being replaced; or nobody can tell whether it was asked
+            self._drop()
+            self._there = False
+        self._asked, self._midway = False, ""
+        self._actors = None
+
+    def _was_read(self) -> bool:
+        """Tell whether an answer was read and, interrupted, not noted: it had arrived before, and is not there any more."""
+        if self._midway != "reading" or self._answer is not None:
+            return False
+        try:
+            return not self._arrived(0.0)
+        except LostError:  # for `receive` to handle
+            return False
+
+    def episode_return(self) -> float | None:
+        """Return what the environment itself reports as the last episode's return, or None."""
+        return self._return
+
+    def close(self) -> None:
+        """Close the environment; a second call does nothing."""
+        if self._is_open:
+            self._is_open, self._asked = False, False
+            self._finish()
+
+    @abc.abstractmethod
+    def _finish(self) -> None:
+        """Close the other side."""
+
+
+def _with(text: str, more: str) -> str:
+    """Append the end of a sentence to the first line of a text, before its traceback."""
+    first, line, rest = text.partition("\n")
+    return f"{first.rstrip('.')}{more}{line}{rest}"

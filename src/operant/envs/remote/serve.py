@@ -1,0 +1,114 @@
+"""Serve environments to agents on other machines."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from operant.errors import SpecError
+from operant.spec import Config, option
+
+if TYPE_CHECKING:
+    from operant.envs.remote.server import Server
+
+
+class ServeConfig(Config):
+    """Options of `operant serve`."""
+
+    environment: str = option(
+        "gymnasium", "Environment to serve: gymnasium, an environment id, module.Class or a JSON file"
+    )
+    level: str | None = option(None, "Environment id, with --environment gymnasium")
+    arguments: Any = option(None, "Further arguments of the environment, as JSON")
+    max_episode_timesteps: int | None = option(
+        None, "Time limit of an episode, if shorter than the environment's own", low=1
+    )
+    host: str = option("127.0.0.1", "Address to listen on; one that other machines reach requires a token")
+    port: Any = option(65432, "Port to listen on, or several, separated by commas")
+    num_envs: int = option(1, "Environments per port, and so clients served at once", low=1)
+    token_file: str | None = option(
+        None, "File with the token that clients must know (default: the variable OPERANT_TOKEN)"
+    )
+    certificate: str | None = option(None, "File with the certificate (PEM); turns TLS on")
+    key: str | None = option(None, "File with the certificate's private key (PEM)")
+    timeout_seconds: float = option(
+        30.0,
+        "Time that a step may take before its environment is replaced; keep it below the clients' own limit",
+        low=0.0,
+        low_open=True,
+    )
+    start_seconds: float = option(120.0, "Time that an environment may take to start", low=0.0, low_open=True)
+    greeting_seconds: float = option(
+        10.0, "Time that a client may take to prove that it knows the token", low=0.0, low_open=True
+    )
+    idle_seconds: float = option(
+        3600.0, "Time that a client may be silent before its environment is freed", low=0.0, low_open=True
+    )
+    max_restarts: int = option(3, "How often an environment may be replaced for one client", low=0)
+    sessions: int | None = option(None, "End the server after n clients have left", low=1)
+    quiet: bool = option(False, "If specified, nothing is printed")
+
+    def check(self) -> Iterator[str]:
+        """Check options against one another."""
+        if (self.certificate is None) != (self.key is None):
+            yield f"certificate and key go together. Received: certificate={self.certificate!r}, key={self.key!r}."
+        if self.arguments is not None and not isinstance(self.arguments, dict):
+            yield f'arguments must be a dict, as JSON: {{"size": 3}}. Received: arguments={self.arguments!r}.'
+
+
+def start(config: ServeConfig) -> Server:
+    """Start a server; it serves in threads of its own until `close`.
+
+    Raises:
+        SpecError: an option or the environment is not understood.
+        UsageError: the server could be reached from other machines without a token.
+        EnvironmentError: the environment cannot be made, or a port is taken.
+    """
+    from operant.envs.catalog import resolve
+    from operant.envs.remote import Limits, read_ports
+    from operant.envs.remote.auth import read_token
+    from operant.envs.remote.server import Patience, Server, tls_context
+
+    if config.environment in ("gym", "gymnasium", "default") and config.level is None:
+        raise SpecError(
+            "level must be given: an environment id such as CartPole-v1 (or environment: a class of yours)."
+        )
+    given = dict(config.arguments or {}) | ({} if config.level is None else {"level": config.level})
+    return Server(
+        resolve(config.environment, max_episode_timesteps=config.max_episode_timesteps, arguments=given),
+        config.host,
+        read_ports(config.port),
+        config.num_envs,
+        read_token(token_file=config.token_file),
+        tls_context(config.certificate, config.key),
+        Limits(config.timeout_seconds, config.start_seconds, config.max_restarts),
+        Patience(config.greeting_seconds, config.idle_seconds),
+        config.sessions,
+    )
+
+
+def serve(config: ServeConfig) -> None:
+    """Serve until interrupted or terminated, or until `sessions` clients have left.
+
+    Raises:
+        OperantError: see `start`.
+    """
+    before: Any = None
+    if threading.current_thread() is threading.main_thread():
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with start(config) as server:
+            if not config.quiet:
+                known = "clients must know the token" if server.is_guarded else "no token"
+                print(
+                    f"Serving {server} at {config.host} ({known}, {'TLS' if config.key else 'no TLS'})",
+                    flush=True,
+                )
+            server.wait()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,247 @@
+"""What can be wrong with an environment's answers, in sentences."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sysconfig
+import traceback
+from collections.abc import Iterator, Mapping
+from math import isfinite
+from typing import Any
+
+import numpy as np
+from numpy import vdot
+
+from operant.spec.spaces import Leaf, Spaces, mask_name
+from operant.spec.spaces.space import Flat
+
+# Loops test `isfinite(vdot(x, x))` before they call `nonfinite`: an array's product with itself is finite only if all
+# entries are. On small arrays this is five times faster than the exact test, which then excludes mere overflow.
+__all__ = [
+    "isfinite",
+    "look",
+    "mask_fault",
+    "nonfinite",
+    "raise_of_handler",
+    "raised_at",
+    "reward_fault",
+    "state_label",
+    "stored_fault",
+    "value_faults",
+    "vdot",
+]
+
+_OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_LIBRARIES = tuple(
+    os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+_LARGEST = float(np.finfo(np.float32).max)
+_KINDS = {"f": "a number", "i": "a whole number", "u": "a whole number", "b": "True or False"}
+_ACCEPTED = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
+
+
+def value_faults(space: Any, value: Any, name: str = "observation", *, strict: bool = False) -> Iterator[str]:
+    """Say why a value is not a member of a Gymnasium space.
+
+    Args:
+        space: the Gymnasium space.
+        value: one member, without a batch axis.
+        name: of the value, for messages.
+        strict: whether dtypes must be equal, not only of the same kind.
+    """
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        if not isinstance(value, Mapping) or value.keys() != space.spaces.keys():
+            keys = ", ".join(map(repr, space.spaces))
+            received = ", ".join(map(repr, value)) if isinstance(value, Mapping) else type(value).__name__
+            yield f"The {name} must be a dict with {keys}. Received: {received}."
+            return
+        for key, branch in space.spaces.items():
+            yield from value_faults(branch, value[key], f"{name}[{key!r}]", strict=strict)
+    elif isinstance(space, spaces.Tuple):
+        if not isinstance(value, tuple) or len(value) != len(space.spaces):
+            yield f"The {name} must be a tuple of {len(space.spaces)}. Received: {brief(value)}."
+            return
+        for i, branch in enumerate(space.spaces):
+            yield from value_faults(branch, value[i], f"{name}[{i}]", strict=strict)
+    else:
+        yield from _array_faults(space, value, name, strict)
+
+
+def _array_faults(space: Any, value: Any, name: str, strict: bool) -> Iterator[str]:
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):
+        array = np.asarray(None)
+    kind = space.dtype.kind
+    binary = type(space).__name__ == "MultiBinary"
+    if array.dtype.kind not in _ACCEPTED[kind] + ("b" if binary else ""):
+        yield f"The {name} must be {_KINDS[kind]} ({space.dtype}). Received: {brief(value)}."
+        return
+    if array.shape != (space.shape or ()):
+        yield f"The {name} must have shape {space.shape}. Received: shape {array.shape}."
+        return
+    if strict and (
+        (not isinstance(value, np.ndarray) and space.shape) or (array.dtype != space.dtype and space.shape)
+    ):
+        received = f"dtype {array.dtype}" if isinstance(value, np.ndarray) else brief(value)
+        yield f"The {name} must be an array of dtype {space.dtype}. Received: {received}."
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        yield f"The {name} must be finite. Received: {first(array, ~np.isfinite(array))}."
+        return
+    low, high = _bounds(space)
+    outside = (array < low) | (array > high)
+    if outside.any():
+        where = np.broadcast_to(low, array.shape)[outside][0], np.broadcast_to(high, array.shape)[outside][0]
+        yield f"The {name} must be between {where[0]} and {where[1]}. Received: {first(array, outside)}."
+
+
+def _bounds(space: Any) -> tuple[Any, Any]:
+    name = type(space).__name__
+    if hasattr(space, "low"):
+        return space.low, space.high
+    if hasattr(space, "nvec"):
+        return space.start, space.start + space.nvec - 1
+    return (0, 1) if name == "MultiBinary" else (space.start, space.start + space.n - 1)
+
+
+def stored_fault(leaf: Leaf, label: str, array: np.ndarray) -> tuple[int, str] | None:
+    """Find the first fault in a component as stored, `[N, *shape]`: a number that is not finite or out of range.
+
+    Returns:
+        The environment's index and what is wrong, or None.
+    """
+    fault = nonfinite(label, array)
+    if fault is not None or leaf.type == "bool":
+        return fault
+    least, greatest = leaf.stored_range
+    outside = (array < least) | (array > greatest)
+    if not outside.any():
+        return None
+    low: Any = 0 if leaf.num_values is not None else leaf.low
+    high: Any = leaf.num_values - 1 if leaf.num_values is not None else leaf.high
+    i = int(np.argwhere(outside)[0][0])
+    entry = tuple(np.argwhere(outside)[0][1:])
+    span = np.broadcast_to(low, leaf.shape)[entry], np.broadcast_to(high, leaf.shape)[entry]
+    return i, (
+        f"The {label} must be between {span[0]:g} and {span[1]:g}. Received: {first(array[i], outside[i])}. "
+        f"Widen the space, or correct the value."
+    )
+
+
+def mask_fault(label: str, mask: np.ndarray) -> tuple[int, str] | None:
+    """Find the first environment whose mask `[N, *shape, num_values]` allows nothing: its index and the fault, or None."""
+    empty = ~mask.any(-1)
+    if not empty.any():
+        return None
+    return int(
+        np.argwhere(empty)[0][0]
+    ), f"The mask {label!r} must allow at least one value. Received: all False."
+
+
+def look(spaces: Spaces, observation: Flat, over: np.ndarray | None = None) -> tuple[int, str] | None:
+    """Check stored observations `[N, ...]` in full; return the first faulty environment's index and its fault, or None.
+
+    Where an episode is `over` `[N]`, no action follows: a mask may allow nothing there.
+    """
+    for key, leaf in spaces.states.components.items():
+        fault = stored_fault(leaf, state_label(spaces, key), observation[key])
+        if fault is not None:
+            return fault
+    return look_at_masks(spaces, observation, over)
+
+
+def look_at_masks(
+    spaces: Spaces, observation: Flat, over: np.ndarray | None = None
+) -> tuple[int, str] | None:
+    """Check that every mask of stored observations `[N, ...]` allows something where the episode is not `over` `[N]`."""
+    for action in spaces.masks:
+        value = observation[mask_name(action)]
+        if over is not None:
+            value = value | over.reshape(-1, *(1,) * (value.ndim - 1))
+        fault = mask_fault(mask_name(action), value)
+        if fault is not None:
+            return fault
+    return None
+
+
+def state_label(spaces: Spaces, key: str) -> str:
+    """Name a component in messages."""
+    return "state" if spaces.states.single else f"state {key!r}"
+
+
+def reward_fault(reward: float) -> str | None:
+    """Say what a reward must be that it is not; None if it is sound. It is stored as float32, in which larger numbers overflow."""
+    if abs(reward) <= _LARGEST:  # NaN is not
+        return None
+    return f"at most {_LARGEST:.3g} in size" if isfinite(reward) else "finite"
+
+
+def nonfinite(label: str, array: np.ndarray) -> tuple[int, str] | None:
+    """Find the first environment with NaN or infinity in a component `[N, ...]`.
+
+    Returns:
+        The environment's index and what is wrong, or None.
+    """
+    if array.dtype.kind != "f":
+        return None
+    if isfinite(vdot(array, array)):
+        return None
+    bad = ~np.isfinite(array)
+    if not bad.any():
+        return None
+    i = int(np.argwhere(bad)[0][0])
+    return i, f"The {label} must be finite. Received: {first(array[i], bad[i])}."
+
+
+def first(array: np.ndarray, bad: np.ndarray) -> str:
+    """Show the first bad entry, and where it is."""
+    index = tuple(int(i) for i in np.argwhere(bad)[0])
+    return f"{array[index]} at index {index}" if index else f"{array[index]}"
+
+
+def brief(value: Any) -> str:
+    """Show a value and its type, in one line at most."""
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+
+
+def outline(answer: Any) -> str:
+    """Show the form of an answer that has the wrong one."""
+    return f"a tuple of {len(answer)}" if isinstance(answer, tuple) else type(answer).__name__
+
+
+def raised_at(error: BaseException) -> str:
+    """Return where in the user's code an exception was raised, as `` (FILE, line N: SOURCE)``.
+
+    It is the innermost place outside operant and installed packages, if there is one; else the innermost one outside
+    operant.
+    """
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OWN)]
+    own = [f for f in frames if not f.filename.startswith(_LIBRARIES)]
+    if not frames:
+        return ""
+    frame = (own or frames)[-1]
+    return f" ({frame.filename}, line {frame.lineno}{f': {frame.line}' if frame.line else ''})"
+
+
+def raise_of_handler(error: BaseException) -> None:
+    """Raise a `SystemExit` again if a signal handler raised it: it is to end the program, not a fault of what it interrupted."""
+    if not isinstance(error, SystemExit):
+        return
+    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
+    if any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__)):
+        raise error
+
+
+def _code(handler: Any) -> Any:
+    """Return the code that a signal handler runs: of a function, a method, a `functools.partial` or a callable object."""
+    if not callable(handler):  # the system's
+        return None
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)

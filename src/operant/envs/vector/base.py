@@ -1,0 +1,122 @@
+"""Vectors of environments: several side by side, stepped in one call, with next-step autoreset. `vector.create` makes them.
+
+In the row after the last one of an episode, the environment's action is ignored, it is reset, and it answers with the
+first observation, reward 0 and both flags False. That is the stream of `operant.types`.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from operant.errors import UsageError, whole
+from operant.spec.spaces import Codec, Spaces
+
+Check: TypeAlias = Literal["first", "always", "never"]
+Flat: TypeAlias = dict[str, np.ndarray]
+
+
+class Step(NamedTuple):
+    """What followed one action in each of `N` environments."""
+
+    observation: Flat
+    """Flat components, masks included, leaves `[N, ...]`."""
+    reward: np.ndarray
+    """float32 `[N]`."""
+    terminated: np.ndarray
+    """bool `[N]`: the environment ended the episode. Where both flags are True, this one counts."""
+    truncated: np.ndarray
+    """bool `[N]`: the episode was cut, for example by a time limit."""
+
+
+class Game(NamedTuple):
+    """What reports count for one step where training sees something else: clipped rewards, or lives as episodes."""
+
+    score: np.ndarray
+    """float32 `[N]`: rewards as the game gave them."""
+    over: np.ndarray
+    """bool `[N]`: the game ended, or was cut."""
+
+
+class VectorEnv(abc.ABC):
+    """`num_envs` environments side by side. Arrays that it has returned are never written to again."""
+
+    num_envs: int
+    spaces: Spaces
+    """Of one environment."""
+    name: str
+    mode: str
+    """How it runs: `native-vector` (Gymnasium's own vectorised form), `in-process`, `processes` or `jax`."""
+    why: str = ""
+    """Why it runs so."""
+    max_episode_timesteps: int | None = None
+    restarts: int = 0
+    """Workers that died and were replaced."""
+    lost: np.ndarray | None = None
+    """bool `[N]`: environments that were lost before they answered the last action, which cut their episodes; None: none were."""
+    game: Game | None = None
+    """Of the last step, for reports; None: they use its reward and flags."""
+    preprocessed: bool = False
+    """Whether all of its environments are images preprocessed here, such as games."""
+    has_lives: bool = False
+    """Whether any of them is a preprocessed game with lives."""
+    infos: Mapping[str, np.ndarray] = MappingProxyType({})
+    """Values of the `info_keywords`, float64 `[N]` by name: those of episodes that ended with the last step, else NaN."""
+    _is_open: bool = True
+    _is_reset: bool = False
+
+    @property
+    def codec(self) -> Codec | None:
+        """Converts between values of Gymnasium's environments and components; None: the environments are not Gymnasium's."""
+        return None
+
+    @abc.abstractmethod
+    def reset(self, seed: int | None = None) -> Flat:
+        """Begin an episode everywhere and return the first observations, leaves `[N, ...]`.
+
+        Args:
+            seed: root of the environments' seeds, which all differ; None: their random generators continue.
+        """
+
+    @abc.abstractmethod
+    def step(self, actions: Mapping[str, np.ndarray]) -> Step:
+        """Take one action everywhere; environments whose last row ended an episode are reset instead.
+
+        Args:
+            actions: flat components as stored, leaves `[N, ...]`.
+
+        Raises:
+            EnvironmentError: an environment raised, or broke its contract; names which one.
+            UsageError: before the first `reset`, or after `close`.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Close the environments; a second call does nothing."""
+
+    def __enter__(self) -> VectorEnv:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_reset(self, seed: int | None) -> None:
+        if not self._is_open:
+            raise self._unusable()
+        whole("seed", seed, 0, optional=True)
+
+    def _unusable(self) -> UsageError:
+        if not self._is_open:
+            return UsageError(f"The vector of {self.name!r} is closed. Create another one.")
+        return UsageError(
+            f"step was called on a vector of {self.name!r} that was not reset. Call reset first."
+        )
+
+
+def seed_of(seed: int, index: int) -> int:
+    """Return the seed of one environment: a function of (seed, index) alone, below 2^31."""
+    return int(np.random.SeedSequence((int(seed), index)).generate_state(1)[0] >> 1)

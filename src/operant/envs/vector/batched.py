@@ -1,0 +1,269 @@
+"""Environments that are vectors by nature (Gymnasium's vectorised forms, JAX-native ones); a vector of one as `Environment`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from operant.envs.environment import Environment
+from operant.envs.gymnasium.adapter import UNREADABLE, misfit
+from operant.envs.gymnasium.infos import Infos
+from operant.envs.validated_env import smaller_limit
+from operant.envs.validation_errors import (
+    isfinite,
+    look,
+    look_at_masks,
+    nonfinite,
+    raised_at,
+    state_label,
+    vdot,
+)
+from operant.envs.vector.base import Check, Flat, Step, VectorEnv, seed_of
+from operant.errors import EnvironmentError, SpaceError
+from operant.spec.spaces import Codec, from_gymnasium
+
+
+class GymnasiumVector(VectorEnv):
+    """A Gymnasium vector with next-step autoreset.
+
+    Args:
+        vector: the vector.
+        name: for messages.
+        limit: the time limit that it enforces.
+        check: how often observations are checked: at the `first` reset and step, `always`, or `never`.
+        copy: whether the vector may write again to arrays that it has returned, which are then copied.
+        frames: how many successive frames image observations hold in their last axis; None: they are not stacks.
+        info_keywords: names in `info` whose values at the end of episodes are recorded.
+    """
+
+    mode = "native-vector"
+
+    def __init__(
+        self,
+        vector: Any,
+        name: str,
+        limit: int | None = None,
+        check: Check = "always",
+        *,
+        copy: bool = False,
+        frames: int | None = None,
+        info_keywords: Sequence[str] = (),
+    ) -> None:
+        self._vector = vector
+        self.num_envs = vector.num_envs
+        self.name = name
+        self.max_episode_timesteps = limit
+        self.spaces, self._codec = from_gymnasium(
+            vector.single_observation_space, vector.single_action_space, frames=frames
+        )
+        self._encode, self._decode = self._codec.observation.encode, self._codec.action.decode
+        floats = [key for key, leaf in self.spaces.states.components.items() if leaf.storage.kind == "f"]
+        self._watched = floats if check == "always" else []
+        self._masked = check == "always" and bool(self.spaces.masks)
+        self._unchecked = set() if check == "never" else {"reset", "step"}
+        self._copy = copy
+        self._infos = Infos(info_keywords, self.num_envs)
+
+    @property
+    def codec(self) -> Codec:
+        """That of one environment."""
+        return self._codec
+
+    def reset(self, seed: int | None = None) -> Flat:
+        """Begin an episode everywhere."""
+        self._check_reset(seed)
+        observation, _ = self._called("reset", seed=None if seed is None else seed_of(seed, 0))
+        self._is_reset, self._ended = True, np.zeros(self.num_envs, np.bool_)
+        return self._read(observation, "reset")
+
+    def step(self, actions: Mapping[str, np.ndarray]) -> Step:
+        """Take one action everywhere."""
+        if not (self._is_open and self._is_reset):
+            raise self._unusable()
+        observation, reward, terminated, truncated, info = self._called("step", self._decode(actions, True))
+        reward = np.array(reward, np.float32) if self._copy else np.asarray(reward, np.float32)
+        if self._copy:
+            terminated, truncated = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
+        if self._ended.any():  # a wrapper may have written to these rows
+            goes_on = ~self._ended
+            reward = np.where(goes_on, reward, np.float32(0))
+            terminated, truncated = terminated & goes_on, truncated & goes_on
+        self._ended = terminated | truncated
+        flat = self._read(observation, "step", (terminated, truncated))
+        if not isfinite(vdot(reward, reward)):
+            self._refuse(nonfinite("reward", reward))
+        self.infos = self._read_infos(info)
+        return Step(flat, reward, terminated, truncated)
+
+    def _called(self, name: str, *arguments: Any, **named: Any) -> Any:
+        """Return what a method of the vector answers."""
+        try:
+            return getattr(self._vector, name)(*arguments, **named)
+        except Exception as error:
+            raise EnvironmentError(
+                f"The vector of {self.name!r} raised {type(error).__name__} in {name}: {error}{raised_at(error)}"
+            ) from error
+
+    def _read_infos(self, info: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Flat:
+        """Return the values to record of the environments whose episodes ended.
+
+        A vector's info has arrays, and masks under `_name`; that of Gymnasium's `DictInfoToList` is a list of dicts.
+        """
+        found = self._infos.blank()
+        for i in np.flatnonzero(self._ended).tolist() if found else ():
+            try:
+                self._infos.note(found, i, self._info_of(info, i) if isinstance(info, Mapping) else info[i])
+            except EnvironmentError as error:
+                self._refuse((i, str(error)))
+        return found
+
+    def _info_of(self, info: Mapping[str, Any], i: int) -> dict[str, Any]:
+        """Return the info of one environment, dicts in it included."""
+        return {
+            name: self._info_of(values, i) if isinstance(values, Mapping) else values[i]
+            for name, values in info.items()
+            if not name.startswith("_")
+            and (isinstance(values, Mapping) or np.ndim(values))
+            and info.get(f"_{name}", self._ended)[i]
+        }
+
+    def close(self) -> None:
+        """Close the environments."""
+        if self._is_open:
+            self._is_open = False
+            self._vector.close()
+
+    def _read(self, observation: Any, call: str, ended: tuple[Any, ...] = ()) -> Flat:
+        try:
+            flat = self._encode(observation, True)
+        except SpaceError as error:
+            raise EnvironmentError(f"The vector of {self.name!r} in {call}: {error}") from None
+        except UNREADABLE as error:
+            fault = misfit(self._vector.observation_space, observation, error)
+            raise EnvironmentError(f"The vector of {self.name!r} in {call}: {fault}") from error
+        if self._copy:
+            flat = {key: np.array(value) for key, value in flat.items()}
+        if call in self._unchecked or self._masked:
+            over = np.logical_or(*ended) if ended else None
+            self._refuse((look if call in self._unchecked else look_at_masks)(self.spaces, flat, over))
+            self._unchecked.discard(call)
+        for key in self._watched:
+            value = flat[key]
+            if not isfinite(vdot(value, value)):
+                self._refuse(nonfinite(state_label(self.spaces, key), value))
+        return flat
+
+    def _refuse(self, fault: tuple[int, str] | None) -> None:
+        if fault is not None:
+            raise EnvironmentError(f"Environment {fault[0]} of {self.name!r}: {fault[1]}")
+
+
+class NativeVector(VectorEnv):
+    """JAX-native environments, stepped from the host."""
+
+    mode = "jax"
+    why = "it is compiled by JAX"
+
+    def __init__(self, env: Any, num_envs: int, name: str) -> None:
+        from operant.envs.native.native_env import HostVector
+
+        self._vector = HostVector(env, num_envs)
+        self.num_envs = num_envs
+        self.spaces = env.spaces
+        self.name = name
+        self.max_episode_timesteps = env.max_episode_timesteps
+
+    def reset(self, seed: int | None = None) -> Flat:
+        """Begin an episode everywhere."""
+        self._check_reset(seed)
+        self._is_reset = True
+        observation = self._vector.reset(seed)
+        self._look(observation)
+        return observation
+
+    def step(self, actions: Mapping[str, np.ndarray]) -> Step:
+        """Take one action everywhere."""
+        if not (self._is_open and self._is_reset):
+            raise self._unusable()
+        step = Step(*self._vector.step(self.spaces.actions.clip(actions)))
+        self._look(step.observation, nonfinite("reward", step.reward))
+        return step
+
+    def _look(self, observation: Flat, fault: tuple[int, str] | None = None) -> None:
+        """Raise the given fault, if there is one, or that of an observation that is not finite."""
+        for key in self.spaces.states.components:
+            fault = fault or nonfinite(state_label(self.spaces, key), observation[key])
+        if fault is not None:
+            raise EnvironmentError(f"Environment {fault[0]} of {self.name!r}: {fault[1]}")
+
+    def close(self) -> None:
+        """Forget the environments' states."""
+        self._is_open = False
+        self._vector.close()
+
+
+def from_native(env: Any, num_envs: int, name: str, limit: int | None = None) -> NativeVector:
+    """Run a JAX-native environment as a vector on the host, under its own time limit or a smaller one.
+
+    Raises:
+        SpecError, EnvironmentError: it breaks the protocol (see `operant.envs.native.validate`).
+    """
+    from operant.envs.native.validate import accepted
+
+    env = accepted(env, name)
+    if limit is not None:
+        from operant.envs.native.native_env import TimeLimit
+
+        env = TimeLimit(env, smaller_limit(limit, env.max_episode_timesteps, name))
+    return NativeVector(env, num_envs, name)
+
+
+class Single(Environment):
+    """A vector of one as `Environment`."""
+
+    def __init__(self, vector: VectorEnv) -> None:
+        self.vector = vector
+        self.spaces = vector.spaces
+        self._actions: Flat = {
+            name: np.zeros((1, *leaf.shape), leaf.storage)
+            for name, leaf in vector.spaces.actions.components.items()
+        }
+        self._ended = False
+
+    def states(self) -> Any:
+        """Return the specification of the states, masks included."""
+        return self.spaces.declaration()
+
+    def actions(self) -> Any:
+        """Return the specification of the actions."""
+        return self.spaces.actions.to_spec()
+
+    def max_episode_timesteps(self) -> int | None:
+        """Return the vector's time limit."""
+        return self.vector.max_episode_timesteps
+
+    def reset(self, seed: int | None = None) -> Any:
+        """Begin an episode."""
+        if self._ended and seed is None:  # the next step resets, whatever the action
+            observation = self.vector.step(self._actions).observation
+        else:
+            observation = self.vector.reset(seed)
+        self._ended = False
+        return self._row(observation)
+
+    def execute(self, actions: Any) -> tuple[Any, int, float]:
+        """Take actions; a truncation is terminal 2."""
+        flat = self.spaces.actions.clip(self.spaces.actions.flatten(actions))
+        observation, reward, terminated, truncated = self.vector.step({k: v[None] for k, v in flat.items()})
+        terminal = 1 if terminated[0] else 2 if truncated[0] else 0
+        self._ended = terminal != 0
+        return self._row(observation), terminal, float(reward[0])
+
+    def close(self) -> None:
+        """Close the vector."""
+        self.vector.close()
+
+    def _row(self, observation: Flat) -> Any:
+        return self.spaces.unflatten({name: value[0] for name, value in observation.items()})

@@ -1,0 +1,376 @@
+"""`create`: several environments side by side, in the way that is fastest for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+
+from operant.envs.catalog import resolve
+from operant.envs.check import random_actions
+from operant.envs.env_spec import Source, refuse_same
+from operant.envs.gymnasium import adapter as adapter
+from operant.envs.gymnasium import atari, preprocessing
+from operant.envs.gymnasium.games import Games
+from operant.envs.gymnasium.infos import keywords_of, refusal
+from operant.envs.remote.remote_env import Elsewhere
+from operant.envs.validated_env import Checked, smaller_limit
+from operant.envs.vector import batched
+from operant.envs.vector.async_vector import Processes
+from operant.envs.vector.base import Check, VectorEnv
+from operant.envs.vector.batched import GymnasiumVector
+from operant.envs.vector.sync_vector import InProcess, make_cell
+from operant.errors import SpecError, UsageError, suggest, value_error, whole
+from operant.spec.runtime import processors
+
+Mode: TypeAlias = Literal["auto", "native-vector", "in-process", "processes"]
+PROCESSES_PAY_SECONDS = 3e-4
+"""Step time of one environment above which worker processes are faster than a loop: a round trip to a worker takes
+tens of microseconds, and every step waits for the slowest worker."""
+OWN_VECTOR_PAYS_FROM = 6
+"""Number of environments from which Gymnasium's own vectorised form is used. NumPy's calls cost the same for one
+environment as for many: CartPole's vectorised form takes 45 µs a step, a loop 7 µs for each environment. The number is
+fixed, not measured by each run: the two draw different random numbers, and a seed must give the same run every time."""
+LIVES_HERE = "lives are counted in this process"
+_MEASURE_SECONDS, _MEASURE_STEPS = 0.02, 50
+
+
+class _Reads(NamedTuple):
+    """What is read of the environments' answers; see `create`."""
+
+    check: Check
+    info_keywords: tuple[str, ...]
+    lives: bool
+    """Whether the lives of preprocessed games are counted."""
+
+
+def create(
+    environment: Any,
+    num_envs: int | None = None,
+    mode: Mode = "auto",
+    max_episode_timesteps: int | None = None,
+    *,
+    reward_shaping: Any = None,
+    clip_rewards: bool = False,
+    episodic_life: bool = False,
+    games_only: bool = False,
+    check: Check = "always",
+    num_workers: int | None = None,
+    timeout_seconds: float = 60.0,
+    max_restarts: int = 3,
+    env_kwargs: Mapping[str, Any] | None = None,
+    info_keywords: Sequence[str] = (),
+    **kwargs: Any,
+) -> VectorEnv:
+    """Run several environments side by side.
+
+    Args:
+        environment: what `Environment.create` takes; or a list of these, one for each environment; or a Gymnasium
+            vector with next-step autoreset; or a vector that this function made, which is returned as it is.
+        num_envs: how many (default: one, or as many as the list or the vector has).
+        mode: `native-vector`: Gymnasium's own vectorised form of an id. `in-process`: a loop in this process.
+            `processes`: worker processes with shared memory, which import neither JAX nor Keras. `auto`: the first if
+            there is one, else chosen by the measured time of a step; environment objects stay in this process, and are
+            not timed. The vector's `mode` tells the choice, its `why` the reason.
+        max_episode_timesteps: steps after which episodes are cut; at most the environment's own limit.
+        reward_shaping: see `Environment.create`; runs in this process.
+        clip_rewards: replace rewards by their sign; `VectorEnv.game` keeps the original ones.
+        episodic_life: let an episode end with each lost life of an Atari game; see `operant.envs.gymnasium.games.Games`.
+        games_only: apply `clip_rewards` and `episodic_life` only to environments that are preprocessed, by whomever.
+        check: how often observations are checked for NaN and infinity: at the `first` reset and step (then in full,
+            with shapes and ranges), `always`, or `never`. Rewards are always checked.
+        num_workers: worker processes (default: one per processor, at most one per environment).
+        timeout_seconds: how long a worker may take for one step of its environments before it is replaced.
+        max_restarts: how often a worker may be replaced without an episode of each of its environments ending in between.
+        env_kwargs: arguments of the environment itself.
+        info_keywords: names of numbers in `info` (of an `Environment`: in `episode_info`), such as `is_success`, that
+            `VectorEnv.infos` gives for every episode that ends. If an environment's first episode ends without one of
+            them, that is an error.
+        kwargs: the same as `env_kwargs`, for arguments whose names are not among those above.
+
+    Raises:
+        SpecError: the specification is not understood, or is not available in this mode; says why.
+        UsageError: the same object is in the list several times, or the spaces differ.
+        EnvironmentError: an environment breaks its contract when it is first tried.
+    """
+    _one_of("mode", mode, ("auto", "native-vector", "in-process", "processes"))
+    _one_of("check", check, ("first", "always", "never"))
+    reads = _Reads(check, keywords_of(info_keywords), episodic_life)
+    num_workers = whole("num_workers", num_workers, optional=True)
+    max_restarts = whole("max_restarts", max_restarts, 0)
+    if not timeout_seconds > 0:
+        raise value_error("timeout_seconds", "above 0", timeout_seconds)
+    options = {
+        "max_episode_timesteps": max_episode_timesteps,
+        "reward_shaping": reward_shaping,
+        "arguments": {**kwargs, **(env_kwargs or {})},
+    }
+    if isinstance(environment, VectorEnv):
+        asked = {
+            **options,
+            "mode": mode,
+            "clip_rewards": clip_rewards and not games_only,
+            "episodic_life": episodic_life and not games_only,
+            "info_keywords": reads.info_keywords,
+        }
+        return _as_it_is(environment, num_envs, asked)
+    if isinstance(environment, list | tuple):
+        if not environment:
+            raise value_error("environment", "a list of at least one environment", environment)
+        sources = [resolve(one, **options) for one in environment]
+        expect_count("num_envs", num_envs, len(sources), "the list")
+        refuse_same(sources)
+        own: VectorEnv | str = "environments were given one by one"
+    else:
+        source = resolve(environment, **options)
+        num_envs = expect_count("num_envs", num_envs, *_fixed_count(source))
+        sources, own = [source] * num_envs, _own_vector(source, num_envs, mode, reads)
+    refuse_elsewhere(reads.info_keywords, (source.target for source in sources))
+    workers = (num_workers, timeout_seconds, max_restarts)
+    here = "" if reward_shaping is None else "reward_shaping runs in this process"
+    lives = episodic_life and any(
+        atari.has_lives(each) for each in sources if preprocessing.is_asked(each.arguments) or not games_only
+    )
+    if lives:
+        here = f"{own}; {LIVES_HERE}"
+    vector = _made(sources, own, mode, reads, here, workers)
+    if not (clip_rewards or episodic_life) or (games_only and not vector.preprocessed):
+        return vector
+    if vector.mode == "processes" and (lives or (episodic_life and vector.has_lives)):
+        vector.close()
+        raise SpecError(
+            "The lives of games in worker processes are not known. Leave mode (of a run: vector, --vector) at 'auto', or give "
+            "episodic_life=False (--no-episodic-life)."
+        )
+    return Games(vector, clip_rewards=clip_rewards, episodic_life=episodic_life)
+
+
+def refuse_elsewhere(keywords: Sequence[str], environments: Iterable[Any]) -> None:
+    """Refuse environments reached by a connection (`Environment.create(remote=...)`): their `info` stays where they are.
+
+    Raises:
+        SpecError: naming the first.
+    """
+    for env in environments if keywords else ():
+        if isinstance(env, Checked) and isinstance(env.environment, Elsewhere):
+            raise SpecError(
+                f"info_keywords is not for remote environments, whose info stays where they are: {env.name!r} is one. "
+                f"Received: info_keywords={tuple(keywords)!r}. Leave it out, or give an id or a class with vector='processes'."
+            )
+
+
+def _as_it_is(vector: VectorEnv, num_envs: int | None, asked: Mapping[str, Any]) -> VectorEnv:
+    """Return a vector that `create` made before, if nothing about it is to change."""
+    expect_count("num_envs", num_envs, vector.num_envs, "the vector")
+    for name, value in asked.items():
+        if value and value != "auto":
+            raise UsageError(
+                f"{vector.name!r} is a vector already. Received: {name}={value!r}. Give {name} where the vector is created."
+            )
+    return vector
+
+
+def _made(
+    sources: Sequence[Source],
+    own: VectorEnv | str,
+    mode: Mode,
+    reads: _Reads,
+    here: str,
+    workers: tuple[int | None, float, int],
+) -> VectorEnv:
+    """Return the environment's own vectorised form, or make a vector in the given mode.
+
+    `own` is that form, or why there is none; `here` is why the environments must run in this process, or empty.
+    """
+    if isinstance(own, VectorEnv):
+        return own
+    if mode == "native-vector":
+        raise SpecError(f"mode='native-vector' is not available: {own}. Leave mode at 'auto'.")
+    if mode == "processes":
+        return _processes(sources, reads, "it was asked for", workers)
+    if mode == "auto" and not here:
+        return _measured(sources, reads, own, workers)
+    vector = _in_process(sources, reads)
+    vector.why = "it was asked for" if mode == "in-process" else here
+    return vector
+
+
+def _own_vector(source: Source, num_envs: int, mode: Mode, reads: _Reads) -> VectorEnv | str:
+    """Make the environment's own vectorised form; or return in words why there is none."""
+    if source.is_vector:
+        return _given_vector(source, reads)
+    if source.is_native:
+        if mode != "auto":
+            raise SpecError(
+                f"{source.name!r} is compiled by JAX and has no mode {mode!r}. Leave mode at 'auto'."
+            )
+        if reads.info_keywords:
+            raise refusal(reads.info_keywords, source.name)
+        if source.reward_shaping is None:
+            return batched.from_native(source.make(), num_envs, source.name, source.max_episode_timesteps)
+    if mode == "auto" and num_envs < OWN_VECTOR_PAYS_FROM and _has_vectorised(source):
+        return f"below {OWN_VECTOR_PAYS_FROM} environments a loop is as fast as a vectorised form"
+    if mode in ("auto", "native-vector"):
+        return _vectorised(source, num_envs, reads)
+    return ""
+
+
+def _vectorised(source: Source, num_envs: int, reads: _Reads) -> GymnasiumVector | str:
+    """Make Gymnasium's own vectorised form of an id, or return a sentence that says why there is none."""
+    spec = source.target
+    if not isinstance(spec, EnvSpec):
+        return "only ids of Gymnasium have vectorised forms"
+    if source.reward_shaping is not None:
+        return "rewards are shaped for one environment at a time"
+    if preprocessing.is_asked(source.arguments):
+        return atari.own_vector(source, num_envs, reads.check, reads.info_keywords)
+    smaller_limit(source.max_episode_timesteps, spec.max_episode_steps, source.name)
+    made = adapter.make_vector(spec, num_envs, source.arguments, source.max_episode_timesteps)
+    if isinstance(made, str):
+        return made
+    vector, limit = made
+    wrapped = GymnasiumVector(vector, source.name, limit, reads.check, info_keywords=reads.info_keywords)
+    wrapped.why = "Gymnasium has a vectorised form of it"
+    return wrapped
+
+
+def _has_vectorised(source: Source) -> bool:
+    """Tell whether Gymnasium has a vectorised form of a source, other than that of preprocessed games."""
+    spec = source.target
+    own = isinstance(spec, EnvSpec) and spec.vector_entry_point is not None
+    return own and not preprocessing.is_asked(source.arguments)
+
+
+def _given_vector(source: Source, reads: _Reads) -> GymnasiumVector:
+    """Wrap a Gymnasium vector that the user made.
+
+    Raises:
+        SpecError: it does not have next-step autoreset.
+        UsageError: a time limit or reward shaping is asked for.
+    """
+    vector = source.target
+    fault = adapter.autoreset_fault(vector)
+    if fault is not None:
+        raise SpecError(
+            f"The vector {source.name!r} {fault}. Make it with autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP, or give the id, or a list, of its environments."
+        )
+    if source.max_episode_timesteps is not None or source.reward_shaping is not None:
+        raise UsageError(
+            "max_episode_timesteps and reward_shaping cannot be added to a vector. Wrap its environments."
+        )
+    spec = vector.spec
+    limit = spec.max_episode_steps if spec else None
+    wrapped = GymnasiumVector(
+        vector, source.name, limit, reads.check, copy=True, info_keywords=reads.info_keywords
+    )
+    wrapped.why = "it was given as a vector"
+    return wrapped
+
+
+def _fixed_count(source: Source) -> tuple[int | None, str]:
+    """Return how many environments a specification stands for, and what fixes that; None: as many as are asked for."""
+    if source.is_vector:
+        return int(source.target.num_envs), "the vector"
+    return 1 if source.is_object and not source.is_native else None, "the object"
+
+
+def _in_process(sources: Sequence[Source], reads: _Reads, count: int | None = None) -> InProcess:
+    cells = [make_cell(source) for source in sources[:count]]
+    return InProcess(cells, sources[0].name, reads.check, info_keywords=reads.info_keywords)
+
+
+def _processes(
+    sources: Sequence[Source], reads: _Reads, why: str, settings: tuple[int | None, float, int]
+) -> VectorEnv:
+    vector = Processes(sources, reads.check, *settings, reads.info_keywords)
+    vector.why = why
+    return vector
+
+
+def _measured(
+    sources: Sequence[Source], reads: _Reads, why: str, settings: tuple[int | None, float, int]
+) -> VectorEnv:
+    """Time one environment, and choose: a loop is best for fast ones, processes for slow ones."""
+    probe = _in_process(sources, reads._replace(info_keywords=()), 1)
+    if reads.lives and probe.has_lives:
+        reason = LIVES_HERE
+    elif len(sources) == 1 or processors() == 1:
+        reason = "there is one environment" if len(sources) == 1 else "there is one processor"
+    elif any(source.is_object for source in sources):
+        reason = _obstacle(sources)  # not timed: a wrapper of the user's may record the steps
+    else:
+        seconds = step_seconds(probe)
+        measured = f"one step takes {seconds * 1e6:.0f} µs"
+        limit = f"{PROCESSES_PAY_SECONDS * 1e6:.0f} µs"
+        if seconds < PROCESSES_PAY_SECONDS:
+            reason = f"{measured}, and processes pay above {limit}"
+        else:
+            obstacle = _obstacle(sources)
+            if not obstacle:
+                probe.close()
+                return _processes(
+                    sources, reads, f"{measured}, above the {limit} from which processes pay", settings
+                )
+            reason = f"{measured}, but {obstacle}"
+    cells = probe.cells + [make_cell(source) for source in sources[1:]]
+    vector = InProcess(cells, sources[0].name, reads.check, info_keywords=reads.info_keywords)
+    vector.why = "; ".join(part for part in (why, reason) if part)
+    return vector
+
+
+def _obstacle(sources: Sequence[Source]) -> str:
+    """Say why environments should not run in worker processes unless asked for; empty if they may."""
+    try:
+        literals = [source.literal() for source in sources]
+    except SpecError as error:
+        return str(error)
+    if any("__main__:" in literal for literal in literals):
+        return "it is defined in the program itself, which each worker process would run"
+    return ""
+
+
+def step_seconds(vector: VectorEnv) -> float:
+    """Return the median seconds of one `step` under random actions, measured for about 20 ms.
+
+    At least three steps are timed, so that one during which the machine was busy does not decide.
+    """
+    generator = np.random.default_rng(0)
+    observation = vector.reset()  # without a seed, which would stay: this environment is used afterwards
+    times: list[float] = []
+    # The first step is a warm-up, and its observation is checked in full: it does not count.
+    while len(times) < 4 or (len(times) < _MEASURE_STEPS and sum(times[1:]) < _MEASURE_SECONDS):
+        actions = random_actions(vector.spaces, observation, generator)
+        begun = time.perf_counter()
+        observation = vector.step(actions).observation
+        times.append(time.perf_counter() - begun)
+    return float(np.median(times[1:]))
+
+
+def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
+    if value not in known:
+        hint = suggest(value, known, listed=False) if isinstance(value, str) else ""
+        raise value_error(name, f"one of {', '.join(map(repr, known))}", value, hint.strip())
+
+
+def expect_count(argument: str, asked: int | None, there: int | None, what: str) -> int:
+    """Return how many environments there are to be.
+
+    Args:
+        argument: name of the argument, for the message.
+        asked: how many are asked for; None: as many as there are, or one.
+        there: how many there are; None: as many as are asked for.
+        what: what fixes that, for the message.
+
+    Raises:
+        SpecError: another number is asked for.
+    """
+    asked = whole(argument, asked, optional=True)
+    if asked is None:
+        return 1 if there is None else there
+    if there is not None and asked != there:
+        remedy = "Leave it out, or give an id or a class." if what != "the list" else "Leave it out."
+        raise value_error(argument, f"{there}, as many as {what} has", asked, remedy)
+    return asked

@@ -1,0 +1,330 @@
+"""Environments stepped one after the other in this process; worker processes run the same loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+
+from operant.envs.env_spec import Source
+from operant.envs.gymnasium import adapter as adapter
+from operant.envs.gymnasium.infos import Infos
+from operant.envs.gymnasium.preprocessing import within
+from operant.envs.validated_env import Checked, smaller_limit
+from operant.envs.validation_errors import (
+    isfinite,
+    look,
+    look_at_masks,
+    nonfinite,
+    raise_of_handler,
+    raised_at,
+    state_label,
+    value_faults,
+    vdot,
+)
+from operant.envs.vector.base import Check, Flat, Step, VectorEnv, seed_of
+from operant.errors import EnvironmentError, SpaceError, UsageError
+from operant.spec.spaces import Codec, Spaces
+
+
+class Cell(Protocol):
+    """One environment of a loop, answering in flat components."""
+
+    spaces: Spaces
+    codec: Codec | None
+    """See `VectorEnv.codec`."""
+    limit: int | None
+    """Steps after which the loop cuts an episode."""
+    lost: bool
+    """Whether the environment was lost before it answered the last action; see `VectorEnv.lost`."""
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """The info of its last step."""
+
+    def native_actions(self, actions: Mapping[str, np.ndarray], n: int) -> Sequence[Any]:
+        """Return flat actions `[N, ...]` as `N` actions of this kind of environment."""
+
+    def reset(self, seed: int | None, full: bool) -> Flat:
+        """Begin an episode; with `full`, check the answer in full."""
+
+    def step(self, action: Any, full: bool) -> tuple[Flat, float, bool, bool]:
+        """Take an action: observation, reward, terminated, truncated."""
+
+    def close(self) -> None:
+        """Close the environment."""
+
+
+class GymnasiumCell:
+    """An environment of Gymnasium."""
+
+    lost = False
+
+    def __init__(self, env: Any, limit: int | None) -> None:
+        self.env = env
+        self.limit = limit
+        self.info: Mapping[str, Any] = {}
+        self.spaces, self._codec = adapter.spaces_of(env)
+        self.codec: Codec | None = self._codec
+        self._encode = self._codec.observation.encode
+        self._step = env.step
+        self._composite = isinstance(env.action_space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple)
+
+    def native_actions(self, actions: Mapping[str, np.ndarray], n: int) -> Sequence[Any]:
+        """Return what `N` environments take."""
+        if self._composite:
+            return [self._codec.decode_one(actions, i) for i in range(n)]
+        return self._codec.decode(actions, True)
+
+    def reset(self, seed: int | None, full: bool) -> Flat:
+        """Begin an episode."""
+        observation = adapter.begin(self.env, seed)
+        if full:
+            self._look(observation)
+        return self._read(observation)
+
+    def step(self, action: Any, full: bool) -> tuple[Flat, float, bool, bool]:
+        """Take an action."""
+        if full:
+            return self._full_step(action)
+        observation, reward, terminated, truncated, self.info = self._step(action)
+        return self._read(observation), reward, terminated, truncated
+
+    def _full_step(self, action: Any) -> tuple[Flat, float, bool, bool]:
+        answer = self._step(action)
+        adapter.check_step(answer)
+        observation, reward, terminated, truncated, self.info = answer
+        self._look(observation)
+        return self._read(observation), reward, bool(terminated), bool(truncated)
+
+    def _read(self, observation: Any) -> Flat:
+        try:
+            return self._encode(observation, False)
+        except adapter.UNREADABLE as error:
+            raise EnvironmentError(adapter.misfit(self.env.observation_space, observation, error)) from error
+
+    def _look(self, observation: Any) -> None:
+        for fault in value_faults(self.env.observation_space, observation):
+            raise EnvironmentError(f"{fault} {adapter.MISFIT}")
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+
+class EnvironmentCell:
+    """An `Environment`, checked."""
+
+    codec: Codec | None = None
+
+    def __init__(self, env: Checked) -> None:
+        if env.num_actors() > 1:
+            raise UsageError(
+                f"{env.name!r} has {env.num_actors()} actors. Classes of algorithms, `operant train` and vectors take environments "
+                "of one actor. Use Runner(agent=..., environment=...): its agent acts for all of them."
+            )
+        self.env = env
+        self.spaces = env.spaces
+        self.limit = env.max_episode_timesteps()
+        self.lost = False
+        self._connection = getattr(env.environment, "connection", None)
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """What it says of the episode that ended."""
+        return self.env.episode_info()
+
+    @property
+    def _restarts(self) -> int:
+        """How often a remote environment was lost and replaced."""
+        return getattr(self._connection, "restarts", 0)
+
+    def native_actions(self, actions: Mapping[str, np.ndarray], n: int) -> Sequence[Any]:
+        """Return what `N` environments take: the user's structure, floats within their bounds."""
+        space = self.spaces.actions
+        clipped = space.clip(actions)
+        # Copies: environments may write to them.
+        return [space.unflatten({name: value[i].copy() for name, value in clipped.items()}) for i in range(n)]
+
+    def reset(self, seed: int | None, full: bool) -> Flat:
+        """Begin an episode."""
+        return self.spaces.observe(self.env.reset(seed=seed), (), values=full)
+
+    def step(self, action: Any, full: bool) -> tuple[Flat, float, bool, bool]:
+        """Take an action."""
+        before = self._restarts
+        states, terminal, reward = self.env.execute(action)
+        self.lost = self._restarts != before
+        flat = self.spaces.observe(states, (), values=full, over=bool(terminal))
+        return flat, reward, terminal == 1, terminal == 2
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+
+def make_cell(source: Source) -> Cell:
+    """Make one environment of a loop."""
+    if source.reward_shaping is None:
+        made = source.make()
+        if isinstance(made, gymnasium.Env):
+            known = source.own_limit()
+            own = (made.spec.max_episode_steps if made.spec else None) if known is None else known
+            return GymnasiumCell(made, smaller_limit(source.max_episode_timesteps, own, source.name))
+        return EnvironmentCell(source.create(made))
+    return EnvironmentCell(source.create())
+
+
+class InProcess(VectorEnv):
+    """Environments stepped one after the other.
+
+    Args:
+        cells: the environments.
+        name: for messages.
+        check: how often observations are checked: at the `first` reset and step, `always`, or `never`.
+        offset: number of the first environment: seeds and messages count from it.
+        info_keywords: names in `info` whose values at the end of episodes are recorded.
+
+    Raises:
+        UsageError: the environments' spaces differ.
+    """
+
+    mode = "in-process"
+
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        name: str,
+        check: Check = "always",
+        offset: int = 0,
+        info_keywords: Sequence[str] = (),
+    ) -> None:
+        self.cells = list(cells)
+        self.num_envs = len(self.cells)
+        self.spaces = self.cells[0].spaces
+        self.name = name
+        for i, cell in enumerate(self.cells):
+            if cell.spaces != self.spaces:
+                raise UsageError(
+                    f"All environments of a vector must have the same spaces. Environment {i} has {cell.spaces}, "
+                    f"environment 0 has {self.spaces}."
+                )
+        limits = [cell.limit for cell in self.cells]
+        known = [limit for limit in limits if limit is not None]
+        self.max_episode_timesteps = max(known) if len(known) == len(limits) else None
+        self._limits = [inf if limit is None else limit for limit in limits]
+        self._offset = offset
+        self._unchecked = set() if check == "never" else {"reset", "step"}
+        self._empty = {
+            key: ((self.num_envs, *leaf.shape), leaf.storage)
+            for key, leaf in self.spaces.observation_components.items()
+        }
+        floats = [key for key, leaf in self.spaces.states.components.items() if leaf.storage.kind == "f"]
+        self._watched = floats if check == "always" else []
+        self._masked = check == "always" and bool(self.spaces.masks)
+        self._steps = [0] * self.num_envs
+        self._ended = [False] * self.num_envs
+        games = [within(getattr(cell, "env", None)) for cell in self.cells]
+        self.preprocessed = None not in games
+        self.has_lives = any(game.has_lives for game in games if game is not None)
+        self._infos = Infos(info_keywords, self.num_envs)
+
+    @property
+    def codec(self) -> Codec | None:
+        """That of the first environment."""
+        return self.cells[0].codec
+
+    def reset(self, seed: int | None = None) -> Flat:
+        """Begin an episode everywhere."""
+        self._check_reset(seed)
+        full = "reset" in self._unchecked
+        observation = {key: np.empty(*of) for key, of in self._empty.items()}
+        for i, cell in enumerate(self.cells):
+            try:
+                flat = cell.reset(None if seed is None else seed_of(seed, self._offset + i), full)
+                for key, into in observation.items():
+                    into[i] = flat[key]
+            except (Exception, SystemExit) as error:
+                raise self._fault(i, error, "reset") from error
+        self._steps, self._ended = [0] * self.num_envs, [False] * self.num_envs
+        self._is_reset, self.lost = True, None
+        self._unchecked.discard("reset")
+        self._look(observation, full)
+        return observation
+
+    def restart(self, seed: int | None, due: Sequence[int]) -> Flat:
+        """Begin new episodes: in the environments in `due` now, in the others with the next step."""
+        observation = self.reset(seed)
+        self._ended = [i not in due for i in range(self.num_envs)]
+        return observation
+
+    def step(self, actions: Mapping[str, np.ndarray]) -> Step:
+        """Take one action everywhere."""
+        if not (self._is_open and self._is_reset):
+            raise self._unusable()
+        full = "step" in self._unchecked
+        n, ended, steps, limits = self.num_envs, self._ended, self._steps, self._limits
+        observation = {key: np.empty(*of) for key, of in self._empty.items()}
+        reward, terminated, truncated = np.zeros(n, np.float32), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+        chosen = self.cells[0].native_actions(actions, n)
+        infos, self.lost = self._infos.blank(), None
+        for i, cell in enumerate(self.cells):
+            begins = ended[i]
+            try:
+                if begins:
+                    flat = cell.reset(None, False)
+                    steps[i], ended[i] = 0, False
+                else:
+                    steps[i] += 1  # before the call: messages of its errors name this step
+                    flat, given, over, cut = cell.step(chosen[i], full)
+                    if given is None:  # an array would hold NaN
+                        raise EnvironmentError(adapter.no_number(given))
+                    reward[i] = given
+                    if cell.lost:
+                        self.lost = np.zeros(n, np.bool_) if self.lost is None else self.lost
+                        self.lost[i] = True
+                    if over or cut or steps[i] >= limits[i]:
+                        ended[i], terminated[i], truncated[i] = True, over, not over
+                        if infos:
+                            self._infos.note(infos, i, cell.info)
+                for key, into in observation.items():
+                    into[i] = flat[key]
+            except (Exception, SystemExit) as error:  # some simulators raise SystemExit when they fail
+                raise self._fault(i, error, "reset" if begins else "step") from error
+        self._unchecked.discard("step")
+        self.infos = infos
+        fault = None if isfinite(vdot(reward, reward)) else nonfinite("reward", reward)
+        if fault is not None:
+            raise self._fault(fault[0], EnvironmentError(fault[1]), "step")
+        self._look(observation, full, terminated | truncated if full or self._masked else None)
+        return Step(observation, reward, terminated, truncated)
+
+    def close(self) -> None:
+        """Close the environments."""
+        if self._is_open:
+            self._is_open = False
+            for cell in self.cells:
+                cell.close()
+
+    def _look(self, observation: Flat, full: bool, over: np.ndarray | None = None) -> None:
+        fault = look(self.spaces, observation, over) if full else None
+        if self._masked and not full:
+            fault = look_at_masks(self.spaces, observation, over)
+        for key in self._watched:
+            value = observation[key]
+            if not isfinite(vdot(value, value)):
+                fault = fault or nonfinite(state_label(self.spaces, key), value)
+        if fault is not None:
+            raise self._fault(fault[0], EnvironmentError(fault[1]), "step")
+
+    def _fault(self, i: int, error: Exception | SystemExit, call: str) -> EnvironmentError:
+        raise_of_handler(error)
+        who = f"Environment {self._offset + i} of {self.name!r}"
+        if isinstance(error, SpaceError | EnvironmentError):
+            step = self._steps[i] if call == "step" else 0
+            when = f" (step {step} of its episode)" if step else ""
+            return EnvironmentError(f"{who}{when}: {error}")
+        return EnvironmentError(f"{who} raised {type(error).__name__} in {call}: {error}{raised_at(error)}")

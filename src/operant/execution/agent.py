@@ -1,0 +1,615 @@
+"""The agent that a program holds: act, observe, save, load."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from operant import checkpoint
+from operant.agents.base.agent_spec import define, define_saved, from_file
+from operant.agents.base.learner import without_replay
+from operant.agents.base.protocol import Counting
+from operant.agents.table import DEFAULT
+from operant.errors import (
+    CheckpointError,
+    SpaceError,
+    SpecError,
+    UsageError,
+    naming_misspelt,
+    value_error,
+    whole,
+)
+from operant.execution import export, pretraining, saving
+from operant.execution.agent_callbacks import Writers
+from operant.execution.export import Exported
+from operant.execution.interactive import Interactive, Settings
+from operant.execution.saving import Format
+from operant.execution.traces import Trace
+from operant.nn.drawing import mermaid
+from operant.spec import canonical, plain, read_json
+from operant.spec.spaces import Spaces
+
+ARGUMENTS = (
+    "environment", "states", "actions", "max_episode_timesteps", "parallel_interactions", "seed", "config", "recorder", "saver",
+    "summarizer",
+)  # fmt: skip
+"""Arguments of `Agent.create` that a specification may hold."""
+CounterName = Literal["timesteps", "episodes", "updates"]
+"""What `save` may add to a name, with its value."""
+
+
+class Agent(Interactive):
+    """An agent in the user's program.
+
+    Made by `Agent.create` or `Agent.load`. For each of its actors, `act` and `observe` alternate:
+
+        agent = Agent.create(agent="ppo", environment=environment)
+        states = environment.reset()
+        actions = agent.act(states=states)
+        states, terminal, reward = environment.execute(actions=actions)
+        agent.observe(reward=reward, terminal=terminal)
+
+    Learning happens inside `act`, as soon as the observation that follows the last row of a block is known.
+    """
+
+    @staticmethod
+    @naming_misspelt
+    def create(
+        agent: Any = None,
+        environment: Any = None,
+        *,
+        states: Any = None,
+        actions: Any = None,
+        max_episode_timesteps: int | None = None,
+        parallel_interactions: int | None = None,
+        seed: int | None = None,
+        config: dict[str, Any] | None = None,
+        recorder: Any = None,
+        saver: Any = None,
+        summarizer: Any = None,
+        **options: Any,
+    ) -> Agent:
+        """Create an agent.
+
+        Args:
+            agent: its specification: a name (`'ppo'`), a dict with `type`, a JSON file, or an algorithm class. Default: the
+                modular agent, whose parts the options choose. A dict or file may hold the other arguments, too (`seed`,
+                `saver`, ...); those that are given beside it win, of `config` each setting.
+            environment: an `Environment`, from which states, actions and the time limit are taken.
+            states: instead, the specification of states: `dict(type='float', shape=(4,))`, or a nested dict of such.
+                `'<action>_mask'` entries declare action masks.
+            actions: the specification of actions: `dict(type='int', num_values=3)`, or a nested dict of such.
+            max_episode_timesteps: longest episode; more steps are an error.
+            parallel_interactions: how many actors act in turn (default 1).
+            seed: root of all randomness (default 0).
+            config: settings that are not hyperparameters: `seed`; `device` of the arrays ('cpu', 'gpu', 'gpu:1'; default: JAX's own
+                choice); `precision` of matrix products ('bfloat16', 'tensorfloat32', 'float32'; default: JAX's own, see
+                `jax.default_matmul_precision`); `debug`: an update that is not finite is an error, instead of being left out
+                and counted.
+            recorder: a folder, or `dict(directory=..., frequency=1, start=0, max_traces=None)`: write finished episodes to
+                trace files there, for `pretrain`.
+            saver: a folder, or `dict(directory=..., filename='agent', frequency=10, unit='updates', max_checkpoints=10,
+                load=False)`: write checkpoints there, every so many updates (or timesteps, episodes, seconds) and on `close`;
+                with `load`, continue from the newest of that name.
+            summarizer: a folder, or `dict(directory=..., labels='all', frequency=100, custom={}, ...)`: write summaries for
+                TensorBoard; see `operant.tracking.summaries`.
+            options: hyperparameters of the algorithm by name.
+
+        Raises:
+            SpecError: an unknown agent, option or space specification (the message says the close match), or `environment` is
+                not an `Environment`.
+            SpaceError: the algorithm cannot serve the spaces.
+        """
+        beside = {
+            "environment": environment, "states": states, "actions": actions, "seed": seed, "config": config,
+            "max_episode_timesteps": max_episode_timesteps, "parallel_interactions": parallel_interactions,
+            "recorder": recorder, "saver": saver, "summarizer": summarizer,
+        }  # fmt: skip
+        given = specified({"agent": DEFAULT if agent is None else agent, **beside})
+        settings = Settings(**given["config"])
+        states, actions, limit = given.get("states"), given.get("actions"), None
+        if "environment" in given:
+            if states is not None or actions is not None:
+                raise SpecError("Give either environment, or states and actions, not both.")
+            states, actions, limit = _described(given["environment"])
+        elif states is None or actions is None:
+            raise SpecError("Give environment, or both states and actions.")
+        limit = given.get("max_episode_timesteps", limit)
+        actors = whole("parallel_interactions", given.get("parallel_interactions", 1))
+        definition = define(given["agent"], **options).limited(limit)
+        spaces = Spaces.read(states, actions)
+        writers = Writers(*map(given.get, ("recorder", "saver", "summarizer")))
+        made = Agent(
+            definition,
+            spaces,
+            parallel_interactions=actors,
+            max_episode_timesteps=limit,
+            settings=settings,
+        )
+        if writers.saving is not None and writers.saving.load:
+            place, name = Path(writers.saving.directory), writers.saving.filename
+            made._resume(saving.checkpoint_in(place, name, numbered=True))
+        made._write_by(writers)
+        return made
+
+    def _write_by(self, writers: Writers) -> None:
+        self._writers = writers
+        writers.begin(self, self._save_checkpoint)
+
+    def summarize(self, summary: str, value: Any, step: int | None = None) -> None:
+        """Write one of the `custom` summaries.
+
+        Args:
+            summary: its name.
+            value: what its type takes: a number, an array of numbers, an image `[height, width, channels]` (or several), a sound
+                `[samples]`, a text.
+            step: the step to write it at (default: the timesteps so far).
+
+        Raises:
+            UsageError: the agent has no summarizer.
+            SpecError: the name was not declared, or the value does not suit its type.
+        """
+        if not self._writers.summarize(summary, value, step):
+            raise UsageError(
+                "summarize needs a summarizer: Agent.create(..., summarizer=dict(directory=..., custom=...))."
+            )
+
+    # Experience from elsewhere
+
+    def pretraining(
+        self,
+        states: Any,
+        actions: Any,
+        terminal: Any,
+        reward: Any,
+        internals: Any = None,
+        next_states: Any = None,
+    ) -> None:
+        """Take in experience of one or several episodes, from which `update` learns.
+
+        The log-probabilities and recurrent states that belong to the actions are computed with the current networks.
+
+        Args:
+            states: in the structure of the specification with a leading axis `[R]`, masks included, or a list of states.
+            actions: likewise. They must obey the masks.
+            terminal: `[R]`: False or 0; True or 1 where an episode terminates; 2 where it was truncated. If the last entry
+                is 0 (part of an episode), the episode counts as truncated there.
+            reward: `[R]`.
+            internals: recurrent states before each step, leaves `[R, ...]`, or a list of them, as independent calls of `act` took and
+                gave them.
+            next_states: states `[E, ...]` after the last action of each episode; without them, a truncated episode is
+                bootstrapped from its last state.
+
+        Raises:
+            SpaceError: something does not fit the specification, or the lengths differ.
+            UsageError: all actors are in the middle of an episode.
+        """
+        if not self.actors.waiting:
+            self._declare_masks(states[0] if isinstance(states, list | tuple) else states)
+        trace = Trace.read(self.spaces, states, actions, terminal, reward, next_states)
+        pretraining.bring(self._engine, self.actors, trace, internals)
+        self._writers.recount()
+
+    def update(self) -> int:
+        """Learn from all waiting experience, in blocks of the algorithm's size; the last may be short.
+
+        If none is waiting, or too little for an update to be due, update once all the same: from the last block, or from what
+        the memory holds.
+
+        Returns:
+            Updates made.
+
+        Raises:
+            UsageError: no experience was given yet, or updates are held back (`hold`).
+        """
+        if not self._may_learn:
+            raise UsageError(
+                "update was called inside hold(), which holds updates back. Call it after the with block."
+            )
+        before = self.updates
+        self.actors.flush()
+        self._learn()
+        if self.updates == before:
+            if self._last_block is None:
+                raise UsageError(
+                    "There is no experience to learn from. Call experience, or act and observe, first."
+                )
+            self._engine.learn_again(self._last_block)
+            self._writers.updated()
+            self._check()
+        self._reported = self.updates
+        self._writers.look()
+        return self.updates - before
+
+    def pretrain(
+        self,
+        directory: str | Path,
+        num_iterations: int,
+        num_traces: int | None = 1,
+        num_updates: int = 1,
+        extension: str = ".npz",
+        *,
+        imitate: bool | None = None,
+        lr: float = 1e-3,
+        batch_size: int = 256,
+    ) -> None:
+        """Learn from recorded traces.
+
+        By imitation if the algorithm can: policies raise the probability of the recorded actions and values are fitted to the
+        returns, Q-learners learn by a margin, deterministic actors by squared distance. Otherwise by `experience` and `update`.
+
+        Args:
+            directory: folder of trace files, as `recorder` writes them; or `'minari:NAME'`: a Minari dataset on this machine.
+            num_iterations: how often traces are drawn.
+            num_traces: files (episodes of a dataset) in each draw; None: all of them.
+            num_updates: passes over them (imitation), or calls of `update`.
+            extension: how the files' names end.
+            imitate: True: by imitation, or an error; False: by `experience` and `update`; None: by imitation if the algorithm can.
+            lr: learning rate of imitation.
+            batch_size: approximate number of environment steps in a gradient step of imitation.
+
+        Raises:
+            SpecError: there are no traces, or they do not fit the agent.
+            UsageError: `imitate=True` for an algorithm that cannot.
+        """
+        num_iterations = whole("num_iterations", num_iterations)
+        num_traces = whole("num_traces", num_traces, optional=True)
+        num_updates = whole("num_updates", num_updates)
+        batch_size = whole("batch_size", batch_size)
+        able = hasattr(self.learner.algorithm, "imitation")
+        if imitate and not able:
+            raise UsageError(
+                f"The agent {self.definition.name!r} cannot imitate. Leave imitate out: it learns by update()."
+            )
+        drawn = pretraining.draws(directory, extension, self.spaces, num_traces, num_iterations, self.seed)
+        if able and imitate is not False:
+            pretraining.clone(self._engine, drawn, num_updates, lr=lr, batch_size=batch_size, seed=self.seed)
+            self._writers.changed()
+            return
+        for trace, _ in drawn:
+            pretraining.bring(self._engine, self.actors, trace)
+            self._writers.recount()
+            for _ in range(num_updates):
+                self.update()
+
+    # Files
+
+    def get_architecture(self, format: Literal["text", "mermaid"] = "text") -> str:
+        """Describe the networks as text.
+
+        Args:
+            format: 'text': tables of layers, shapes and numbers of parameters. 'mermaid': a flowchart in Mermaid's language, with
+                the names of registered tensors.
+
+        Raises:
+            SpecError: an unknown format.
+        """
+        models = self.learner.algorithm.models
+        if format == "text":
+            return "\n".join(f"{name}\n{model.summary()}" for name, model in models.items())
+        if format != "mermaid":
+            raise value_error("format", "'text' or 'mermaid'", format)
+        return mermaid({name: model.drawable for name, model in models.items()})
+
+    def get_specification(self) -> dict[str, Any]:
+        """Return the agent's definition as JSON data."""
+        return {
+            "agent": self.definition.to_dict(),
+            "spaces": self.spaces.to_spec(),
+            "parallel_interactions": self.parallel_interactions,
+            "max_episode_timesteps": self.max_episode_timesteps,
+            "seed": self.seed,
+        }
+
+    def save(
+        self,
+        directory: str | Path,
+        filename: str = "agent",
+        format: Format | Exported = "checkpoint",
+        append: CounterName | None = None,
+    ) -> str:
+        """Write the agent to a file.
+
+        Args:
+            directory: where; made if it does not exist.
+            filename: name of the file in it, with or without the format's suffix.
+            format: 'checkpoint': everything that it needs to continue exactly (parameters, optimizer, memory, unfinished rows,
+                keys). 'numpy', 'hdf5', 'safetensors': weights and counters, as `operant.execution.saving` describes, and the specification
+                as JSON beside them. 'stablehlo', 'onnx': the policy alone, to act without operant; see `operant.execution.export`.
+            append: add this counter's value to the name: 'timesteps', 'episodes' or 'updates'.
+
+        Returns:
+            The path written.
+
+        Raises:
+            SpecError: an unknown format or counter, a name that no file may have, or a layer that an exported policy cannot have.
+            UsageError: a policy's actions are drawn by chance, or what its format needs is not installed.
+        """
+        export.refuse_saved_model(format)
+        saving.check_format(format, *export.FORMATS)
+        if append not in (None, *saving.COUNTERS):
+            raise value_error("append", "one of 'timesteps', 'episodes', 'updates', or None", append)
+        if not isinstance(filename, str) or not checkpoint.named_well(filename):
+            raise value_error("filename", checkpoint.NAMED, filename)
+        filename = filename.removesuffix((saving.FORMATS | export.FORMATS).get(format, ""))
+        name = filename if append is None else f"{filename}-{getattr(self, append)}"
+        if format == "checkpoint":
+            return self._save_checkpoint(directory, name, None)
+        if format in export.FORMATS:
+            from operant.execution.export import formats
+
+            kind = self.definition.name
+            return str(formats.write(directory, name, format, self.learner, self._engine.acting, kind))
+        arrays = saving.flatten(self.learner.algorithm.weights(self._engine.train.state))
+        arrays |= {name: np.asarray(getattr(self, name), np.uint32) for name in saving.COUNTERS}
+        return str(saving.write(directory, filename, name, format, arrays, self.get_specification()))
+
+    def _save_checkpoint(self, directory: str | Path, name: str, keep: int | None) -> str:
+        rows, shapes = self.actors.snapshot()
+        tree = {"train": self._engine.train, **rows}
+        header = {
+            "specification": self.get_specification(),
+            "interaction": {**shapes, "reported": self._reported, "draws": self._draws},
+        }
+        return str(checkpoint.save(directory, tree, header, keep=keep, name=name))
+
+    @staticmethod
+    @naming_misspelt
+    def load(
+        directory: str | Path,
+        filename: str | None = None,
+        format: Format | None = None,
+        environment: Any = None,
+        agent: Any = None,
+        parallel_interactions: int | None = None,
+        config: dict[str, Any] | None = None,
+        recorder: Any = None,
+        saver: Any = None,
+        summarizer: Any = None,
+    ) -> Agent:
+        """Load an agent: from a checkpoint or weights, the newest in a folder, or the newest checkpoint of a training run.
+
+        From a checkpoint the agent continues in the middle of the episodes that were open. If the environments begin anew, call
+        `reset()` after loading: it cuts these episodes.
+
+        Args:
+            directory: a run's folder, a folder of checkpoints or weights, or one of these itself.
+            filename: name in the folder (default: the newest); also without the number at its end, for the newest of that name.
+            format: see `save`; default: a checkpoint if there is one, else weights of any format.
+            environment: checked against the saved spaces, if given.
+            agent: what the file cannot hold, since a file never says what to import: the class of an algorithm that is not operant's
+                own, or a specification with the optimizer or networks made by code (`dict(type='ppo', model=...)`).
+            parallel_interactions: how many actors act, if not as many as when it was saved. Parameters, optimizer and counters
+                are then taken over; unfinished episodes and a replay memory are left behind.
+            config: `device`, `precision` and `debug`, as in `create`; the seed is the saved one.
+            recorder: as in `create`.
+            saver: as in `create`; its `load` is ignored.
+            summarizer: as in `create`.
+
+        Raises:
+            CheckpointError: there is none, or it cannot be used; the message says why.
+            SpecError: `config` holds something else.
+        """
+        _expect_path(directory)
+        chosen = _settings({} if config is None else config)
+        if "seed" in chosen:
+            remedy = "The agent goes on with the randomness that it began with."
+            raise value_error("config", "without a seed, which is saved", config, remedy)
+        saving.refuse_policy(Path(directory), filename, format)
+        if format is not None:
+            saving.check_format(format)
+        writers = Writers(recorder, saver, summarizer)
+        path = Path(directory)
+        if (path / "checkpoints").is_dir():
+            path = path / "checkpoints"
+        found = None if format in saving.FORMATS else saving.find_checkpoint(path, filename)
+        weights = saving.find(path, filename, format) if found is None and format != "checkpoint" else None
+        if weights is not None:
+            header = {"specification": saving.header(weights)}
+            loaded = Agent._loaded(weights, header, environment, agent, parallel_interactions, chosen)
+            with loaded._placing():
+                loaded._put_weights(saving.read(weights), weights)
+        elif format in saving.FORMATS:
+            raise CheckpointError(f"There are no weights (*{saving.FORMATS[format]}) in {str(directory)!r}.")
+        else:
+            found = found or saving.checkpoint_in(path, filename, numbered=True)
+            header = found.header
+            loaded = Agent._loaded(found.path, header, environment, agent, parallel_interactions, chosen)
+            actors = header["specification"]["parallel_interactions"]
+            with loaded._placing():
+                if loaded.parallel_interactions == actors:
+                    loaded._restore(found, header.get("interaction"))
+                else:
+                    loaded._take_over(found, actors)
+                    told = header.get("interaction") or header.get("training") or {}
+                    loaded._draws = told.get("draws", 0)
+        loaded._write_by(writers)
+        return loaded
+
+    def _put_weights(self, arrays: dict[str, np.ndarray], path: Path) -> None:
+        """Take weights and counters from a file; the optimizer and the memory start afresh."""
+        algorithm, train = self.learner.algorithm, self._engine.train
+        weights = saving.unflatten(arrays, algorithm.weights(train.state), path)
+        counts = {name: jnp.asarray(arrays[name], jnp.uint32) for name in saving.COUNTERS if name in arrays}
+        counters = train.counters._replace(**counts)
+        state = algorithm.with_weights(train.state, weights)
+        if isinstance(algorithm, Counting):
+            state = algorithm.resumed(state, counters)
+        self._engine.put(train._replace(state=state, counters=counters))
+        self._start()
+        self._reported = self.updates
+
+    def _resume(self, found: checkpoint.Checkpoint) -> None:
+        """Continue from a checkpoint of the same agent."""
+        saved = found.header.get("specification")
+        masks = () if saved is None else saved["spaces"].get("masks", ())
+        if new := [x for x in masks if x in self.spaces.actions.components and x not in self.spaces.masks]:
+            self._take_masks(new)  # they came with its first states
+        own = self.get_specification()
+        for name in ("spaces", "parallel_interactions"):
+            if saved is None or saved.get(name) != plain(own[name]):
+                raise CheckpointError(
+                    f"The checkpoint {str(found.path)!r} does not fit the agent: its {name} differ. Saved: "
+                    f"{None if saved is None else saved.get(name)}. The agent's: {own[name]}."
+                )
+        with self._placing():
+            self._restore(found, found.header.get("interaction"))
+
+    @staticmethod
+    def _loaded(
+        path: Path,
+        header: dict[str, Any],
+        environment: Any,
+        agent: Any,
+        actors: int | None,
+        chosen: dict[str, Any],
+    ) -> Agent:
+        what = f"The checkpoint {str(path)!r}"
+        given = None if agent is None else define(agent)
+        try:
+            saved = header["specification"]
+            spaces = Spaces.from_spec(saved["spaces"])
+            definition = define_saved(saved["agent"], what, given)
+            actors = saved["parallel_interactions"] if actors is None else actors
+            limit = saved["max_episode_timesteps"]
+            settings = Settings.from_dict({**chosen, "seed": saved["seed"]})
+        except KeyError as error:
+            raise CheckpointError(f"{what} does not hold an agent: no {error}.") from None
+        except (TypeError, AttributeError, RecursionError) as error:  # parts that are no such thing
+            raise CheckpointError(f"{what} does not hold an agent: {error}.") from None
+        if environment is not None:
+            states, actions, _ = _described(environment)
+            offered = Spaces.read(states, actions)
+            if offered != spaces:
+                raise SpaceError(
+                    f"The environment does not fit the saved agent. Saved: {spaces.to_spec()}. Given: {offered.to_spec()}. "
+                    "Give one with the same states and actions, or leave environment out."
+                )
+        with from_file(what):
+            return Agent(
+                definition,
+                spaces,
+                parallel_interactions=whole("parallel_interactions", actors),
+                max_episode_timesteps=limit,
+                settings=settings,
+            )
+
+    def _take_over(self, found: checkpoint.Checkpoint, actors: int) -> None:
+        """Restore what was learnt from a checkpoint of another number of actors."""
+        fresh = self._engine.train
+        if jax.tree.leaves(fresh.memory):
+            warnings.warn(
+                f"The replay memory starts empty: that of {str(found.path)!r} belongs to another number of actors.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        fields = [name for name in fresh._fields if name != "memory"]
+        like = fresh
+        scale: Any = getattr(fresh.state, "reward_scale", ())
+        if scale != ():  # the running returns are the actors'
+            others = scale._replace(total=np.zeros(actors, np.float32))
+            like = fresh._replace(state=fresh.state._replace(reward_scale=others))
+        parts = {name: found.part("train", getattr(like, name), name) for name in fields}
+        if scale != ():
+            kept = parts["state"].reward_scale._replace(total=scale.total)
+            parts["state"] = parts["state"]._replace(reward_scale=kept)
+        if isinstance(algorithm := self.learner.algorithm, Counting):  # timesteps are rows of all actors
+            parts["state"] = algorithm.resumed(parts["state"], parts["counters"])
+        self._engine.put(fresh._replace(**parts))
+        self._start()
+        self._reported = self.updates
+
+    def _last_seen(self, saved: checkpoint.Checkpoint) -> dict[str, np.ndarray]:
+        """Return the last observations `[N, ...]` of the environments in a training run's checkpoint; empty if it has none that fit."""
+        found: dict[str, np.ndarray] = {}
+        for place in ("['driver']['observation']", "['driver']['world'].actors.observation"):
+            names = {f"{place}[{name!r}]": name for name in self.spaces.observation_components}
+            found |= {names[leaf]: np.asarray(x) for leaf, x in saved.leaves(names).items()}
+        return found if found.keys() == self.spaces.observation_components.keys() else {}
+
+    def _restore(self, found: checkpoint.Checkpoint, interaction: dict[str, Any] | None) -> None:
+        fresh, training = self._engine.train, found.header.get("training", {})
+        anew = interaction is None and not training.get("memory", True)
+        train = jax.eval_shape(lambda train: train, without_replay(fresh) if anew else fresh)
+        if not anew:  # a device need not have room for two replay memories
+            fresh = without_replay(fresh)
+            self._engine.put(fresh)
+        if interaction is None:  # of a training run, whose environments do not go on here
+            saved = found.part("train", train)
+            self._engine.put(saved._replace(memory=fresh.memory) if anew else saved)
+            if anew:
+                text = f"The replay memory starts empty: {str(found.path)!r} leaves it out."
+                warnings.warn(text, RuntimeWarning, stacklevel=4)
+            self._start()
+            self._reported, self._draws = self.updates, training.get("draws", 0)
+            if (last := self._last_seen(found)) and self._engine.counter("rows"):
+                self.actors.end_at(last, self.learner.block_shape(1))
+            return
+        like = self.actors.snapshot_like(self.learner.block_shape(1), interaction)
+        tree = found.load({"train": train, **like})
+        self._engine.put(tree["train"])
+        self.actors.restore(tree, interaction)
+        self._reported = interaction["reported"]
+        self._draws = interaction.get("draws", 0)  # older checkpoints do not say
+
+
+def _settings(config: Any) -> dict[str, Any]:
+    """Return the settings of `config` by name.
+
+    Raises:
+        SpecError: it is no dict, or there is no such setting.
+    """
+    if not isinstance(config, Mapping):
+        raise value_error("config", "a dict", config)
+    return canonical(Settings, config, "config")
+
+
+def specified(agent: Any) -> dict[str, Any]:
+    """Return the arguments of `Agent.create` that a specification stands for, without those that are None.
+
+    `agent` is what remains of it, for `define`; `config` holds the seed, too.
+
+    Args:
+        agent: any specification; a dict or JSON file may hold the arguments beside options, and one in it (`agent`) those that
+            count if the outer one gives none.
+
+    Raises:
+        SpecError: a file cannot be read, `config` is no dict or holds what is no setting, or the seed is given twice.
+    """
+    if isinstance(agent, Path) or (isinstance(agent, str) and agent.endswith(".json")):
+        agent = read_json(agent, "agent")
+    if not isinstance(agent, Mapping):
+        return {"agent": agent}
+    found = {name: agent[name] for name in ARGUMENTS if agent.get(name) is not None}
+    rest = {name: value for name, value in agent.items() if name not in ARGUMENTS}
+    kind = "agent" if rest.get("agent") else "type"
+    inner = specified(rest.get(kind))
+    config, seed = _settings(found.get("config", {})), found.pop("seed", None)
+    if seed is not None:
+        if "seed" in config:
+            raise SpecError(
+                f"seed is given twice. Received: {seed} and {config['seed']}, in config. Give one."
+            )
+        config = {**config, "seed": seed}
+    config = {**inner.get("config", {}), **config}
+    return {**inner, **found, "config": config, "agent": {**rest, kind: inner["agent"]}}
+
+
+def _described(environment: Any) -> tuple[Any, Any, int | None]:
+    """Return an environment's states, actions and time limit."""
+    if not isinstance(environment, type) and hasattr(environment, "max_episode_timesteps"):
+        return environment.states(), environment.actions(), environment.max_episode_timesteps()
+    raise value_error(
+        "environment", "an Environment", environment, "Make one first: Environment.create(environment=...)."
+    )
+
+
+def _expect_path(directory: Any) -> None:
+    if not isinstance(directory, str | Path):
+        raise value_error("directory", "the path of a folder", directory)

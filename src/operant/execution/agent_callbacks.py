@@ -1,0 +1,174 @@
+"""What an agent writes by itself while a program drives it: traces, checkpoints, summaries."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from operant.agents.base.compiled import Engine
+from operant.execution import saving
+from operant.execution.actors import Actor, Actors
+from operant.execution.saving import Saver, SaverConfig
+from operant.execution.traces import Flat, Recorder, RecorderConfig
+from operant.spec.spaces import Spaces
+from operant.tracking.summaries import Summarizer, SummarizerConfig
+
+
+class Written(Protocol):
+    """What writers must know of an agent."""
+
+    spaces: Spaces
+    parallel_interactions: int
+    engine: Engine | None
+    actors: Actors
+
+    @property
+    def timesteps(self) -> int:
+        """Environment steps."""
+
+    @property
+    def episodes(self) -> int:
+        """Episodes that ended."""
+
+    @property
+    def updates(self) -> int:
+        """Updates made."""
+
+    def get_architecture(self) -> str:
+        """Return the networks' layers."""
+
+
+class Writers:
+    """The writers of one agent; each may be missing.
+
+    Args:
+        recorder: options of the recorder of traces, or None.
+        saver: of the saver of checkpoints.
+        summarizer: of the summarizer.
+
+    Raises:
+        SpecError: options are not understood. Nothing has been written then.
+    """
+
+    def __init__(self, recorder: Any = None, saver: Any = None, summarizer: Any = None) -> None:
+        self.recording = None if recorder is None else RecorderConfig.parse(recorder)
+        self.saving = None if saver is None else SaverConfig.parse(saver)
+        self.summarizing = None if summarizer is None else SummarizerConfig.parse(summarizer)
+        self._recorder: Recorder | None = None
+        self._saver: Saver | None = None
+        self._summarizer: Summarizer | None = None
+
+    @property
+    def are_on(self) -> bool:
+        """Whether anything is written."""
+        return (self.recording, self.saving, self.summarizing) != (None, None, None)
+
+    def begin(self, agent: Written, save: Callable[[str, str, int | None], Any]) -> None:
+        """Begin to write, from the agent's current counts on.
+
+        Args:
+            agent: whose writers these are.
+            save: writes a checkpoint: called with folder, name, and how many to keep.
+        """
+        if not self.are_on:
+            return  # without a reference to the agent, which refers to this: so its memory is freed as soon as nothing uses it
+        self._agent = agent
+        if self.recording is not None:  # the working directory may change
+            self.recording = self.recording.replace(directory=str(Path(self.recording.directory).absolute()))
+        self._record(agent.spaces)
+        if self.saving is not None:
+            config, folder = self.saving, str(Path(self.saving.directory).absolute())
+
+            def write(append: str, keep: int | None) -> None:
+                save(folder, f"{config.filename}-{getattr(agent, append)}", keep)
+
+            self._saver = Saver(config, write, lambda name: int(getattr(agent, name)))
+        if self.summarizing is not None:
+            self._written = agent.updates
+            self._summarizer = Summarizer(self.summarizing, agent.parallel_interactions)
+            self.recount()
+            self._summarizer.graph(agent.get_architecture())
+
+    def spaces_changed(self, spaces: Spaces) -> None:
+        """Continue with other spaces: masks came with the first states."""
+        if self._recorder is not None:
+            self._record(spaces)
+
+    def _record(self, spaces: Spaces) -> None:
+        """Begin to record, if that was asked for."""
+        if self.recording is not None:
+            agent = self._agent
+            self._recorder = Recorder(self.recording, spaces, agent.parallel_interactions, agent.episodes)
+
+    def acted(self, actors: Sequence[Actor]) -> None:
+        """Note the actions that actors took at their newest rows."""
+        if self._recorder is None:
+            return
+        for actor in actors:
+            row = actor.rows[-1]
+            self._recorder.act(actor.index, row.observation, self._agent.spaces.actions.clip(row.action))
+
+    def observed(self, actor: int, reward: float, terminal: int, last: Flat | None) -> None:
+        """Note the outcome of an actor's last action."""
+        if self._recorder is not None:
+            self._recorder.observe(actor, reward, terminal, last)
+        if self._summarizer is not None:
+            self._summarizer.observe(actor, reward, terminal)
+
+    def recount(self) -> None:
+        """Continue counting from the agent's counters: something other than `observed` has moved them."""
+        if self._summarizer is not None:
+            agent = self._agent
+            acted = sum(actor.acted for actor in agent.actors)  # counted there, still to be observed
+            self._summarizer.go_on(agent.timesteps - acted, agent.episodes)
+
+    def updated(self) -> None:
+        """Write what an update measured; nothing after a block in which none was due."""
+        if self._summarizer is None or self._agent.updates == self._written:
+            return
+        self._written = self._agent.updates
+        engine = self._agent.engine
+        assert engine is not None
+        weights: dict[str, np.ndarray] = {}
+        if self._summarizer.wants_weights:
+            flat = saving.flatten(engine.learner.algorithm.weights(engine.train.state))
+            weights = {
+                name.replace("/params/", "/"): np.array(x) for name, x in flat.items() if "/params/" in name
+            }
+        self._summarizer.update(self._written, engine.metrics("summarizer"), weights)
+
+    def changed(self) -> None:
+        """Take note that the agent learnt, though this counts as no update."""
+        if self._saver is not None:
+            self._saver.changed()
+            self._saver.look()
+
+    def look(self) -> None:
+        """Write a checkpoint if it is time."""
+        if self._saver is not None:
+            self._saver.look()
+
+    def forget(self, actors: Sequence[int]) -> None:
+        """Drop the unfinished episodes of some actors."""
+        if self._recorder is not None:
+            self._recorder.forget(actors)
+        if self._summarizer is not None:
+            self._summarizer.forget(actors)
+
+    def summarize(self, name: str, value: Any, step: int | None) -> bool:
+        """Write a summary of the program's own; False if there is no summarizer."""
+        if self._summarizer is None:
+            return False
+        self._summarizer.custom(name, value, step)
+        return True
+
+    def close(self) -> None:
+        """Write what is still to be written."""
+        with contextlib.ExitStack() as stack:  # each even after another one has failed to
+            for writer in (self._summarizer, self._saver, self._recorder):
+                if writer is not None:
+                    stack.callback(writer.close)

@@ -1,0 +1,653 @@
+"""Algorithms as classes: `PPO(envs, model).fit(target_reward=475)`.
+
+One class for each algorithm of the table, made from it. They train through the same session and loop as the command line; what
+differs is only that environments and networks are objects of the user's program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import math
+import secrets
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+
+import jax
+
+from operant import checkpoint
+from operant.agents.base.agent_spec import Definition, define, words
+from operant.agents.base.compiled import act_independently
+from operant.agents.table import AGENTS, DEFAULT, config_class
+from operant.errors import (
+    CheckpointError,
+    MismatchError,
+    SpecError,
+    UsageError,
+    naming_misspelt,
+    suggest,
+    working_directory,
+)
+from operant.execution.algorithm.arguments import (
+    MODELS,
+    buffer_options,
+    named,
+    optimizer_options,
+    refuse_shared_weights,
+    split,
+)
+from operant.execution.algorithm.inputs import (
+    encoded,
+    evaluation_envs,
+    is_id,
+    makes,
+    play_env,
+    refuse_no_environments,
+    refuse_other_count,
+)
+from operant.execution.play import PlayConfig, Played
+from operant.execution.play import run as run_episodes
+from operant.execution.saving import checkpoint_in
+from operant.ops.optimise import Given
+from operant.spec import default, options, plain
+from operant.spec.run import RunConfig, located
+from operant.spec.spaces import Codec
+from operant.tracking import Tracker
+from operant.tracking.history import check_place
+from operant.tracking.record import Record
+from operant.training import signals
+from operant.training.callbacks import callbacks_of, none_refuses
+from operant.training.environments import make_environments
+from operant.training.loggers import tracker
+from operant.training.loop import Outcome, Training
+from operant.training.progress import Evaluated, Progress
+from operant.training.run_dir import describe, held, history_held, new_directory
+from operant.training.session import Session, fitting
+from operant.training.train import evaluating, history_origin, refuse_rows_of_others
+from operant.tuning.trial import report_steps
+
+CLASSES = {entry.cls: agent for agent, entry in reversed(AGENTS.items())}
+"""Classes by name, and the agent of the table that each stands for."""
+ELSEWHERE = {
+    "learn": "fit(max_steps=...)",
+    "train": "fit(max_steps=...)",
+    "predict": "act(observation)",
+    "evaluate": "play(episodes=...)",
+}
+"""Methods of other libraries, and what to call here in their place."""
+Callback: TypeAlias = Callable[["Trainer", Record], bool | None]
+"""What `fit` calls whenever training reports."""
+
+
+class _OfObjects:
+    """A method of objects. Called on the class, as in other libraries, it says what to do instead."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self.method = method
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is not None:
+            return self.method.__get__(instance, owner)
+
+        @functools.wraps(self.method)
+        def refuse(*given: Any, **named: Any) -> Any:
+            if given and isinstance(given[0], owner):
+                return self.method(*given, **named)
+            name = owner.__name__
+            raise UsageError(
+                f"{name}.load is called on an object: make it with its environments, agent = {name}(envs, ...), then agent.load(directory) "
+                "goes on with training. To act only, Agent.load(directory=...) needs no environments."
+            )
+
+        return refuse
+
+
+class Trainer:
+    """An algorithm with the environments that it trains in. Each call of `fit` continues where the last one stopped.
+
+    Args:
+        envs: Gymnasium environments (a list of objects), or an id, a vector (Gymnasium's, or of `operant.envs.vector.create.create`)
+            or a JAX-native environment.
+        parts: the networks, actor before critic, then the replay buffers (a list, one for each environment), as far as the
+            algorithm has them. Keywords `model`, `actor_model`, `critic_model` and `buffers` do the same.
+        n_envs: how many environments, if `envs` is an id.
+        eval_envs: with `eval_frequency`: environments in which the policy is evaluated, as `envs` may be (default: others like those
+            that train).
+        weights: files of variables to start from, one for each model (default: none).
+        trial: an Optuna trial to report the mean reward to, at twenty equal parts of `max_steps`; it may end `fit` by
+            `optuna.TrialPruned`.
+        settings: hyperparameters, and options of the run that concern a program (`seed`, `checkpoints`, `quiet`,
+            `history_checkpoint`, `reward_buffer_size`, `eval_frequency`, ...; `env_kwargs`: arguments of the environments that an id
+            makes). None stands for the default of a network, of buffers and of an option of the run (only `keep_checkpoints=None`
+            keeps all checkpoints); for a hyperparameter it is a value of its own (`grad_norm=None`: gradients are not clipped).
+
+    Networks given as compiled Keras models bring their optimizer. Their weights are the trained ones after `fit`.
+
+    Raises:
+        OperantError: environments, networks and options do not fit together; the message names which and the remedy.
+    """
+
+    agent: ClassVar[str]
+    """Name of the algorithm in the table."""
+
+    @naming_misspelt
+    def __init__(
+        self,
+        envs: Any,
+        *parts: Any,
+        n_envs: int | None = None,
+        eval_envs: Any = None,
+        weights: Sequence[str | Path] | None = None,
+        trial: Any = None,
+        **settings: Any,
+    ) -> None:
+        # Relative paths start here, even if the working directory is another one by the time `fit` is called.
+        self._base = working_directory()
+        refuse_no_environments(envs)
+        refuse_other_count(envs, n_envs)
+        self.trial = trial
+        self._envs = envs
+        given = named(self.agent, parts, settings)
+        run, own = split(self.agent, given)
+        self.models = {name: own[name] for name in MODELS if name in own}
+        refuse_shared_weights(self.models)
+        config = config_class(self.agent)
+        own |= buffer_options(config, own.pop("buffers", None), self._count(n_envs), own)
+        own = {**optimizer_options(config, self.models, own), **own}
+        seed = run.pop("seed", None)
+        self.run = RunConfig.from_dict(
+            {
+                **run,
+                "env": envs if isinstance(envs, str) else type(envs).__name__,
+                "n_envs": 1 if n_envs is None else n_envs,
+                "weights": () if weights is None else weights,
+                "seed": secrets.randbelow(2**31) if seed is None else seed,
+                "max_steps": 1,  # `fit` says how many
+            }
+        )
+        if self.run.run_dir is not None:
+            new_directory(self.run, self.agent)  # refuse one that holds something
+        if self.run.history_checkpoint is not None:
+            check_place(self.run.history_checkpoint, "history_checkpoint")
+        # Before an environment is made, which may change the working directory: files of networks are found now.
+        definition = fitting(define(self.agent, **own), self.run.weights)
+        environments = make_environments(self.run, None if isinstance(envs, str) else envs, n_envs)
+        if environments.vector is not None:
+            self.run = self.run.replace(env=environments.vector.name, n_envs=environments.vector.num_envs)
+        try:
+            self._tell_form(definition, own)
+            opaque = isinstance(vars(definition.config).get("optimizer"), Given)
+            if opaque and self.run.divergence_monitoring_steps is not None:
+                raise SpecError(
+                    "divergence_monitoring_steps lowers the learning rate, which an optax transformation keeps to itself. "
+                    "Give the optimizer by name or as a dict, with lr."
+                )
+            self.session = Session(definition, environments, located(self.run, self._base))
+            if weights:
+                self.session.weights.load(self.session.driver)
+            self._evaluating = evaluation_envs(self.run, envs, eval_envs, environments.spaces)
+        except BaseException:
+            if environments.vector is not envs:  # the user may give it again, with what was wrong put right
+                environments.close()
+            raise
+        self._progress = Progress(self.run)
+        self._begun, self._fits, self._plays = False, 0, 0
+        self._acted: Any = None
+        """The training state that acted last, and what acting needs of it."""
+        self._loaded: str | None = None
+        self._wrote = False
+        """Whether its rows in the history go up to where it stands: not after `load`, until it has trained again."""
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of training so far."""
+        return self._progress.elapsed
+
+    def _tell_form(self, definition: Definition, own: Mapping[str, Any]) -> None:
+        """Warn if an option turns the algorithm into another agent's form of it."""
+        config = config_class(self.agent)
+        if definition.name == self.agent or self.agent == DEFAULT:
+            return
+        theirs = sorted(own.keys() - words(config))
+        warnings.warn(
+            f"{type(self).__name__} trains the {DEFAULT} agent's form of {self.agent}, to which {', '.join(theirs)} belong(s). "
+            f"For the algorithm itself leave out what help(operant.{type(self).__name__}) does not list.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+    def _count(self, n_envs: int | None) -> int | None:
+        """Return how many environments were given; None if only a vector knows."""
+        if isinstance(self._envs, list | tuple):
+            return len(self._envs)
+        if not isinstance(self._envs, str):
+            return None
+        return 1 if n_envs is None else n_envs
+
+    @naming_misspelt
+    def fit(
+        self,
+        *unnamed: Any,
+        target_reward: float | None = None,
+        max_steps: int | None = None,
+        monitor_session: str | None = None,
+        callback: Callback | Sequence[Callback] | None = None,
+    ) -> Outcome:
+        """Train until the mean of the last episodes reaches a reward, or for a number of steps.
+
+        A Ctrl-C ends it, and the program goes on; a request to terminate (SIGTERM, or SIGHUP of a closed terminal) ends the program
+        when all is saved, with status 143 (129).
+
+        Args:
+            unnamed: nothing: a number alone does not say which of these it is.
+            target_reward: mean reward of the last `reward_buffer_size` episodes at which training ends.
+            max_steps: environment steps of all environments, over all calls, at which training ends; those of the history
+                that `history_checkpoint` continues count.
+            monitor_session: name of a Weights & Biases run to write metrics to, the same one in all calls.
+            callback: called with this object and a `Record` of step, time and metrics whenever training reports: about every second, or
+                every `log_frequency` episodes, and after each evaluation. Numbers that it adds to `record.values`, or changes there, are
+                recorded with the others. Training ends if it returns False. A list: all are called with the same record, in order.
+
+        Raises:
+            UsageError: neither was given, or no `max_steps` with a trial.
+            SpecError: a callback added what is no number.
+            OperantError: an environment failed.
+            SystemExit: the process was asked to terminate.
+        """
+        if unnamed:
+            shown = unnamed[0]
+            raise UsageError(
+                f"fit takes its arguments by name: fit(max_steps={shown!r}) for steps, fit(target_reward={shown!r}) for a mean reward. "
+                f"Received: {', '.join(map(repr, unnamed))}."
+            )
+        if target_reward is None and max_steps is None:
+            raise UsageError("`target_reward` or `max_steps` should be specified when fit() is called.")
+        callbacks = callbacks_of(
+            callback, "a function of this object and a record, or a list of such", arguments=2
+        )
+        changes = {"target_reward": target_reward, "max_steps": max_steps, "monitor_session": monitor_session}
+        run = RunConfig.from_dict({**self.run.to_dict(), **changes})
+        here = located(run, self._base)
+        directory = Path(here.run_dir) if here.run_dir else None
+        checkpoints = None if directory is None else directory / "checkpoints"
+        training = self.session.training(here, Tracker(), checkpoints, self._progress)
+        if callbacks:
+            training.on_record = lambda record: none_refuses([each(self, record) for each in callbacks])
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(signals.terminating())
+            stack.enter_context(history_held(here.history_checkpoint))
+            if not self._begun:
+                self._progress.begin_at(history_origin(here))
+                self._begun = True
+            elif self._wrote:
+                refuse_rows_of_others(training)
+            self._wrote = True
+            if directory is not None:
+                directory.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(held(directory))
+                if not self._fits and (directory / "run.json").exists():  # taken meanwhile
+                    new_directory(here, self.agent)
+                self._describe(directory, run)
+            return self._train(training, directory, run)
+
+    def _describe(self, directory: Path, run: RunConfig) -> None:
+        """Write into the folder of the run what is trained."""
+        self._fits += 1
+        session, given = self.session, not is_id(self._envs)
+        describe(
+            directory,
+            session.specification["agent"],
+            run,
+            session.environments,
+            None,
+            base=self._base,
+            given=given,
+            fits=self._fits,
+            loaded=self._loaded,
+            origin=self._progress.origin if self._loaded is None else None,
+        )
+
+    def _train(self, training: Training, directory: Path | None, run: RunConfig) -> Outcome:
+        """Train, and write what the run's options, as they were given, say."""
+        training.sinks = tracker(directory, run, training, base=self._base)
+        try:
+            for text in self.session.definition.remarks(training.own_steps):
+                training.sinks.message(text)
+            with evaluating([training], self.session.learner, self._evaluating):
+                outcome = training.loop() if self.trial is None else self._reported(training)
+                training.keep_unjudged()
+            training.sinks.message(outcome.message)
+        finally:
+            training.sinks.close()
+            self._put_back()
+        return outcome
+
+    def act(self, observation: Any, internals: Any = None, deterministic: bool = True) -> Any:
+        """Choose actions with the current policy; training is not touched, and nothing is learnt from it.
+
+        Observations and actions are those of the environments: for Gymnasium's what `reset` and `step` return and `step` takes,
+        for others in the structure of their specification. Masks come in the observation.
+
+        Args:
+            observation: one, or several at once with one more leading axis of every array, as vectors of Gymnasium return them.
+            internals: recurrent state, for recurrent networks: what the previous call returned, at first `initial_internals()`.
+            deterministic: take the best action; False draws as in training.
+
+        Returns:
+            An action, or several; `(actions, internals)` if `internals` were given.
+
+        Raises:
+            SpaceError: the observation or the internals do not fit.
+            UsageError: internals are missing.
+        """
+        spaces, codec, driver = self.session.environments.spaces, self._codec, self.session.driver
+        given, batched = observation, False
+        if codec is not None:
+            given, batched = encoded(codec, observation, spaces.unflatten, self.run.env)
+        chosen, after = act_independently(
+            self.session.learner,
+            self._act_now,
+            driver.learnt.key,
+            self._progress.draws,
+            spaces.observe(given),
+            internals,
+            explore=not deterministic,
+        )
+        self._progress.draws += not deterministic
+        chosen = spaces.actions.clip(chosen)
+        action = spaces.actions.unflatten(chosen) if codec is None else codec.decode(chosen, batched)
+        return action if internals is None else (action, after)
+
+    def initial_internals(self, batch: int | None = None) -> Any:
+        """Return the recurrent state at the start of an episode, for `act`; empty for feed-forward networks.
+
+        Args:
+            batch: for how many observations in one call, with a leading axis; None: for a single one, without.
+        """
+        return self.session.learner.start_carry(batch)
+
+    @property
+    def _codec(self) -> Codec | None:
+        made = self.session.environments.vector
+        return None if made is None else made.codec
+
+    @functools.cached_property
+    def _compiled(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """The functions that extract acting's parameters from the training state, and that act with them."""
+        learner = self.session.learner
+        return jax.jit(learner.acting), jax.jit(learner.act, static_argnames="explore")
+
+    def _act_now(self, *arguments: Any, explore: bool) -> Any:
+        make, act = self._compiled
+        learnt = self.session.driver.learnt  # to hold on to a memory would keep it when `load` brings another
+        if self._acted is None or any(a is not b for a, b in zip(self._acted[0], learnt, strict=True)):
+            self._acted = learnt, make(learnt)
+        return act(self._acted[1], *arguments, explore=explore)
+
+    @naming_misspelt
+    def play(
+        self,
+        video_dir: str | None = None,
+        render: bool = False,
+        frame_dir: str | None = None,
+        frame_delay: float = 0.0,
+        max_steps: int | None = None,
+        action_idx: int = 0,
+        frame_frequency: int = 1,
+        episodes: int = 1,
+        env: Any = None,
+    ) -> Played:
+        """Play with the current policy, in a separate environment; training is not touched.
+
+        Every call plays new episodes, none of which training has seen; a program that is run again plays the same ones.
+
+        Args:
+            video_dir: folder for a video (mp4) of each episode.
+            render: show a window.
+            frame_dir: folder for pictures (jpg).
+            frame_delay: seconds between rendered frames.
+            max_steps: environment steps after which it ends.
+            action_idx: 0: the best action, 1: one drawn from the policy.
+            frame_frequency: write every n-th frame to `frame_dir`.
+            episodes: how many.
+            env: the environment: an id, an object (left open; made with `render_mode='rgb_array'` if pictures are asked for), or
+                a class or function that makes one. The run's time limit and `env_kwargs` apply only to the id, class or function
+                that also trains. Default: one like those that train, if they are an id, a class or a function, or were made by
+                `gymnasium.make`.
+
+        Raises:
+            SpecError: the environment cannot be rendered, cannot be made once more, or is one that trains.
+            SpaceError: it has other states or actions than those that train.
+        """
+        config = PlayConfig.from_dict(
+            {
+                "env": self.run.env,
+                "env_kwargs": self.run.env_kwargs,
+                "video_dir": video_dir,
+                "render": render,
+                "frame_dir": frame_dir,
+                "frame_delay": float(frame_delay),
+                "max_steps": max_steps,
+                "action_idx": action_idx,
+                "frame_frequency": frame_frequency,
+                "episodes": episodes,
+                "seed": self.run.seed,
+                "preprocess": self.run.preprocess,
+                "max_frame": self.run.max_frame,
+                "max_episode_timesteps": self.run.max_episode_timesteps,
+            }
+        )
+        spaces = self.session.environments.spaces
+        base = working_directory()  # now: the environment may change it
+        made = play_env(config, self._envs, env, spaces, self.run.episodic_life)
+        leave = env is not None and not makes(env)
+        played = run_episodes(
+            self.session.learner,
+            self.session.driver.learnt,
+            made,
+            config,
+            self._plays,
+            leave_open=leave,
+            base=base,
+        )
+        self._plays += 1
+        if not self.run.quiet:
+            print(played)
+        return played
+
+    @naming_misspelt
+    def save(self, directory: str | Path, **others: Any) -> str:
+        """Write a checkpoint of everything that is needed to continue.
+
+        `load` continues from it, and `Agent.load(directory)` makes an agent from it, which acts in a program and writes weights
+        and policies in other formats. A callback of `fit` may save, too.
+
+        Args:
+            directory: folder to which it is added, as `step-N`.
+            others: nothing: `format` and the like are arguments of an agent's `save`.
+
+        Returns:
+            The path of the checkpoint.
+
+        Raises:
+            SpecError: the folder cannot be made.
+            UsageError: there were other arguments.
+        """
+        if others:
+            given = ", ".join(f"{name}={value!r}" for name, value in others.items())
+            raise UsageError(
+                f"save of {type(self).__name__} writes a checkpoint to a directory, and takes nothing else. Received: {given}. For weights or "
+                "a policy in another format: save(directory), then Agent.load(directory=...).save(directory=..., format=...)."
+            )
+        training = self.session.training(self.run, Tracker(), None, self._progress)
+        return str(training.write(Path(directory), keep=None, memory=self.run.save_memory))
+
+    def load(self, directory: str | Path) -> None:
+        """Continue from a checkpoint: of `save`, or of a run of the same algorithm with the same options and as many environments.
+
+        What was learnt here before is lost; counts and mean rewards continue from those of the checkpoint.
+
+        Args:
+            directory: a checkpoint, a folder of such (the newest is taken), or the folder of a run.
+
+        Raises:
+            CheckpointError: there is none, or it does not fit.
+        """
+        place = Path(directory)
+        place = place / "checkpoints" if (place / "checkpoints").is_dir() else place
+        found = checkpoint_in(place, None)
+        differing = self._differing(found)
+        training = self.session.training(self.run, Tracker(), None, self._progress)
+        try:
+            training.restore(found)
+        except MismatchError as error:
+            told = f"\n{differing} Give what it was trained with." if differing else ""
+            raise MismatchError(f"{error}{told}") from None
+        if differing:
+            warnings.warn(
+                f"{differing} Numbers used in updates, such as lr, are the checkpoint's.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._begun, self._wrote, self._loaded = True, False, str(place)
+        self._put_back()
+
+    if not TYPE_CHECKING:  # to a type checker it is a method like others
+        load = _OfObjects(load)
+
+    def _differing(self, found: checkpoint.Checkpoint) -> str:
+        """Say in a sentence with which other options, or in which other spaces, a checkpoint was made; empty if there are none.
+
+        Raises:
+            CheckpointError: it was made by another agent, or with another number of environments.
+        """
+        saved, own = (
+            found.header.get("specification") or {},
+            plain(self.session.specification),
+        )
+        agents = saved.get("agent") or {}, own["agent"]
+        told = {
+            "type": [agent.get("type") for agent in agents],
+            "n_envs": [each.get("parallel_interactions") for each in (saved, own)],
+        }
+        for name, (there, here) in told.items():
+            if there != here:
+                raise CheckpointError(
+                    f"The checkpoint {str(found.path)!r} does not fit {type(self).__name__}: its {name} is {there}, not {here}."
+                )
+        there, here = (
+            {**(each.get("spaces") or {}), **each["agent"]} for each in ({"agent": {}, **saved}, own)
+        )
+        differing = [name for name in here if name in there and there[name] != here[name]]
+        shown = ", ".join(f"{name} {there[name]!r} there, {here[name]!r} here" for name in differing)
+        return f"The checkpoint {str(found.path)!r} was made with: {shown}." if differing else ""
+
+    def _reported(self, training: Training) -> Outcome:
+        """Train from report to report: at steps that are the same in every trial, so that a pruner compares like with like."""
+        run = training.run
+        if run.max_steps is None:
+            raise UsageError("An Optuna trial needs max_steps, so that all trials report at the same steps.")
+        outcome = None
+        points = report_steps(min(training.step, run.max_steps), run.max_steps)
+        for step, following in zip(points, [*points[1:], math.inf], strict=True):
+            training.run = run.replace(max_steps=step)
+            outcome = training.loop()
+            if outcome.reason != "max_steps":
+                break
+            # If a block went beyond the next report, the mean is reported there, for comparison with other trials.
+            if training.step >= following or not training.progress.score.rewards:
+                continue
+            self.trial.report(outcome.mean_reward, step)
+            if step < run.max_steps and self.trial.should_prune():
+                import optuna
+
+                raise optuna.TrialPruned
+        assert outcome is not None  # there is always one step at least, the last
+        return outcome
+
+    def _put_back(self) -> None:
+        """Write the trained variables into the Keras models that the user gave."""
+        algorithm = self.session.learner.algorithm
+        weights = algorithm.weights(self.session.driver.learnt.state)
+        for option, given in self.models.items():
+            name = next(name for name in weights if name.startswith(MODELS[option]))
+            if hasattr(given, "stateless_call"):
+                algorithm.models[name].assign(weights[name])
+
+    if not TYPE_CHECKING:  # a type checker knows what there is
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what to call here in place of a method of another library."""
+            remedy = f" Use {ELSEWHERE[name]}." if name in ELSEWHERE else ""
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.{remedy}")
+
+    @property
+    def steps(self) -> int:
+        """Environment steps so far, of all environments, those of a history that is continued included."""
+        return int(self.session.driver.step) + self._progress.origin.step
+
+    @property
+    def games(self) -> int:
+        """Episodes finished so far."""
+        return self._progress.score.episodes
+
+    @property
+    def total_rewards(self) -> list[float]:
+        """Returns of the last `reward_buffer_size` episodes."""
+        return list(self._progress.score.rewards)
+
+    @property
+    def mean_reward(self) -> float:
+        """Mean of `total_rewards`; NaN before the first episode."""
+        return self._progress.score.mean
+
+    @property
+    def evaluated(self) -> Evaluated:
+        """Results of the evaluations: step and mean of the last one and of the best one."""
+        return self._progress.evaluated
+
+    @property
+    def best_reward(self) -> float:
+        """The best value that `mean_reward` has had."""
+        return self._progress.score.best
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.session.environments.close()
+        if self._evaluating is not None:
+            self._evaluating.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@functools.cache
+def trainer(name: str) -> type[Trainer]:
+    """Return the class of an algorithm by the name of its class in the table: `PPO`.
+
+    Raises:
+        SpecError: no algorithm is called so.
+    """
+    if name not in CLASSES:
+        raise SpecError(f"There is no algorithm class {name!r}.{suggest(name, CLASSES)}")
+    agent = CLASSES[name]
+    config, lines = config_class(agent), []
+    for option, meta in options(config).items():
+        usual = default(config, option)
+        shown = "" if usual is None else f" (default: {usual!r})"  # what None means, the help says
+        lines.append(f"    {option}: {' '.join(meta.help.split())}{shown}")
+    hyperparameters = "\n".join(lines)
+    doc = f"{AGENTS[agent].help}.\n\n{inspect.getdoc(Trainer)}\n\nHyperparameters:\n{hyperparameters}\n"
+    return type(name, (Trainer,), {"agent": agent, "__doc__": doc, "__module__": __name__})
+
+
+def __getattr__(name: str) -> Any:
+    if name in CLASSES:
+        return trainer(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

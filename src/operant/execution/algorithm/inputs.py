@@ -1,0 +1,319 @@
+"""Environments that a program gives to the classes of `operant.execution.algorithm.fit`, to train, evaluate and play in."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+from operant.envs import catalog
+from operant.envs.env_spec import is_environment, is_native, lacking
+from operant.envs.gymnasium.games import whole_games
+from operant.envs.gymnasium.preprocessing import Preprocessed, within
+from operant.envs.vector import create
+from operant.envs.vector.base import VectorEnv
+from operant.errors import SpaceError, SpecError, UsageError, value_error, whole
+from operant.execution.play import PlayConfig, environment
+from operant.spec.run import RunConfig
+from operant.spec.spaces import Codec, Spaces
+from operant.training.environments import evaluation_count, host_vector
+
+POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
+"""Policy names that other libraries take as the argument before the environment."""
+
+
+def create_envs(
+    env_name: str,
+    n: int = 1,
+    preprocess: bool = True,
+    max_frame: bool = False,
+    **kwargs: Any,
+) -> list[Any]:
+    """Make several Gymnasium environments.
+
+    Args:
+        env_name: id, such as `CartPole-v1` or `PongNoFrameskip-v4`.
+        n: how many.
+        preprocess: whether to treat observations as Atari frames (grey, 84 x 84, every fourth frame, stacks of four).
+        max_frame: with `preprocess`: take the maximum over the last two frames, which removes flicker.
+        kwargs: arguments of the environment itself.
+
+    Raises:
+        SpecError: the id is unknown, the observations are not frames that can be preprocessed, or `n` or `max_frame` is
+            of another type.
+    """
+    n = whole("n", n)
+    if not isinstance(max_frame, bool):  # other libraries take the number of skipped frames here
+        raise value_error("max_frame", "True or False", max_frame)
+    if max_frame and not preprocess:
+        raise value_error("max_frame", "False without preprocess", max_frame, "Set preprocess=True.")
+    if preprocess:
+        from operant.envs.gymnasium.atari import preprocessed
+
+        return [preprocessed(env_name, max_frame=max_frame, **kwargs) for _ in range(n)]
+    source = catalog.resolve(env_name, arguments=kwargs)
+    limit, made = source.own_limit(), [source.make() for _ in range(n)]
+    return made if limit is None else [gymnasium.wrappers.TimeLimit(env, limit) for env in made]
+
+
+def is_id(envs: Any) -> bool:
+    """Tell whether environments are given by id, or are objects exactly like those that Gymnasium makes of their id."""
+    if isinstance(envs, list | tuple):
+        return all(map(is_id, envs)) and len(set(map(_id, envs))) == 1
+    if isinstance(envs, str):
+        return True
+    if isinstance(envs, Preprocessed):  # its spec does not tell of the preprocessing
+        return False
+    spec = getattr(envs, "spec", None) if isinstance(envs, gymnasium.Env) else None
+    if spec is None or spec.id not in gymnasium.registry:
+        return False
+    own = gymnasium.spec(spec.id)
+    told = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
+    limits = (spec.max_episode_steps, spec.additional_wrappers)
+    return told == own.kwargs and limits == (own.max_episode_steps, own.additional_wrappers)
+
+
+def _id(env: Any) -> str:
+    """Return the id of an environment for which `is_id` is true."""
+    return catalog.full_id(env) if isinstance(env, str) else str(env.spec.id)
+
+
+def refuse_no_environments(envs: Any) -> None:
+    """Refuse what cannot be an environment; the contents of lists and dicts are not looked at.
+
+    Raises:
+        SpecError: it cannot be one; says what can be given.
+    """
+    if isinstance(envs, list | tuple) and not envs:
+        raise value_error("envs", "at least one environment", envs)
+    remedy = lacking(envs).strip()
+    if isinstance(envs, str) and envs in POLICIES:
+        remedy = "Leave it out: networks follow from the observations, or are given as model."
+    elif (
+        isinstance(envs, str | Path | Mapping | list | tuple | VectorEnv)
+        or callable(envs)
+        or is_environment(envs)
+    ):
+        return
+    must = "an id, an environment, its class or a function that makes it, a list of these, or a vector"
+    raise value_error("envs", must, envs, remedy)
+
+
+def refuse_other_count(envs: Any, n_envs: int | None) -> None:
+    """Refuse a number of environments other than that of the environments given.
+
+    Raises:
+        SpecError: the numbers differ.
+    """
+    if isinstance(envs, list | tuple):
+        create.expect_count("n_envs", n_envs, len(envs), "the list")
+    elif isinstance(envs, VectorEnv | gymnasium.vector.VectorEnv):
+        create.expect_count("n_envs", n_envs, envs.num_envs, "the vector")
+    elif is_environment(envs) and not is_native(envs):
+        create.expect_count("n_envs", n_envs, 1, "the object")
+
+
+def makes(env: Any) -> bool:
+    """Tell whether what was given makes environments: those are closed here, an object by whoever made it."""
+    return isinstance(env, str) or callable(env)
+
+
+def encoded(codec: Codec, observation: Any, unflatten: Callable[[Any], Any], name: str) -> tuple[Any, bool]:
+    """Return a Gymnasium observation in the structure of the specification, and whether it is a batch of several.
+
+    Raises:
+        SpaceError: it is not an observation of the environment of this name.
+    """
+    try:
+        batched = codec.observation.is_batch(observation)
+        codec.observation.refuse_changed(observation)
+        return unflatten(codec.encode(observation, batched)), batched
+    except SpaceError:
+        raise
+    except KeyError as error:
+        what = f"no entry {error}"
+    except (IndexError, TypeError, ValueError):
+        what = f"{type(observation).__name__} of another structure"
+    raise SpaceError(f"observation must be what {name} returns, or several such in one. Received: {what}.")
+
+
+def made_again(env: Any, render_mode: str | None = None) -> Any:
+    """Make another environment like the one given.
+
+    Raises:
+        SpecError: no other can be made like it.
+    """
+    if isinstance(env, Preprocessed):
+        return Preprocessed(made_again(env.env, render_mode), env.settings)
+    if makes(env):
+        return env  # it makes environments, and will make another
+    give = "Give one: play(env=...), an object, class or function; eval_envs=... to evaluate while it trains."
+    spec = getattr(env, "spec", None)
+    if spec is None:
+        raise SpecError(f"{env!r} was not made by gymnasium.make, so no other can be made like it. {give}")
+    if within(env) is not None:  # preprocessing, of which a spec tells nothing
+        raise SpecError(f"{env!r} wraps preprocessing, so no other can be made like it. {give}")
+    own = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
+    shows = {} if render_mode is None else {"render_mode": render_mode}  # not all environments take it
+    try:
+        made = gymnasium.make(dataclasses.replace(spec, kwargs=own), **shows)
+    except Exception as error:  # an environment may raise anything
+        raise SpecError(
+            f"No other can be made like {env!r}: {type(error).__name__}: {str(error).rstrip('.')}. {give}"
+        ) from error
+    _share_statistics(env, made)
+    return made
+
+
+def _share_statistics(env: Any, other: Any) -> None:
+    """Have `other` normalise by the running moments of `env`, since the policy has learnt with them."""
+    for kind, moments in (
+        (gymnasium.wrappers.NormalizeObservation, "obs_rms"),
+        (gymnasium.wrappers.NormalizeReward, "return_rms"),
+    ):
+        for one, like in zip(_layers(env, kind), _layers(other, kind), strict=True):
+            setattr(like, moments, getattr(one, moments))
+            like.update_running_mean = False
+
+
+def _layers(env: Any, kind: type) -> list[Any]:
+    """Return the wrappers of a kind around an environment, from the outermost."""
+    found = []
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, kind):
+            found.append(env)
+        env = env.env
+    return found
+
+
+def evaluation_envs(run: RunConfig, envs: Any, given: Any, spaces: Spaces) -> VectorEnv | None:
+    """Make the environments in which the policy of a run is evaluated; None if it is not evaluated.
+
+    Args:
+        run: options of the run.
+        envs: the training environments.
+        given: the environments to evaluate in, in any form that `envs` may have; None: others like `envs`.
+        spaces: of the training environments.
+
+    Raises:
+        UsageError: `given` without `eval_frequency`.
+        SpecError: no others can be made, or `given` are objects that are also used for training.
+        SpaceError: `given` have other states or actions.
+    """
+    if run.eval_frequency is None:
+        if given is not None:
+            raise UsageError(
+                "eval_envs are for evaluations. Received: eval_envs without eval_frequency. Give both."
+            )
+        return None
+    count = evaluation_count(run)
+    if given is None:
+        given = _others(envs, count)
+    else:
+        refuse_shared("eval_envs", envs, given)
+    if isinstance(given, str):
+        alike = catalog.full_id(given) == catalog.full_id(run.env)
+        own = {} if alike else {"env_kwargs": None, "max_episode_timesteps": None}  # meant for training
+        env = host_vector(run.replace(env=given, **own), count)
+    elif callable(given):
+        env = host_vector(run, count, given)
+    else:  # used as they are: options are for those made from an id or a class
+        made = run.replace(env_kwargs=None, preprocess=False, max_frame=False)
+        number = len(given) if isinstance(given, list | tuple) else getattr(given, "num_envs", 1)
+        env = host_vector(made, count if is_native(given) else number, given)
+    if env.spaces != spaces:
+        if all(map(makes, given if isinstance(given, list | tuple) else [given])):
+            env.close()
+        raise SpaceError(
+            f"eval_envs must have the states and actions of envs, {spaces.to_spec()}. Received: {env.spaces.to_spec()}."
+        )
+    return env
+
+
+def _others(envs: Any, count: int) -> Any:
+    """Return `count` environments like the training environments, or what makes such environments."""
+    several = isinstance(envs, list | tuple)
+    if isinstance(envs, gymnasium.Env) or several:
+        return [made_again(envs[i % len(envs)] if several else envs) for i in range(count)]
+    if makes(envs) or is_native(envs):
+        return envs
+    raise SpecError(
+        f"To evaluate, environments like those that train are made, and no others can be made like {envs!r}. Give eval_envs."
+    )
+
+
+def refuse_shared(argument: str, envs: Any, others: Any) -> None:
+    """Refuse training objects for evaluation or play: those would end the episodes of training, which would not notice.
+
+    Raises:
+        SpecError: an object is in both; names the argument.
+    """
+    one, other = (each if isinstance(each, list | tuple) else [each] for each in (envs, others))
+    stateful = gymnasium.Env | gymnasium.vector.VectorEnv | VectorEnv
+    inner = {id(getattr(env, "unwrapped", env)) for env in one if isinstance(env, stateful)}
+    for env in other:
+        if isinstance(env, stateful) and id(getattr(env, "unwrapped", env)) in inner:
+            raise value_error(argument, "other objects than those that train", env, "Make others.")
+
+
+def play_env(config: PlayConfig, envs: Any, given: Any, spaces: Spaces, lives: bool) -> VectorEnv:
+    """Make the environment to play in: from what was given, or one more like the training environments.
+
+    Args:
+        config: options of playing; its environment is the run's.
+        envs: the training environments.
+        given: one environment, or what makes one; None: none was given.
+        spaces: of the training environments.
+        lives: whether the policy learnt with an episode for each life: FIRE is then pressed for it after a lost life.
+
+    Raises:
+        SpecError: no other can be made, or `given` is not a single environment or is also used for training.
+        SpaceError: `given` has other states or actions.
+    """
+    if given is not None:
+        return _given(config, envs, given, spaces, lives)
+    first = envs[0] if isinstance(envs, list | tuple) else envs
+    if isinstance(first, str):
+        return environment(config, lives=lives)
+    if callable(first) or is_native(first):
+        return environment(config, first, lives)
+    if not isinstance(first, gymnasium.Env):
+        raise SpecError(
+            f"play makes an environment like the first one, and cannot make another {first!r}. Give one: play(env=...)."
+        )
+    limit = config.max_episode_timesteps
+    other = made_again(first, "rgb_array" if config.watched else None)
+    made = create.create(other, mode="in-process", max_episode_timesteps=limit)
+    return whole_games(made) if lives else made
+
+
+def _given(config: PlayConfig, envs: Any, given: Any, spaces: Spaces, lives: bool) -> VectorEnv:
+    """Make one environment from what was given, and check that it has the spaces of the training environments."""
+    if not (makes(given) or is_environment(given)) or isinstance(given, gymnasium.vector.VectorEnv):
+        raise value_error("env", "one environment: an id, an object, a class or a function", given)
+    trains = envs if isinstance(envs, list | tuple) else [envs]
+    if isinstance(given, str):
+        known = catalog.full_id(given) == catalog.full_id(config.env)
+    else:
+        known = any(given is each for each in trains)
+    if not known:
+        config = config.replace(env_kwargs=None, max_episode_timesteps=None)
+    if isinstance(given, str):
+        made = environment(config.replace(env=given), lives=lives)
+    elif callable(given) or is_native(given):  # which preprocess by themselves if at all
+        made = environment(config.replace(preprocess=False, max_frame=False), given, lives)
+    else:
+        refuse_shared("env", envs, given)
+        made = create.create(given, mode="in-process")
+        made = whole_games(made) if lives else made
+    if made.spaces != spaces:
+        if makes(given):
+            made.close()
+        raise SpaceError(
+            f"env must have the states and actions of those that train. Their own: {spaces.to_spec()}. "
+            f"Those of {made.name}: {made.spaces.to_spec()}."
+        )
+    return made

@@ -1,0 +1,192 @@
+"""Exported policies, loaded to act."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from operant.errors import CheckpointError, SpaceError, UsageError
+from operant.execution.export import FORMATS, require
+from operant.execution.export.interface import VERSION, Flat, Interface
+
+Run = Callable[[Flat], Mapping[str, Any]]
+
+
+class Policy:
+    """A policy that acts and does not learn. Made by `load_policy`.
+
+    Args:
+        interface: its inputs and outputs.
+        run: computes outputs from inputs, by name.
+    """
+
+    def __init__(self, interface: Interface, run: Run) -> None:
+        self.interface = interface
+        self.spaces = interface.spaces
+        self._run = run
+
+    def initial_internals(self) -> Any:
+        """Return the recurrent state at the start of an episode; empty for a feed-forward policy."""
+        return _nested(self.interface.initial) if self.interface.initial else ()
+
+    def act(self, states: Any, internals: Any = None) -> Any:
+        """Choose the best actions, as `agent.act(states, internals, independent=True)`.
+
+        Args:
+            states: one state in the structure of the specification, masks included, or several along a leading axis.
+            internals: recurrent state: what `initial_internals` or the previous call returned.
+
+        Returns:
+            Actions in the structure of the specification; `(actions, internals)` if `internals` were given.
+
+        Raises:
+            SpaceError: states or internals do not fit.
+            UsageError: the policy is recurrent, and `internals` are missing.
+        """
+        observation = self.spaces.observe(states, None)
+        batch = self.spaces.states.batch_shape(observation)
+        if len(batch) > 1:
+            raise SpaceError(f"states may have one leading axis. Received: {len(batch)} leading axes.")
+        if self.interface.initial and internals is None:
+            raise UsageError("A recurrent policy needs internals. Start with initial_internals().")
+        if not batch:
+            observation = {name: x[None] for name, x in observation.items()}
+        before = self._internals(internals, batch)
+        actions, after = self.interface.write(self._run(self.interface.read(observation, before)))
+        if not batch:
+            actions, after = ({k: x[0] for k, x in flat.items()} for flat in (actions, after))
+        emitted = self.spaces.actions.unflatten(actions)
+        return emitted if internals is None else (emitted, _nested(after) if after else ())
+
+    def choose(self, observation: Flat, internals: Flat, first: np.ndarray, row: int) -> tuple[Flat, Flat]:
+        """Act in a vector of environments: on stored observations `[n, ...]`, with internals `[n, ...]` by path.
+
+        Args:
+            observation: flat, as vector environments return it.
+            internals: those after the previous row.
+            first: `[n]`, True where an episode begins, so that the internals start anew.
+            row: number of the call; not used here.
+        """
+        begun = {
+            path: np.where(first.reshape(-1, *[1] * x.ndim), x[None], internals[path])
+            for path, x in self.interface.initial.items()
+        }
+        return self.interface.write(self._run(self.interface.read(observation, begun)))
+
+    def start(self, n: int) -> Flat:
+        """Return the internals of `n` actors at the start of an episode, for `choose`."""
+        return {path: np.repeat(x[None], n, axis=0) for path, x in self.interface.initial.items()}
+
+    def _internals(self, internals: Any, batch: tuple[int, ...]) -> Flat:
+        given = _flat(internals)
+        expected = {path: (*batch, *x.shape) for path, x in self.interface.initial.items()}
+        received = {path: np.shape(x) for path, x in given.items()}
+        if expected != received:
+            raise SpaceError(f"internals must have the shapes {expected}. Received: {received}.")
+        return given if batch else {path: np.asarray(x)[None] for path, x in given.items()}
+
+
+def _nested(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, x in flat.items():
+        *branches, last = path.split("/")
+        branch = tree
+        for key in branches:
+            branch = branch.setdefault(key, {})
+        branch[last] = x
+    return tree
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(tree, Mapping):
+        return {
+            name: x for key, branch in tree.items() for name, x in _flat(branch, f"{prefix}{key}/").items()
+        }
+    return {prefix[:-1]: tree} if prefix else {}
+
+
+def load_policy(path: str | Path, filename: str | None = None) -> Policy:
+    """Load a policy that `agent.save(format='stablehlo' or 'onnx')` wrote.
+
+    Args:
+        path: the file, or the folder that holds it.
+        filename: its name in the folder, with or without suffix (default: the newest).
+
+    Raises:
+        CheckpointError: there is none, or it cannot be read.
+        UsageError: the package that runs the format is not installed.
+    """
+    file = _found(Path(path), filename)
+    interface = _interface(file)
+    run = _onnx(file) if file.suffix == FORMATS["onnx"] else _stablehlo(file)
+    return Policy(interface, run)
+
+
+def _found(path: Path, filename: str | None) -> Path:
+    suffixes = tuple(FORMATS.values())
+    if path.is_file() and path.suffix in suffixes:
+        return path
+    names = [f"{filename or '*'}{suffix}" for suffix in ("", *suffixes)]
+    found = [
+        p for name in names for p in path.glob(name) if p.suffix in suffixes and not p.name.startswith(".")
+    ]
+    if not found:
+        named = "" if filename is None else f" {filename!r}"
+        raise CheckpointError(
+            f"There is no exported policy{named} ({', '.join(suffixes)}) in {str(path)!r}. "
+            "Write one: agent.save(directory, format='onnx')."
+        )
+    return max(found, key=lambda p: p.stat().st_mtime_ns)
+
+
+def _interface(file: Path) -> Interface:
+    beside = file.with_name(f"{file.name}.json")
+    try:
+        data = json.loads(beside.read_text(encoding="utf-8"))
+        if data["version"] != VERSION:
+            raise CheckpointError(
+                f"{str(beside)!r} is of version {data['version']}, and this operant reads version {VERSION}. Use the operant "
+                "that wrote it, or export anew."
+            )
+        return Interface.from_json(data)
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
+        raise CheckpointError(
+            f"The description {str(beside)!r} of an exported policy cannot be read: {error}"
+        ) from None
+
+
+def _onnx(file: Path) -> Run:
+    require("onnx", "onnxruntime")
+    from onnxruntime import InferenceSession
+
+    try:
+        session = InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    except Exception as error:  # the runtime's errors have no base of their own
+        raise CheckpointError(f"The policy {str(file)!r} cannot be read: {error}") from None
+    names = [output.name for output in session.get_outputs()]
+    return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
+
+
+def _stablehlo(file: Path) -> Run:
+    require("stablehlo", "flatbuffers")
+    import jax
+    from jax import export
+
+    try:
+        exported = export.deserialize(bytearray(file.read_bytes()))
+    except Exception as error:  # what a damaged file raises depends on where it is damaged
+        raise CheckpointError(f"The policy {str(file)!r} cannot be read: {error}") from None
+    call = jax.jit(exported.call)
+    return lambda inputs: jax.device_get(call(inputs))

@@ -1,0 +1,446 @@
+"""Watch a trained policy play: statistics over episodes, a window, videos, pictures."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from operant.errors import SpaceError, SpecError, as_folder, quoted, shown, suggest, working_directory
+from operant.spec import Config, checked, data_only, option, plain, refuse_places
+from operant.spec.run import ENVIRONMENTS, argument_faults
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from operant.agents.base.learner import Learner, Train
+    from operant.checkpoint import Checkpoint
+    from operant.envs.vector.base import VectorEnv
+    from operant.execution.render import Output
+    from operant.training.episodes import Finished
+
+PLAY = 1
+"""Marks the seeds of playing: those of environments and evaluations (`Evaluation.run`) have 0 in this place."""
+
+
+class PlayConfig(Config):
+    """Options of `operant play`."""
+
+    env: str = option("", "Environment id (default: the run's)")
+    env_kwargs: dict[str, Any] | None = option(
+        None, f"{ENVIRONMENTS}\n(default: the run's, of which these replace those of the same name)"
+    )
+    run_dir: str | None = option(None, "Folder of a run or of a saved agent, whose policy plays")
+    best: bool = option(
+        False, "With a run: the policy of its best evaluation (--eval-frequency) instead of the newest"
+    )
+    policy: str | None = option(None, "Exported policy (.onnx or .stablehlo file) that plays")
+    weights: tuple[str, ...] = option((), "Path(s) to model(s) weight(s) to be loaded by agent output_models")
+    episodes: int = option(1, "Episodes to play", low=1)
+    max_steps: int | None = option(None, "Environment steps after which to stop", low=1)
+    max_episode_timesteps: int | None = option(
+        None, "Time limit of an episode, if shorter than the environment's own", low=1
+    )
+    seed: int = option(
+        0, "Random seed (the episodes are not those of training with this seed)", low=0, high=2**32 - 1
+    )
+    preprocess: bool = option(
+        False, "If specified, states will be treated as atari frames\nand preprocessed accordingly"
+    )
+    max_frame: bool = option(False, "If specified, max & skip will be applied during preprocessing")
+    action_idx: int = option(
+        0, "Index of action output by agent.model: 0 the best, 1 one drawn from the policy", low=0, high=1
+    )
+    render: bool = option(False, "If specified, the gameplay will be rendered")
+    video_dir: str | None = option(
+        None, "Path to directory to save the resulting gameplay video (one mp4 an episode)"
+    )
+    frame_dir: str | None = option(None, "Path to directory to save game frames (jpg)")
+    frame_delay: float = option(0.0, "Delay between rendered frames", unit="seconds", low=0.0)
+    frame_frequency: int = option(1, "If --frame-dir is specified, save frames every n frames.", low=1)
+    quiet: bool = option(False, "If specified, nothing is printed")
+
+    def check(self) -> Iterator[str]:
+        """Refuse options that contradict one another, and folders that cannot be made."""
+        yield from argument_faults(self.env_kwargs)
+        for name in ("video_dir", "frame_dir"):
+            try:
+                as_folder(name, getattr(self, name) or ".")
+            except SpecError as fault:
+                yield str(fault)
+        if self.best and self.run_dir is None:
+            yield "best is for a run's folder. Received: best=True without run_dir. Give the folder: operant play RUN --best."
+        if self.policy is None:
+            return
+        if self.run_dir is not None or self.weights:
+            yield "policy, run_dir and weights all say what plays. Give one of them."
+        if self.action_idx == 1:
+            yield "An exported policy takes its best actions only. Received: action_idx=1. Leave it out."
+
+    @property
+    def watched(self) -> bool:
+        """Whether pictures are needed."""
+        return self.render or self.video_dir is not None or self.frame_dir is not None
+
+
+class Played(NamedTuple):
+    """The results of playing."""
+
+    rewards: list[float]
+    """Return of each whole episode."""
+    lengths: list[int]
+    """Environment steps of each."""
+    files: list[Path]
+    """Videos and pictures that were written, in order."""
+
+    def __str__(self) -> str:
+        if not self.rewards:
+            return "No episode ended."
+        mean, std = np.mean(self.rewards), np.std(self.rewards)
+        if len(self.rewards) == 1:
+            return f"Total reward: {self.rewards[0]:g}"
+        length = np.mean(self.lengths)
+        return f"{len(self.rewards)} episodes: mean reward {mean:.2f} (standard deviation {std:.2f}), mean length {length:.1f}"
+
+
+def run(
+    learner: Learner,
+    train: Train,
+    env: VectorEnv,
+    config: PlayConfig,
+    call: int = 0,
+    *,
+    leave_open: bool = False,
+    base: Path | None = None,
+) -> Played:
+    """Play episodes on a vector of one environment, which is closed afterwards unless `leave_open`; each `call` plays different ones.
+
+    Folders are relative to `base`; None: to the working directory.
+    """
+    from operant.training.evaluate import evaluate
+
+    return _shown(
+        lambda env: evaluate(
+            learner,
+            train,
+            env,
+            config.episodes,
+            seed=_root(config.seed, call),
+            explore=config.action_idx == 1,
+            max_steps=config.max_steps,
+        ),
+        env,
+        config,
+        leave_open,
+        base,
+    )
+
+
+def _root(seed: int, call: int = 0) -> int:
+    """Return the root seed of the episodes of a call; it differs from the one that training with this seed uses."""
+    return int(np.random.SeedSequence([seed, call, PLAY]).generate_state(1)[0] >> 1)
+
+
+def _shown(
+    play: Callable[[VectorEnv], list[Finished]],
+    env: VectorEnv,
+    config: PlayConfig,
+    leave_open: bool = False,
+    base: Path | None = None,
+) -> Played:
+    """Play on a vector whose frames go where the options say; it is closed afterwards unless it is to be left open."""
+    from operant.execution.render import Watched
+
+    outputs: list[Output] = []
+    with contextlib.ExitStack() as stack:
+        if not leave_open:
+            stack.callback(env.close)
+        watched = env
+        if config.watched:
+            outputs = _outputs(env, config, base)
+            for output in outputs:
+                stack.callback(output.end)
+            watched = Watched(env, outputs)
+        finished = play(watched)
+    files = [path for output in outputs for path in output.files]
+    return Played([e.reward for e in finished], [e.length for e in finished], files)
+
+
+def _outputs(env: VectorEnv, config: PlayConfig, base: Path | None) -> list[Output]:
+    """Make the outputs that the options ask for."""
+    from operant.execution.render import Pictures, Video, Window, frame_rate
+
+    outputs: list[Output] = []
+    if config.video_dir is not None:
+        outputs.append(Video(config.video_dir, frame_rate(env), base))
+    if config.frame_dir is not None:
+        outputs.append(Pictures(config.frame_dir, config.frame_frequency, base))
+    if config.render:
+        outputs.append(Window(env.name, config.frame_delay))
+    return outputs
+
+
+def play(config: PlayConfig, agent: Any = None, **options: Any) -> Played:
+    """Play with the policy of a run, of a saved agent, or of files of weights.
+
+    Args:
+        config: what to play, and how to show it.
+        agent: specification of the agent, if it is not that of the run.
+        options: hyperparameters beside it (the networks must be those that were trained).
+
+    Raises:
+        OperantError: what is asked for is not there, or does not fit.
+    """
+    if config.policy is not None:
+        if agent is not None or options:
+            raise SpecError("An exported policy plays without an agent. Leave the agent and its options out.")
+        return _exported(config, config.policy)
+    base = working_directory()  # the environment may change the working directory
+    return run(*_prepared(config, agent, options), config, base=base)
+
+
+def _prepared(config: PlayConfig, agent: Any, options: dict[str, Any]) -> tuple[Learner, Train, VectorEnv]:
+    """Return the learner that plays, its state, and the environment; whatever else was read is released."""
+    from operant.agents.base.agent_spec import define, define_saved, from_file
+    from operant.agents.base.learner import Learner
+    from operant.training.session import fitting
+
+    found = None if config.run_dir is None else _newest(config.run_dir, config.best)
+    saved = None if found is None else _specification(found)
+    if saved is None and agent is None:
+        raise SpecError(
+            "play needs an agent or run_dir: `operant play <agent> --env ...` or `operant play RUN`."
+        )
+    guard: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if found is not None and saved is not None and (agent is None or not options):
+        what = f"The checkpoint {shown(found.path)!r}"
+        agent = define_saved(saved["agent"], what, None if agent is None else define(agent))
+        guard = from_file(what)
+    definition = define(agent, **options)
+    if found is None:  # else the networks are those of the checkpoint
+        definition = fitting(definition, config.weights)
+    # Absolute, since they are read after the environment is made, which may change the working directory.
+    weights = tuple(path and str(Path(path).absolute()) for path in config.weights)
+    env = environment(config)
+    try:
+        definition = definition.limited(env.max_episode_timesteps)
+        if saved is not None:
+            _expect_spaces(str(config.run_dir), saved["spaces"], env)
+        # As many actors as a block needs that can be divided into minibatches: playing does not depend on them.
+        actors = saved["parallel_interactions"] if saved else getattr(definition.config, "mini_batches", 1)
+        with guard:
+            learner = Learner(definition.cls.create(definition.config, env.spaces, actors))
+        train = _train(learner, config.replace(weights=weights), found)
+    except BaseException:
+        env.close()
+        raise
+    return learner, train, env
+
+
+def _specification(found: Checkpoint) -> Mapping[str, Any]:
+    """Return what a checkpoint says of its agent; refuse weights alone, which are checkpoints, too."""
+    saved = found.header.get("specification")
+    parts = ("agent", "spaces", "parallel_interactions")
+    if not isinstance(saved, Mapping) or not all(part in saved for part in parts):
+        raise SpecError(
+            f"{shown(found.path)!r} does not hold an agent. Weights are played by: operant play AGENT --env ... --weights {shown(found.path)}"
+        )
+    return saved
+
+
+def _expect_spaces(run: str, saved: Any, env: VectorEnv) -> None:
+    """Refuse an environment whose spaces do not fit a policy. Bounds may differ: the environment's hold."""
+    from operant.spec.spaces import Spaces
+
+    trained = Spaces.from_spec(saved)
+    for kind in ("states", "actions"):
+        own, given = _shapes(getattr(trained, kind)), _shapes(getattr(env.spaces, kind))
+        if own != given:
+            raise SpaceError(
+                f"{run!r} was trained on other {kind} than those of {env.name}. Its own: {own}. The environment's: {given}. "
+                "Play it in an environment like its own."
+            )
+
+
+def _shapes(space: Any) -> str:
+    """Return names, types and shapes of a space's components."""
+    return ", ".join(
+        f"{name} {leaf.type} {leaf.shape}{f' below {leaf.num_values}' if leaf.num_values is not None else ''}"
+        for name, leaf in space.components.items()
+    )
+
+
+def _exported(config: PlayConfig, path: str) -> Played:
+    """Play with an exported policy."""
+    from operant.execution.export.exported_policy import load_policy
+    from operant.training.evaluate import run_episodes
+
+    base = working_directory()  # the environment may change the working directory
+    policy, env, seed = load_policy(path), environment(config), _root(config.seed)
+    try:
+        for kind in ("states", "actions"):
+            own, given = getattr(policy.spaces, kind), getattr(env.spaces, kind)
+            if own != given:
+                raise SpaceError(
+                    f"The policy {path!r} does not fit {env.name}: its {kind} are {own.to_spec()}, the environment's {given.to_spec()}."
+                )
+        if set(policy.spaces.masks) != set(env.spaces.masks):
+            raise SpaceError(
+                f"The policy {path!r} does not fit {env.name}: it has masks for {list(policy.spaces.masks)}, the environment for {list(env.spaces.masks)}."
+            )
+    except BaseException:
+        env.close()
+        raise
+    return _shown(
+        lambda env: run_episodes(
+            policy.choose, policy.start(env.num_envs), env, config.episodes, seed, config.max_steps
+        ),
+        env,
+        config,
+        base=base,
+    )
+
+
+def _newest(directory: str, best: bool) -> Checkpoint:
+    """Return the newest whole checkpoint of a run or of a saved agent, or that of a run's best evaluation."""
+    from operant import checkpoint
+    from operant.training.run_dir import BEST, runs_within
+
+    folder = Path(directory).absolute()  # its arrays are read after the environment is made
+    if best:
+        place = folder / BEST
+        found = checkpoint.newest(place) if place.is_dir() else None
+        if found is not None:
+            return found
+        if not runs_within(directory):
+            raise SpecError(
+                f"The run {directory!r} has no best evaluation. Train with --eval-frequency, or leave best out for the newest policy."
+            )
+    else:
+        for place in (folder / "checkpoints", folder):
+            found = checkpoint.newest(place) if place.is_dir() else None
+            if found is not None:
+                return found
+    remedy = runs_within(directory) or " Give the folder of a run or of a saved agent."
+    raise SpecError(f"There is no checkpoint in run_dir={directory!r}.{remedy}")
+
+
+def _train(learner: Learner, config: PlayConfig, found: Checkpoint | None) -> Train:
+    """Make the state that acting needs, without a replay memory: that of a checkpoint, or that of an untrained agent."""
+    import jax
+
+    from operant.agents.base.learner import Train
+    from operant.training.session import load_weights
+
+    key, hyper = jax.random.key(config.seed), learner.hyper()
+    shapes = jax.eval_shape(learner.init, key, hyper)
+    if found is not None:
+        parts = {
+            name: found.part("train", getattr(shapes, name), name) for name in ("state", "hyper", "counters")
+        }
+        train = Train(memory=(), key=key, **parts)
+    else:
+        train = jax.jit(lambda key: learner.init(key, hyper)._replace(memory=()))(key)
+    if config.weights:
+        state = load_weights(learner.algorithm, train.state, config.weights)
+        train = train._replace(state=state)
+    return train
+
+
+def environment(config: PlayConfig, given: Any = None, lives: bool = True) -> VectorEnv:
+    """Make the one environment, such that it gives pictures if they are asked for.
+
+    Args:
+        config: what to play, and how to show it.
+        given: a class or a function that makes it, or a JAX-native object, instead of the id.
+        lives: whether the policy learnt with an episode for each life, if no run's folder says: FIRE continues a game then.
+
+    Raises:
+        SpecError: it cannot be made, or cannot be shown.
+    """
+    from operant.envs.catalog import full_id, resolve
+    from operant.envs.gymnasium.games import whole_games
+    from operant.envs.vector import create
+
+    name = config.env if given is None else given
+    told = {"preprocess": config.preprocess, "max_frame": config.max_frame}
+    limit = config.max_episode_timesteps
+    file = Path(config.run_dir or "") / "run.json"
+    if config.run_dir is not None and file.is_file():
+        from operant.tracking.runs import read_run
+
+        record = read_run(file)
+        saved = record["run"]
+        if name == "" or (isinstance(name, str) and full_id(name) == full_id(saved["env"])):
+            told = {key: value or bool(saved.get(key, False)) for key, value in told.items()}
+            lives = bool(saved.get("episodic_life", lives))
+            limit = saved.get("max_episode_timesteps") if limit is None else limit
+            config = _with_arguments(config, saved.get("env_kwargs") or {}, str(file.parent))
+        if not name:
+            name = saved["env"]
+            source = f"The run {str(file.parent)!r}"
+            with data_only(
+                source, f"Give the environment yourself, if you trust it: --env {quoted(name)} (env=)."
+            ):
+                try:
+                    resolve(name, arguments=config.env_kwargs)
+                except SpecError as error:
+                    if not record.get("given"):
+                        raise
+                    raise SpecError(
+                        f"{source} was trained in environments that its program made, which cannot be made again from {name!r}: {error} "
+                        "Give one: --env module:Name (env=)."
+                    ) from None
+    if not name:
+        why = " A saved agent does not say its environment." if config.run_dir is not None else ""
+        raise SpecError(f"env must be given: an environment id such as CartPole-v1 (--env, env=).{why}")
+    if config.watched and resolve(name).is_native:
+        name = _counterpart(name)
+    arguments: dict[str, Any] = {key: True for key, value in told.items() if value}
+    if config.watched:
+        arguments["render_mode"] = "rgb_array"
+    mode: Any = "in-process" if config.watched else "auto"
+    own = plain(config.env_kwargs or {})
+    make = functools.partial(create.create, name, 1, mode=mode, max_episode_timesteps=limit, env_kwargs=own)
+    try:
+        made = make(**arguments)
+        return whole_games(made) if lives else made
+    except SpecError as error:
+        if not (config.watched and "takes no argument 'render_mode'" in str(error)):
+            raise
+        if not isinstance(name, str | type):  # a function: it may make one that gives pictures anyway
+            return make()
+        raise SpecError(
+            f"{name!r} gives no pictures: it takes no argument 'render_mode'. Let it take one, with 'rgb_array' as in Gymnasium, "
+            "or play without render, video_dir and frame_dir."
+        ) from None
+
+
+def _with_arguments(config: PlayConfig, saved: Any, run: str) -> PlayConfig:
+    """Add a run's arguments of its environment to the given ones, which win; they must be data, and name no file or module."""
+    own = {**checked(PlayConfig, "env_kwargs", saved), **(config.env_kwargs or {})}
+    with data_only(f"The run {run!r}", "Give it yourself, if you trust it: --env-kwargs (env_kwargs=)."):
+        for name in own.keys() - (config.env_kwargs or {}).keys():
+            refuse_places(own[name], f"argument {name!r} of the environment,")
+    return config.replace(env_kwargs=own)
+
+
+def _counterpart(name: Any) -> str:
+    """Return the id of the Gymnasium environment that a JAX-native one equals, which gives pictures."""
+    import gymnasium
+
+    if not isinstance(name, str):
+        raise SpecError(
+            f"{name!r} cannot be rendered: it is JAX-native. Give env= one of Gymnasium's that is like it."
+        )
+    bare = name.rpartition(":")[2]
+    if bare not in gymnasium.registry:
+        known = [env for env in gymnasium.registry if "/" not in env]
+        raise SpecError(
+            f"{name!r} cannot be rendered, and Gymnasium has no {bare!r}.{suggest(bare, known, listed=False)} Give env= one that can."
+        )
+    return bare

@@ -1,0 +1,351 @@
+"""Outputs for the frames of episodes: videos, pictures, a window; and the vector that hands frames to them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+
+from operant.envs.validated_env import Checked
+from operant.envs.validation_errors import raised_at
+from operant.envs.vector.base import Flat, Step, VectorEnv
+from operant.errors import EnvironmentError, SpecError, UsageError, as_folder, working_directory
+
+
+class Output(Protocol):
+    """What takes the frames of episodes."""
+
+    files: list[Path]
+    """What was written."""
+
+    def frame(self, picture: np.ndarray, number: int) -> None:
+        """Take frame `number` of the episode, uint8 `[height, width, 3]`."""
+
+    def end(self) -> None:
+        """Finish an episode."""
+
+
+class Video:
+    """Writes one mp4 file (H.264) for each episode, to a folder that is relative to `base` (None: to the working directory)."""
+
+    def __init__(self, directory: str | Path, fps: float, base: Path | None = None) -> None:
+        self.directory = Path(directory)
+        self._place = as_folder("video_dir", (base or working_directory()) / directory)
+        self._place.mkdir(parents=True, exist_ok=True)
+        self.fps = fps
+        self.files: list[Path] = []
+        self._writer: Any = None
+        self._shape: tuple[int, ...] = ()
+        _leave_sound()
+        _needs("imageio_ffmpeg", "video_dir", "video")
+
+    def frame(self, picture: np.ndarray, number: int) -> None:
+        """Write a frame; a new episode opens a new file.
+
+        Raises:
+            SpecError: the frame has another size than those before.
+        """
+        import imageio_ffmpeg
+
+        if self._writer is None:
+            self._shape = picture.shape
+        elif picture.shape != self._shape:
+            sizes = " and ".join(f"{shape[1]}x{shape[0]}" for shape in (self._shape, picture.shape))
+            raise SpecError(
+                f"The pictures of a video must be of one size. Received: {sizes} (frame {number}). "
+                "Let render keep its size, or give frame_dir instead of video_dir."
+            )
+        # The codec takes even sizes only, and says nothing when it fails.
+        picture = np.pad(picture, ((0, picture.shape[0] % 2), (0, picture.shape[1] % 2), (0, 0)), mode="edge")
+        if self._writer is None:
+            path = _free(self._place, len(self.files), ".mp4")
+            self.files.append(self.directory / path.name)
+            size = (picture.shape[1], picture.shape[0])
+            self._writer = imageio_ffmpeg.write_frames(
+                str(path), size, fps=self.fps, macro_block_size=1, quality=7, ffmpeg_log_level="error"
+            )
+            with warnings.catch_warnings():
+                # It starts ffmpeg by a fork, about which JAX warns. The child runs no Python code between fork and exec.
+                warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+                self._writer.send(None)
+        self._writer.send(np.ascontiguousarray(picture))
+
+    def end(self) -> None:
+        """Close the episode's file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+class Pictures:
+    """Writes every n-th frame as ``00042.jpg`` to a folder that is relative to `base`, as for `Video`.
+
+    Episodes after the first, and all of them if earlier calls left frames there, get folders of their own in it, ``episode-001``.
+    """
+
+    def __init__(self, directory: str | Path, frequency: int, base: Path | None = None) -> None:
+        self.directory = Path(directory)
+        self._place = as_folder("frame_dir", (base or working_directory()) / directory)
+        self.frequency = frequency
+        self.files: list[Path] = []
+        self._episode = 0
+        self._folder: str | None = None
+        _leave_sound()
+        _needs("PIL", "frame_dir", "video")
+
+    def frame(self, picture: np.ndarray, number: int) -> None:
+        """Write a frame, if its number is due."""
+        from PIL import Image
+
+        if number % self.frequency:
+            return
+        if self._folder is None:
+            used = self._episode > 0 or next(self._place.glob("[0-9]*.jpg"), None) is not None
+            self._folder = _free(self._place, max(1, self._episode)).name if used else ""
+        file = Path(self._folder, f"{number:05d}.jpg")
+        place = self._place / file
+        place.parent.mkdir(parents=True, exist_ok=True)
+        self.files.append(self.directory / file)
+        Image.fromarray(picture).save(place, quality=95)
+
+    def end(self) -> None:
+        """Count the episode."""
+        self._episode += 1
+        self._folder = None
+
+
+class Window:
+    """Shows frames in a window."""
+
+    def __init__(self, title: str, delay: float) -> None:
+        self.title = title
+        self.delay = delay
+        self.files: list[Path] = []
+        self._screen: Any = None
+        _leave_sound()
+        _needs("pygame", "render", "classic")
+
+    def frame(self, picture: np.ndarray, number: int) -> None:
+        """Show a frame, for `delay` seconds at least."""
+        import pygame
+
+        size = (picture.shape[1], picture.shape[0])
+        try:
+            if self._screen is None or self._screen.get_size() != size:
+                pygame.display.init()
+                self._screen = pygame.display.set_mode(size)
+                pygame.display.set_caption(self.title)
+        except pygame.error as error:
+            raise UsageError(
+                f"render needs a display: {error}. Use video_dir or frame_dir, or set SDL_VIDEODRIVER=dummy."
+            ) from None
+        self._screen.blit(pygame.surfarray.make_surface(picture.swapaxes(0, 1)), (0, 0))
+        pygame.display.flip()
+        if any(event.type == pygame.QUIT for event in pygame.event.get()):
+            raise KeyboardInterrupt
+        time.sleep(self.delay)
+
+    def end(self) -> None:
+        """Leave the last frame standing."""
+
+
+def _leave_sound() -> None:
+    """Keep SDL, with which environments draw, from looking for a sound device: libraries complain at length if there is none."""
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+
+
+def _needs(module: str, name: str, extra: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise SpecError(f"{name} needs the package {module}. Install it: pip install 'operant[{extra}]'.")
+
+
+def _free(directory: Path, number: int, suffix: str = "") -> Path:
+    """Return a name that no earlier call has used."""
+    numbers = iter(range(number, 10**6))
+    return next(path for i in numbers if not (path := directory / f"episode-{i:03d}{suffix}").exists())
+
+
+class Watched(VectorEnv):
+    """A vector of one Gymnasium environment that hands every frame to outputs.
+
+    Args:
+        env: made with ``render_mode='rgb_array'``, in this process.
+        outputs: what takes the frames; told of the end of each episode.
+
+    Raises:
+        SpecError: the environment cannot be rendered.
+    """
+
+    def __init__(self, env: VectorEnv, outputs: Sequence[Output]) -> None:
+        self.num_envs, self.spaces, self.name, self.mode = 1, env.spaces, env.name, env.mode
+        self._env = env
+        self._outputs = outputs
+        self._picture = _renderer(env)
+        self._number, self._ended = 0, False
+
+    def reset(self, seed: int | None = None) -> Flat:
+        """Begin an episode and show its first frame."""
+        observation = self._env.reset(seed)
+        self._show()
+        return observation
+
+    def step(self, actions: Mapping[str, np.ndarray]) -> Step:
+        """Take an action and show what followed; the row after an episode's last one begins another."""
+        after = self._env.step(actions)
+        self._number = 0 if self._ended else self._number + 1
+        self._show()
+        self._ended = bool(after.terminated[0] | after.truncated[0])
+        if self._ended:
+            self._end()
+        return after
+
+    def close(self) -> None:
+        """Finish what is open."""
+        self._end()
+        self._env.close()
+
+    def _end(self) -> None:
+        for output in self._outputs:
+            output.end()
+
+    def _show(self) -> None:
+        picture = _picture_of(self._picture(), self.name)
+        for output in self._outputs:
+            output.frame(picture, self._number)
+
+
+class Filmed(gymnasium.Wrapper):
+    """A Gymnasium environment that hands every frame to an output.
+
+    Args:
+        env: made with ``render_mode='rgb_array'``.
+        output: what takes the frames; told of the end of each episode.
+    """
+
+    def __init__(self, env: Any, output: Output) -> None:
+        super().__init__(env)
+        _follow(env)
+        self._output = output
+        self._number = 0
+
+    def reset(self, **arguments: Any) -> Any:
+        """Begin an episode and show its first frame; one that was cut is finished first."""
+        self._output.end()
+        answer = self.env.reset(**arguments)
+        self._number = 0
+        self._show()
+        return answer
+
+    def step(self, action: Any) -> Any:
+        """Take a step and show what followed."""
+        answer = self.env.step(action)
+        self._number += 1
+        self._show()
+        return answer
+
+    def close(self) -> None:
+        """Finish what is open."""
+        self._output.end()
+        super().close()
+
+    def _show(self) -> None:
+        picture = _picture_of(_drawn(self.env), type(self.env.unwrapped).__name__)
+        self._output.frame(picture, self._number)
+
+
+def filmed(environment: Any, directory: str | Path, max_episode_timesteps: int | None = None) -> Checked:
+    """Make an environment that writes a video of each episode.
+
+    Args:
+        environment: the specification of a Gymnasium environment.
+        directory: where the videos go; made if it does not exist.
+        max_episode_timesteps: as `Environment.create` takes it.
+
+    Raises:
+        SpecError: it is no Gymnasium environment, or a package is missing.
+    """
+    from operant.envs.catalog import resolve
+
+    arguments = {"render_mode": "rgb_array"}
+    source = resolve(environment, max_episode_timesteps=max_episode_timesteps, arguments=arguments)
+    made = None if source.is_native else source.make()
+    if not isinstance(made, gymnasium.Env):
+        raise SpecError(f"{source.name!r} cannot be filmed: it is no Gymnasium environment.")
+    rate = float(made.metadata.get("render_fps") or 30)
+    return source.create(Filmed(made, Video(directory, rate)))
+
+
+def frame_rate(env: VectorEnv) -> float:
+    """Return the frames per second at which an environment wants to be shown; 30 if it does not say."""
+    return float(getattr(_inner(env), "metadata", {}).get("render_fps") or 30)
+
+
+def _renderer(env: VectorEnv) -> Callable[[], Any]:
+    inner = _inner(env)
+    if not hasattr(inner, "render"):
+        raise SpecError(f"{env.name!r} cannot be rendered: it is no Gymnasium environment.")
+    _follow(inner)
+    return lambda: _drawn(inner)
+
+
+def _mujoco(env: Any) -> Any:
+    """Return the renderer of a MuJoCo environment; None for others."""
+    return getattr(getattr(env, "unwrapped", env), "mujoco_renderer", None)
+
+
+def _follow(env: Any) -> None:
+    """Use the camera of a MuJoCo model that follows the body, unless another view was chosen.
+
+    From 1.4 on, Gymnasium's own camera stays where the episode begins, and whatever learns to run soon leaves its view.
+    """
+    renderer = _mujoco(env)
+    arguments = getattr(getattr(env, "spec", None), "kwargs", {})
+    if renderer is None or arguments.keys() & {"camera_id", "camera_name", "default_camera_config"}:
+        return
+    import mujoco
+
+    # -1, Gymnasium's own, if the model has no such camera.
+    renderer.camera_id = mujoco.mj_name2id(renderer.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
+
+
+def _drawn(env: Any) -> Any:
+    """Return a frame. MuJoCo looks for a display unless it is told that there is none."""
+    try:
+        return env.render()
+    except Exception as error:
+        if _mujoco(env) is None:
+            name, said = type(getattr(env, "unwrapped", env)).__name__, f": {error}" if str(error) else ""
+            raise EnvironmentError(
+                f"{name!r} raised {type(error).__name__} in render{said}{raised_at(error)}"
+            ) from error
+        raise UsageError(
+            f"The environment cannot be drawn: {error}. Without a display, set the environment variable MUJOCO_GL=egl."
+        ) from error
+
+
+def _picture_of(frame: Any, name: str) -> np.ndarray:
+    """Return what `render` returned as a picture, uint8 `[height, width, 3]`.
+
+    Raises:
+        SpecError: it is not a picture.
+    """
+    if isinstance(frame, np.ndarray):
+        if frame.ndim == 3 and frame.shape[-1] in (3, 4) and frame.dtype == np.uint8:
+            return frame[..., :3]
+        received = f"an array of shape {frame.shape} and dtype {frame.dtype}"
+        remedy = "render must return colours, uint8 (height, width, 3)."
+    else:
+        received, remedy = type(frame).__name__, "Make it with render_mode='rgb_array'."
+    raise SpecError(f"{name!r} gives no pictures to render. Received: {received}. {remedy}")
+
+
+def _inner(env: VectorEnv) -> Any:
+    """Return the one environment of a vector in this process."""
+    return getattr(getattr(env, "cells", [None])[0], "env", None)

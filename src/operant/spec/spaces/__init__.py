@@ -1,0 +1,25 @@
+"""State and action spaces: their components, checks of values, and conversion from and to Gymnasium's spaces.
+
+Inside operant an observation or an action is a flat dict of arrays by component name. `Space` knows the user's
+structure and converts at the boundary. Environment workers use this package: it never imports JAX.
+"""
+
+from operant.spec.spaces.convert import Codec, SpaceCodec, from_gymnasium, to_gymnasium
+from operant.spec.spaces.leaf import Leaf
+from operant.spec.spaces.masks import beside, mask_name, masks_of
+from operant.spec.spaces.space import RESERVED, Space, Spaces, require
+
+__all__ = [
+    "RESERVED",
+    "Codec",
+    "Leaf",
+    "Space",
+    "SpaceCodec",
+    "Spaces",
+    "beside",
+    "from_gymnasium",
+    "mask_name",
+    "masks_of",
+    "require",
+    "to_gymnasium",
+]

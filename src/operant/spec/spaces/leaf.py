@@ -1,0 +1,415 @@
+"""One component of a state or an action: its type, shape, range and storage."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from operant.errors import SpaceError, SpecError, suggest, value_error
+from operant.spec.spaces.fields import (
+    KINDS,
+    STORAGE,
+    Bound,
+    NDArray,
+    Type,
+    bound_array,
+    lists,
+    read_bound,
+    read_dtype,
+    read_shape,
+    read_type,
+    whole,
+)
+
+MOST_CHANNELS = 16
+"""The most channels (times stacked frames) with which an image's order of axes can be told from its shape."""
+_ALIASES = {"num_actions": "num_values", "num_states": "num_values"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One component. Immutable and hashable; equal declarations are equal leaves.
+
+    An `int` with `num_values` is a choice: stored as `0 .. num_values - 1`, and shown to the user with `min_value`
+    added. An `int` without `num_values` is a plain integer number, which only a state can be.
+
+    Raises:
+        SpecError: a field is not understood, or fields contradict one another.
+    """
+
+    type: Type = "float"
+    shape: tuple[int, ...] = ()
+    num_values: int | None = None
+    """How many values an `int` takes; None: it is a number, not a choice."""
+    min_value: Bound = None
+    max_value: Bound = None
+    dtype: str = ""
+    """NumPy type in which it is stored and replayed; empty: float32, int32 or bool. Image frames: type float, dtype uint8."""
+    frames: int = 1
+    """Above 1, the last axis holds this many successive frames, oldest first: a replay memory may store each frame once."""
+
+    def __post_init__(self) -> None:
+        """Bring every field into its canonical form, and check it."""
+        write = functools.partial(object.__setattr__, self)
+        write("type", read_type(self.type))
+        write("shape", read_shape(self.shape))
+        write("dtype", read_dtype(self.dtype, self.type))
+        write("min_value", read_bound("min_value", self.min_value, self.shape, self.type))
+        write("max_value", read_bound("max_value", self.max_value, self.shape, self.type))
+        if self.num_values is not None:
+            self._read_choice(self.num_values, write)
+        low, high = self._ends
+        if np.any(low > high):
+            raise value_error("min_value", f"at most max_value={self.max_value}", self.min_value)
+        if not whole(self.frames) or self.frames < 1:
+            raise value_error("frames", "a whole number of at least 1", self.frames)
+        write("frames", int(self.frames))
+        if self.frames > 1 and (not self.shape or self.shape[-1] != self.frames):
+            raise value_error(
+                "frames",
+                f"the size of the last axis of shape {self.shape}",
+                self.frames,
+                "Stack frames last.",
+            )
+
+    def _read_choice(self, count: Any, write: Any) -> None:
+        """Check `num_values`; of the bounds, keep only `min_value`, the offset."""
+        if self.type != "int":
+            raise SpecError(f"num_values is for type 'int' only. Received: type={self.type!r}.")
+        if not whole(count) or count < 1:
+            raise value_error("num_values", "a whole number of at least 1", count)
+        if count - 1 > np.iinfo(self.dtype).max:
+            raise value_error("num_values", f"small enough for dtype {self.dtype}", count)
+        low = bound_array(self.min_value or 0, (), -np.inf)
+        if not np.isfinite(low).all():
+            raise value_error("min_value", "given for every entry beside num_values", self.min_value)
+        if self.max_value is not None and np.any(bound_array(self.max_value, (), np.inf) - low + 1 != count):
+            raise SpecError(
+                f"num_values={count} contradicts min_value={self.min_value}, max_value={self.max_value}. "
+                f"Give num_values, or both bounds."
+            )
+        write("num_values", int(count))
+        write("max_value", None)
+        write("min_value", self.min_value or None)
+
+    @classmethod
+    def read(cls, spec: Any, label: str = "component", *, action: bool = False) -> Leaf:
+        """Make a leaf from a leaf or from a dict such as ``{"type": "float", "shape": 4}``.
+
+        Args:
+            spec: the fields by name. `type` may be a string, a Python type or a NumPy type, and is float by default
+                (int if `num_values` is given); `shape` is an int or a sequence; `num_actions` and `num_states` are read
+                as `num_values`.
+            label: names the component in messages.
+            action: it is an action: an int with both bounds becomes a choice of `max_value - min_value + 1`.
+
+        Raises:
+            SpecError: the specification is not understood.
+        """
+        if isinstance(spec, Leaf):
+            leaf = spec
+        elif isinstance(spec, Mapping):
+            leaf = cls._from_dict(spec, label)
+        else:
+            raise SpecError(
+                f"The {label} must be a dict such as {{'type': 'float', 'shape': (4,)}}. Received: {spec!r}."
+            )
+        return leaf._choice(label) if action and leaf.type == "int" else leaf
+
+    @classmethod
+    def _from_dict(cls, spec: Mapping[Any, Any], label: str) -> Leaf:
+        names = [field.name for field in dataclasses.fields(cls)]
+        fields: dict[str, Any] = {}
+        for key, value in spec.items():
+            name = _ALIASES.get(key, key)
+            if name not in names:
+                raise SpecError(f"The {label} takes no field {key!r}.{suggest(str(key), names)}")
+            if name in fields:
+                raise SpecError(f"The {label} gives {name!r} twice.")
+            fields[name] = value
+        if fields.get("num_values") is not None:
+            fields.setdefault("type", "int")
+        try:
+            return cls(**fields)
+        except SpecError as error:
+            raise SpecError(f"The {label}: {error}") from None
+
+    def _choice(self, label: str) -> Leaf:
+        if self.num_values is not None:
+            return self
+        low, high = self._ends
+        counts = np.unique(high - low + 1)
+        if not np.isfinite(counts).all():
+            raise SpecError(
+                f"The {label} of type 'int' needs num_values, or both min_value and max_value. "
+                f"Received: min_value={self.min_value}, max_value={self.max_value}."
+            )
+        if counts.size > 1:
+            raise SpecError(
+                f"The {label} of type 'int' must have as many values in every entry. Received: between "
+                f"{counts[0]:g} and {counts[-1]:g} values. Make each entry a component of its own."
+            )
+        return dataclasses.replace(self, num_values=int(counts[0]), max_value=None)
+
+    @property
+    def _ends(self) -> tuple[NDArray, NDArray]:
+        """`min_value` and `max_value` as arrays; a single number for all entries is not broadcast to the shape."""
+        kind = np.float32 if self.type == "float" else np.float64
+        low, high = bound_array(self.min_value, (), -np.inf), bound_array(self.max_value, (), np.inf)
+        return low.astype(kind), high.astype(kind)
+
+    @functools.cached_property
+    def size(self) -> int:
+        """Number of entries."""
+        return math.prod(self.shape)
+
+    @functools.cached_property
+    def storage(self) -> np.dtype[Any]:
+        """`dtype` as a NumPy dtype."""
+        return np.dtype(self.dtype)
+
+    @functools.cached_property
+    def low(self) -> NDArray:
+        """Smallest value of each entry as the user sees it, -inf where open, `[*shape]` (read-only)."""
+        if self.type == "bool":
+            return _frozen(np.zeros(self.shape, np.float32))
+        if self.min_value is None and self.num_values is not None:
+            return _frozen(np.zeros(self.shape))
+        low = bound_array(self.min_value, self.shape, -np.inf)
+        return _frozen(low.astype(np.float32) if self.type == "float" else low)
+
+    @functools.cached_property
+    def high(self) -> NDArray:
+        """Largest value of each entry as the user sees it, +inf where open, `[*shape]` (read-only)."""
+        if self.type == "bool":
+            return _frozen(np.ones(self.shape, np.float32))
+        if self.num_values is not None:
+            return _frozen(self.low + (self.num_values - 1))
+        high = bound_array(self.max_value, self.shape, np.inf)
+        return _frozen(high.astype(np.float32) if self.type == "float" else high)
+
+    @functools.cached_property
+    def bounded(self) -> bool:
+        """Whether every entry has both bounds."""
+        return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
+
+    @functools.cached_property
+    def channels_first(self) -> bool:
+        """Whether it is clearly an image with channels, or stacked frames, first; networks expect these as last axis.
+
+        That is clear with at most 16 of them before a height and width of more than 16, if the values are bytes from 0
+        to 255. Of floats there must be at most 4, or a height and width of at least 32: a board of few rows may have as
+        many planes.
+        """
+        if self.type != "float" or len(self.shape) != 3:
+            return False
+        first, side = self.shape[0], min(self.shape[1:])
+        if not first <= MOST_CHANNELS < side:
+            return False
+        if self.storage.kind == "f":
+            return first <= 4 or side >= 32
+        low, high = self._ends
+        return bool(np.all(low == 0) and np.all(high == 255))
+
+    @functools.cached_property
+    def offset(self) -> int | NDArray:
+        """By how much the user's values exceed the stored ones: `min_value` of a choice, else 0."""
+        if self.num_values is None or self.min_value is None:
+            return 0
+        if isinstance(self.min_value, tuple):
+            return _frozen(bound_array(self.min_value, self.shape, 0).astype(np.int64))
+        return int(self.min_value)
+
+    @functools.cached_property
+    def has_offset(self) -> bool:
+        """Whether stored values differ from the user's."""
+        return self.num_values is not None and self.min_value is not None
+
+    def to_spec(self) -> dict[str, Any]:
+        """Return the fields that differ from their defaults, as JSON data, from which `read` makes an equal leaf."""
+        spec: dict[str, Any] = {"type": self.type}
+        if self.shape:
+            spec["shape"] = list(self.shape)
+        for name in ("num_values", "min_value", "max_value"):
+            value = getattr(self, name)
+            if value is not None:
+                spec[name] = lists(value)
+        if self.dtype != STORAGE[self.type][0]:
+            spec["dtype"] = self.dtype
+        if self.frames > 1:
+            spec["frames"] = self.frames
+        return spec
+
+    def accept(
+        self,
+        value: Any,
+        label: str,
+        batch_shape: tuple[int, ...] | None = None,
+        *,
+        values: bool = True,
+        clip: bool = False,
+    ) -> NDArray:
+        """Check a user's value and return it as stored: in `dtype`, without the offset, not copied if it already fits.
+
+        Args:
+            value: array-like `[*batch, *shape]`.
+            label: names the component in messages.
+            batch_shape: the leading axes; None: any.
+            values: whether to check the numbers, too (NaN, infinities, range), not only shape and kind.
+            clip: whether to clip floats to their bounds first.
+
+        Raises:
+            SpaceError: the value does not fit.
+        """
+        if type(value) is int and self._range is not None and batch_shape in (None, ()):
+            low, high = self._range
+            if low <= value <= high:  # the usual action: saves a dozen NumPy calls for one number
+                return np.array(value - int(self.offset) if self.has_offset else value, self.storage)
+        array = value if type(value) is np.ndarray else _as_array(value, label)
+        lead = array.ndim - len(self.shape)
+        if array.dtype is not self.storage and array.dtype.kind not in self._kinds:
+            stored = (
+                f" of an integer dtype (stored as {self.dtype})"
+                if self.type == "float" and self._kinds == "iu"
+                else ""
+            )
+            raise SpaceError(
+                f"The {label} must be {KINDS[self.type]}{stored}. Received: dtype {array.dtype}."
+            )
+        if lead < 0 or array.shape[lead:] != self.shape or batch_shape not in (None, array.shape[:lead]):
+            batch = f" after the batch axes {batch_shape}" if batch_shape else ""
+            moved = len(self.shape) == 3 and array.shape[max(lead, 0) :] == (self.shape[2], *self.shape[:2])
+            remedy = " Channels come last here: numpy.moveaxis(x, -3, -1)." if moved else ""
+            raise SpaceError(
+                f"The {label} must have shape {self.shape}{batch}. Received: shape {array.shape}.{remedy}"
+            )
+        if self.storage.kind == "f" and array.dtype is not self.storage:
+            with np.errstate(over="ignore"):  # a float64 that is too large becomes inf, which is then refused
+                array = array.astype(self.storage)
+        if clip and self.storage.kind == "f" and self._limits[0] is not None:
+            array = np.asarray(np.clip(array, *self._limits))
+        if values:
+            self._check_values(array, label)
+        if self.has_offset:
+            array = array.astype(np.int64) - self.offset
+        return array if array.dtype is self.storage else array.astype(self.storage)
+
+    def _check_values(self, array: NDArray, label: str) -> None:
+        low, high = self._limits
+        inside: NDArray | None
+        if low is None or high is None:
+            # A vector's dot product with itself is finite only if all entries are; on small ones it is twice as fast.
+            if self.storage.kind != "f" or (array.ndim == 1 and math.isfinite(np.vdot(array, array))):
+                return
+            inside = np.isfinite(array)
+        elif self._full_range and array.dtype is self.storage:
+            inside = None
+        else:  # NaN is in no range; infinities are, where a side is open
+            inside = (array >= low) & (array <= high)
+            if self.storage.kind == "f" and not self.bounded:
+                inside &= np.isfinite(array)
+        if inside is None or inside.all():
+            return
+        value, place = _first(array, ~inside)
+        if low is None or not np.isfinite(value):
+            must = "finite"
+        else:
+            must = f"between {_show(low)} and {_show(high)}"
+            if self.num_values is not None:
+                must = f"one of its {self.num_values} values, {must}"
+        raise SpaceError(f"The {label} must be {must}. Received: {value}{place}.")
+
+    @functools.cached_property
+    def rounded(self) -> Leaf:
+        """The same leaf with bounds rounded to the storage type, so that 4.8 and the float32 nearest to it are equal bounds."""
+        if self.storage.kind != "f":
+            return self
+
+        def bound(given: Bound, array: NDArray) -> Any:
+            with np.errstate(over="ignore"):  # what the storage type cannot hold counts as open
+                return None if given is None else array.astype(self.storage).astype(np.float64)
+
+        low, high = self._ends
+        return dataclasses.replace(
+            self, min_value=bound(self.min_value, low), max_value=bound(self.max_value, high)
+        )
+
+    @functools.cached_property
+    def stored_range(self) -> tuple[Any, Any]:
+        """Smallest and largest stored value; for floats with a slack of a millionth of the larger bound, for rounding."""
+        if self.num_values is not None:
+            return 0, self.num_values - 1
+        if self.storage.kind != "f":
+            return self.low, self.high
+        slack = 1e-6 * np.maximum(np.abs(self.low), np.abs(self.high))
+        slack = np.where(np.isfinite(slack), slack, 0.0)
+        return self.low - slack, self.high + slack
+
+    @functools.cached_property
+    def _range(self) -> tuple[int, int] | None:
+        """Smallest and largest value of a component that is a single integer, if both are known; else None."""
+        low, high = self._limits
+        if self.type != "int" or self.shape or low is None or high is None:
+            return None
+        return int(low), int(high)
+
+    @functools.cached_property
+    def _kinds(self) -> str:
+        return {"float": "fiu" if self.storage.kind == "f" else "iu", "int": "iu", "bool": "b"}[self.type]
+
+    @functools.cached_property
+    def _limits(self) -> tuple[NDArray | None, NDArray | None]:
+        """The bounds in the type in which values are compared; a single number where all entries agree."""
+        if self.storage.kind == "b":
+            return None, None
+        low, high = self.low, self.high
+        if self.storage.kind == "f":
+            if self.min_value is None and self.max_value is None:
+                return None, None
+            low, high = low.astype(self.storage), high.astype(self.storage)
+        elif self.has_offset:
+            low, high = low.astype(np.int64), high.astype(np.int64)
+        else:
+            info = np.iinfo(self.storage)
+            low = np.clip(np.ceil(low.astype(float)), info.min, info.max).astype(np.int64)
+            high = np.clip(np.floor(high.astype(float)), info.min, info.max).astype(np.int64)
+        return _single(low), _single(high)
+
+    @functools.cached_property
+    def _full_range(self) -> bool:
+        if self.storage.kind not in "iu" or self.has_offset:
+            return False
+        info = np.iinfo(self.storage)
+        return bool(np.all(self.low <= info.min) and np.all(self.high >= info.max))
+
+
+def _frozen(array: NDArray) -> NDArray:
+    array = np.asarray(array)
+    array.setflags(write=False)
+    return array
+
+
+def _single(array: NDArray) -> NDArray:
+    return array.flat[0] if array.size and np.all(array == array.flat[0]) else array
+
+
+def _as_array(value: Any, label: str) -> NDArray:
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise SpaceError(f"The {label} must be an array of numbers. Received: {value!r} ({error}).") from None
+
+
+def _first(array: NDArray, bad: NDArray) -> tuple[Any, str]:
+    """Return the first bad entry, and where it is, for a message."""
+    index = tuple(int(i) for i in np.argwhere(bad)[0])
+    return array[index], f" at index {index}" if index else ""
+
+
+def _show(limit: Any) -> str:
+    return np.array2string(np.asarray(limit), threshold=8, separator=", ").replace("\n", "")

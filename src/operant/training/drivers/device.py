@@ -1,0 +1,335 @@
+"""The device driver, for JAX-native environments: acting, stepping and learning are one compiled loop."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float, Int, UInt
+
+from operant.agents.base.learner import ENV, Learner, Train, reset_carry, without_replay
+from operant.agents.base.protocol import fold
+from operant.envs.native import native_env
+from operant.envs.native.native_env import NativeEnv
+from operant.envs.validation_errors import state_label
+from operant.errors import EnvironmentError
+from operant.training.drivers.devices import Devices
+from operant.training.episodes import Finished
+from operant.training.loop import Agree
+from operant.types import Array, Arrays, Block, Key, Tree
+
+CHECK_STEPS = 8192
+"""Environment steps of one call: few enough that the clock and the target are looked at often, many enough that this costs
+nothing. Fixed, not measured, so that a run stops at the same step every time."""
+
+
+class World(NamedTuple):
+    """The environments' part of a device run: everything beside `Train` that is needed to continue it."""
+
+    actors: native_env.Actors
+    carry: Tree
+    first: Bool[Array, " N"]
+    """Whether the actor begins an episode with the next row."""
+    reward: Float[Array, " N"]
+    """Return of the running episode."""
+    length: Int[Array, " N"]
+
+
+class Ends(NamedTuple):
+    """Episodes that ended, per row and actor; and values that were not finite, which end none: see `DeviceRun.collect`."""
+
+    ended: Bool[Array, "R N"]
+    valid: Int[Array, " R"]
+    """Environment steps of all actors in the row."""
+    reward: Float[Array, "R N"]
+    length: Int[Array, "R N"]
+    fault: UInt[Array, "R N"]
+    """What was not finite: 0 nothing, 1 the reward, 2 and above the components in `DeviceRun.watched`."""
+
+
+class DeviceRun:
+    """Pure functions of one run on a native environment: `begin` and `iterate`."""
+
+    def __init__(self, learner: Learner, env: NativeEnv, n: int) -> None:
+        self.learner = learner
+        self.env = env
+        self.n = n
+        leaves = learner.algorithm.spaces.states.components
+        self.watched = [name for name, leaf in leaves.items() if leaf.storage.kind == "f"]
+        """Components of the state that are floats, which could be NaN or infinite."""
+
+    def begin(self, key: Key) -> World:
+        """Start the environments of a run with this key."""
+        actors = native_env.start(self.env, fold(key, ENV), self.n)
+        carry = self.learner.algorithm.initial_carry(self.n)
+        n = self.n
+        return World(actors, carry, jnp.ones(n, bool), jnp.zeros(n, jnp.float32), jnp.zeros(n, jnp.int32))
+
+    def restart(self, key: Key, rows: Array, last: Arrays) -> World:
+        """Begin new episodes in a run with this key, after one more row, number `rows`, that closes the open ones with these last observations."""
+        world = self.begin(key)
+        actors = world.actors._replace(
+            observation=last, ended=jnp.ones(self.n, bool), row=rows + jnp.uint32(1)
+        )
+        return world._replace(actors=actors)
+
+    def iterate(
+        self, train: Train, world: World, meter: Array, count: Array, limit: int
+    ) -> tuple[Train, World, Array, Ends]:
+        """Run `count` blocks (at most `limit`): collect, learn. Return the episodes that ended, with an axis of blocks first.
+
+        `count` is an argument, not a shape: running fewer blocks at the end compiles nothing.
+        """
+        shape = (limit, self.learner.rows, self.n)
+        ends = Ends(
+            jnp.zeros(shape, bool),
+            jnp.zeros(shape[:2], jnp.int32),
+            jnp.zeros(shape, jnp.float32),
+            jnp.zeros(shape, jnp.int32),
+            jnp.zeros(shape, jnp.uint16),
+        )
+
+        # All randomness of the call at once: hashing keys one at a time would cost more than small updates.
+        before = train.counters
+        rows = before.rows + jnp.arange(limit * self.learner.rows, dtype=jnp.uint32)
+        noise = jax.vmap(lambda row: self.learner.noise(train.key, row, self.n))(rows)
+        noise = jax.tree.map(lambda x: x.reshape(limit, -1, *x.shape[1:]), noise)
+        calls = before.rows // jnp.uint32(self.learner.rows) + jnp.arange(limit, dtype=jnp.uint32)
+        keys = jax.vmap(lambda call: jax.random.key_data(self.learner.update_key(train.key, call)))(calls)
+        impl = jax.random.key_impl(train.key)
+        env_key = fold(train.key, ENV)
+        # Values from a row that are not finite are caught in that row; the first observations of a run come from no row.
+        actors, begun = world.actors, self._faults(world.actors.observation)
+        world = world._replace(actors=self._cut(actors, actors.ended | (begun > 0)))
+
+        def one(i: Array, carry: tuple[Train, World, Array, Ends]) -> tuple[Train, World, Array, Ends]:
+            train, world, meter, ends = carry
+            own = jax.tree.map(lambda x: x[i], noise)
+            block, world, ended = self.collect(train, world, own, env_key)
+            key = jax.random.wrap_key_data(keys[i], impl=impl)
+            train, meter = self.learner.metered(train, meter, block, key)
+            ends = jax.tree.map(lambda all_, x: all_.at[i].set(x), ends, ended)
+            return train, world, meter, ends
+
+        train, world, meter, ends = jax.lax.fori_loop(0, count, one, (train, world, meter, ends))
+        fault = ends.fault.at[0, 0].set(jnp.where(begun > 0, begun, ends.fault[0, 0]))
+        return train, world, meter, ends._replace(fault=fault)
+
+    def collect(self, train: Train, world: World, noise: Tree, env_key: Key) -> tuple[Block, World, Ends]:
+        """Collect one block with the current parameters.
+
+        A row whose step gives a value that is not finite becomes that of its episode's last observation: its action does not
+        count, so earlier rows bootstrap from what was seen before the fault. The next row begins another episode.
+        """
+        learner = self.learner
+        acting = learner.acting(train)
+        carry = reset_carry(learner.algorithm, world.carry, world.first)
+
+        def row(world: World, noise: Tree) -> tuple[World, tuple[Any, ...]]:
+            seen = world.actors
+            action = learner.act(acting, seen.observation, world.carry, world.first, noise, explore=True)
+            actors, after = native_env.step(self.env, seen, learner.emit(action.action), env_key)
+            fault = self._faults(after.observation, after.reward)
+            sound = fault == 0
+            valid = ~seen.ended & sound
+            actors = self._cut(actors, actors.ended | ~sound)
+            reward = world.reward + after.reward
+            length = world.length + (~seen.ended).astype(jnp.int32)
+            ends = Ends(actors.ended & sound, jnp.sum(valid, dtype=jnp.int32), reward, length, fault)
+            goes_on = ~actors.ended
+            world = World(
+                actors, action.carry, ~valid, jnp.where(goes_on, reward, 0.0), jnp.where(goes_on, length, 0)
+            )
+            parts = (
+                seen.observation, action.action, jnp.where(sound, after.reward, 0.0),
+                after.terminated & sound, after.truncated & sound, valid, action.extras,
+            )  # fmt: skip
+            return world, (parts, ends)
+
+        world, (parts, ends) = jax.lax.scan(row, world._replace(carry=carry), noise)
+        observation, action, reward, terminated, truncated, valid, extras = parts
+        observation = jax.tree.map(
+            lambda x, last: jnp.concatenate([x, last[None]]), observation, world.actors.observation
+        )
+        block = Block(observation, action, reward, terminated, truncated, valid, extras, carry)
+        return block, world, ends
+
+    def _faults(self, observation: Arrays, reward: Float[Array, " N"] | None = None) -> UInt[Array, " N"]:
+        """Find what is not finite, as in `Ends.fault`."""
+        fault = jnp.zeros(self.n, jnp.uint16)
+        if reward is not None:
+            fault = (~jnp.isfinite(reward)).astype(jnp.uint16)
+        for code, name in enumerate(self.watched, start=2):
+            x = observation[name]
+            bad = ~jnp.all(jnp.isfinite(x), axis=tuple(range(1, x.ndim)))
+            fault = jnp.where((fault == 0) & bad, jnp.uint16(code), fault)
+        return fault
+
+    def _cut(self, actors: native_env.Actors, ended: Bool[Array, " N"]) -> native_env.Actors:
+        """Let these actors begin another episode with the next row; replace values of observations that are not finite by 0."""
+        observation = dict(actors.observation)
+        for name in self.watched:
+            x = observation[name]
+            observation[name] = jnp.where(jnp.isfinite(x), x, jnp.zeros((), x.dtype))
+        return actors._replace(observation=observation, ended=ended)
+
+    def fault(self, ends: Ends, name: str) -> str | None:
+        """Describe the first value that was not finite, if any, for an environment of this name; leaves of `ends` are `[blocks, rows, ...]`."""
+        if not ends.fault.any():
+            return None
+        faults, reward, length = (x.reshape(-1, self.n) for x in (ends.fault, ends.reward, ends.length))
+        row, actor = (int(i) for i in np.argwhere(faults)[0])
+        code, step = int(faults[row, actor]), int(length[row, actor])
+        spaces = self.learner.algorithm.spaces
+        what = "reward" if code == 1 else state_label(spaces, self.watched[code - 2])
+        received = f"{reward[row, actor]}" if code == 1 else "nan or inf"
+        when = f" (step {step} of its episode)" if step else " (at a reset)"
+        return (
+            f"Environment {actor} of {name!r}{when}: The {what} must be finite. Received: {received}. Look for a division by zero, a root or "
+            "logarithm of what may be negative, and what grows without bound; operant.envs.check_env tries random actions."
+        )
+
+
+class DeviceDriver:
+    """One run on a native environment, for the training loop.
+
+    Args:
+        learner: the algorithm.
+        env: the environment.
+        n: actors.
+        key: root of the run's randomness.
+        devices: over which the actors and the work on their experience are spread.
+        train: the learning state, if there is one already.
+        name: of the environment, for messages.
+
+    Raises:
+        SpecError: the actors cannot be divided evenly among the devices.
+    """
+
+    unreported: Sequence[Finished] = ()
+    """Episodes that ended in a call of `advance` that failed."""
+    deadline: float = math.inf
+    """Has no effect: a compiled block is completed."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        env: NativeEnv,
+        n: int,
+        key: Key,
+        devices: Devices | None = None,
+        train: Train | None = None,
+        name: str = "",
+    ) -> None:
+        self.learner = learner
+        self.name = name or type(env).__name__
+        self.devices = Devices() if devices is None else devices
+        self.devices.divide(n, "n_envs")
+        self.loop = DeviceRun(learner, env, n)
+        self.block_steps = learner.rows * n
+        self.blocks = max(1, CHECK_STEPS // self.block_steps)
+        train = jax.jit(learner.init)(key, learner.hyper()) if train is None else train
+        self.train: Train = self.devices.everywhere(train)
+        self.world: World = self.devices.shared(jax.jit(self.loop.begin)(key), n)
+        self.step = 0
+        self._empty = self.devices.making(learner.meter)
+        self._meter = self._empty()
+        self.agree: Agree | None = self.devices.agree if self.devices.processes > 1 else None
+        self._compiled: Any = None
+
+    def compile(self) -> Any:
+        """Return the compiled loop; the first call compiles it."""
+        if self._compiled is None:
+            loop = functools.partial(self.loop.iterate, limit=self.blocks)
+            arguments = (self.train, self.world, self._meter, np.int32(0))
+            self._compiled = self.devices.compile(loop, arguments, donate=(0, 1, 2))
+        return self._compiled
+
+    def advance(self, blocks: int) -> list[Finished]:
+        """Run that many blocks (at most `self.blocks`); return the episodes that ended, in order of time.
+
+        Raises:
+            EnvironmentError: an environment gave a value that is not finite. All other rows are learnt from, and new episodes begin.
+        """
+        self.unreported = ()
+        blocks = min(blocks, self.blocks)
+        loop = self.compile()
+        self.train, self.world, self._meter, ends = loop(
+            self.train, self.world, self._meter, np.int32(blocks)
+        )
+        ends = Ends(*(x[:blocks] for x in jax.device_get(ends)))
+        finished, self.step = finished_episodes(ends, self.step)
+        if (fault := self.loop.fault(ends, self.name)) is not None:
+            self.unreported = finished
+            if self.agree is None:  # with several processes, none saves after a failure
+                self._restart()
+            raise EnvironmentError(fault)
+        return finished
+
+    def _restart(self) -> None:
+        """Begin new episodes everywhere, so that the run can continue from what is saved."""
+        train, last = self.train, self.world.actors.observation
+        world = jax.jit(self.loop.restart)(train.key, train.counters.rows, last)
+        self.world = self.devices.shared(world, self.loop.n)
+
+    @property
+    def learnt(self) -> Train:
+        """The learning state without a replay memory."""
+        return without_replay(self.train)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the averages of the metrics since the last call."""
+        meter = np.asarray(self._meter)
+        self._meter = self._empty()
+        return self.learner.read(meter)
+
+    def skipped(self) -> int:
+        """Return how many gradient steps were left out since the last call of `metrics`."""
+        return self.learner.skipped(np.asarray(self._meter))
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the environments' part of what is needed to continue."""
+        return {"world": self.devices.gathered(self.world)}
+
+    def snapshot_like(self) -> dict[str, Any]:
+        """Return the shapes of a snapshot."""
+        return self.snapshot()
+
+    def put(self, train: Train) -> None:
+        """Replace the learning state, before the run begins."""
+        self.train = self.devices.everywhere(train)
+
+    def restore(self, train: Train, snapshot: dict[str, Any], step: int | None = None) -> None:
+        """Continue exactly where `train` and the snapshot were taken."""
+        self.train = self.devices.everywhere(train)
+        self.world = self.devices.shared(snapshot["world"], self.loop.n)
+        self.step = int(train.counters.timesteps) if step is None else step
+
+    @property
+    def last(self) -> Any:
+        """Observations after the last row, `[N, ...]`."""
+        return jax.device_get(self.world.actors.observation)
+
+    def forget(self) -> None:
+        """Release all state; only `restore` puts another in its place."""
+        del self.train, self.world
+
+    def scale_lr(self, factor: float) -> tuple[float, float]:
+        """Multiply the learning rate; compiles nothing."""
+        self.train, old, new = self.learner.scaled_lr(self.train, factor)
+        return old, new
+
+
+def finished_episodes(ends: Ends, step: int) -> tuple[list[Finished], int]:
+    """Return the episodes that ended and the step after them; leaves of `ends` are `[blocks, rows, ...]`."""
+    ended, valid, reward, length = (x.reshape(-1, *x.shape[2:]) for x in ends[:4])
+    steps = step + np.cumsum(valid, dtype=np.int64)
+    rows, actors = np.divmod(np.flatnonzero(ended), ended.shape[-1])
+    # Numbers are converted a column at a time, in half the time: with thousands of actors tens of thousands of episodes end in a call.
+    columns = (steps[rows], reward[rows, actors], length[rows, actors], actors)
+    return list(map(Finished, *(column.tolist() for column in columns))), int(steps[-1])

@@ -1,0 +1,131 @@
+"""The devices of a run: one, or several that share the actors of JAX-native environments and the work on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from operant.errors import value_error
+from operant.ops.spread import AXIS
+from operant.types import Array, Tree
+
+T = TypeVar("T", bound=Tree)
+
+
+class Devices:
+    """The first `n` of JAX's devices, those of all processes if several run together (`operant.spec.runtime.join`).
+
+    The learning state is replicated on each of them, actors are divided among them, and XLA sums gradients over devices. A run
+    computes the same numbers on any number of devices, up to the order of summation.
+
+    Args:
+        n: how many.
+
+    Raises:
+        SpecError: JAX has fewer, or several processes share a run and `n` is not all of their devices.
+    """
+
+    def __init__(self, n: int = 1) -> None:
+        self.size = n
+        self.processes = jax.process_count()
+        self._mesh: Mesh | None = None
+        if n == 1 and self.processes == 1:
+            return
+        known = jax.devices()
+        if len(known) < n:
+            raise value_error(
+                "n_devices",
+                f"at most {len(known)}, the number of JAX's devices ({known[0].platform})",
+                n,
+                "On CPU the variable XLA_FLAGS=--xla_force_host_platform_device_count=N makes N of them (with a GPU in the machine, beside JAX_PLATFORMS=cpu).",
+            )
+        if self.processes > 1 and len(known) != n:
+            raise value_error("n_devices", f"{len(known)}, all devices of the {self.processes} processes", n)
+        self._mesh = Mesh(np.asarray(known[:n]), (AXIS,))
+
+    def divide(self, units: int, name: str) -> None:
+        """Refuse units that cannot be divided evenly among the devices.
+
+        Raises:
+            SpecError: names the option.
+        """
+        if units % self.size:
+            raise value_error(name, f"a multiple of n_devices={self.size}", units)
+
+    def everywhere(self, tree: T) -> T:
+        """Replicate arrays on each of the devices."""
+        return self._put(tree, lambda x: PartitionSpec())
+
+    def shared(self, tree: T, units: int) -> T:
+        """Divide arrays whose first axis is that of the units among the devices; replicate the others."""
+        return self._put(tree, lambda x: PartitionSpec(AXIS) if x.shape[:1] == (units,) else PartitionSpec())
+
+    def making(self, make: Callable[[], T]) -> Callable[[], T]:
+        """Return a function that makes arrays as this one does, on each of the devices; it compiles once."""
+        if self._mesh is None:
+            return make
+        made: Callable[[], T] = jax.jit(make, out_shardings=self._sharding(PartitionSpec()))
+        return made
+
+    def gathered(self, tree: T) -> T:
+        """Return the arrays so that this process can read them whole."""
+        if self.processes == 1:
+            return tree
+        whole: T = jax.jit(lambda tree: tree, out_shardings=self._sharding(PartitionSpec()))(tree)
+        return whole
+
+    def agree(self, seconds: float, flag: bool) -> tuple[float, bool]:
+        """Return what the first process says: all must come to the same decisions, and no two clocks agree."""
+        if self.processes == 1:
+            return seconds, flag
+        from jax.experimental import multihost_utils
+
+        words = np.asarray([int(seconds), int(seconds % 1.0 * 1e6), flag], np.int32)
+        whole, millionths, said = multihost_utils.broadcast_one_to_all(words)
+        return float(whole) + float(millionths) / 1e6, bool(said)
+
+    def compile(self, function: Callable[..., Any], arguments: tuple[Any, ...], donate: Sequence[int]) -> Any:
+        """Compile a function whose first results replace its donated first arguments, and are placed on the same devices."""
+        if self._mesh is None:
+            return jax.jit(function, donate_argnums=donate).lower(*arguments).compile()
+        same = [jax.tree.map(lambda x: x.sharding, arguments[i]) for i in donate]
+        placed = (*same, self._sharding(PartitionSpec()))
+        with jax.set_mesh(self._mesh):
+            jitted = jax.jit(function, donate_argnums=donate, out_shardings=placed)
+            return jitted.lower(*arguments).compile()
+
+    def _sharding(self, spec: PartitionSpec) -> NamedSharding:
+        assert self._mesh is not None
+        return NamedSharding(self._mesh, spec)
+
+    def _put(self, tree: T, place: Callable[[Array], PartitionSpec]) -> T:
+        if self._mesh is None:
+            return tree
+        shardings = jax.tree.map(lambda x: self._sharding(place(x)), tree)
+        if self.processes == 1:
+            placed: T = jax.device_put(tree, shardings)
+            return placed
+        leaves, structure = jax.tree.flatten(tree)
+        kinds = [
+            jax.random.key_impl(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else None for x in leaves
+        ]
+        # By way of the host: there is no other way to turn an array of one process into one of several.
+        words = [
+            np.asarray(x if kind is None else jax.random.key_data(x))
+            for x, kind in zip(leaves, kinds, strict=True)
+        ]
+
+        def made(words: list[Array]) -> Tree:
+            whole = [
+                w if kind is None else jax.random.wrap_key_data(w, impl=kind)
+                for w, kind in zip(words, kinds, strict=True)
+            ]
+            return jax.tree.unflatten(structure, whole)
+
+        put: T = jax.jit(made, out_shardings=shardings)(words)
+        return put

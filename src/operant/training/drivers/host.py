@@ -1,0 +1,221 @@
+"""The host driver: vectors of any environments, one compiled `act` per row and one compiled `absorb` per block."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from operant.agents.base.compiled import Engine
+from operant.agents.base.learner import Learner, Train, reset_carry, without_replay
+from operant.envs.vector.base import Step, VectorEnv
+from operant.training.episodes import Accounts, Finished
+from operant.types import Action, Block, Tree
+
+CHECK_STEPS = 512
+"""Environment steps of one call: few enough that the clock and the target are looked at often, many enough that this costs
+nothing. Fixed, not measured, so that a run stops at the same step every time."""
+
+
+class _Abandoned(Exception):  # noqa: N818 - no error: the user wants an end
+    """A block takes longer than the driver is allowed."""
+
+
+class HostDriver:
+    """Runs an engine on a vector of environments.
+
+    The environments' own states are not part of a snapshot: after `restore` every actor begins a new episode. The row
+    that was open then is closed by its true last observation, like an episode cut by a time limit.
+    """
+
+    def __init__(self, engine: Engine, env: VectorEnv, seed: int) -> None:
+        self.engine = engine
+        self.env = env
+        self.accounts = Accounts(engine.n)
+        self.step = engine.counter("timesteps")
+        self.block_steps = engine.learner.rows * engine.n
+        self.blocks = max(1, CHECK_STEPS // self.block_steps)
+        self._seed = seed
+        self._row = engine.counter("rows")
+        n = engine.n
+        self._carry: Tree = jax.device_get(engine.learner.algorithm.initial_carry(n))
+        self._first = np.ones(n, bool)
+        self._ended = np.zeros(n, bool)
+        self._observation: dict[str, np.ndarray] | None = None
+        self._fresh: dict[str, np.ndarray] | None = None
+        """First observations of episodes that begin with the next row, in place of a step (`restore`)."""
+        shape = engine.learner.block_shape(n)
+        self._next: Action | None = None
+        """Action for the next row, which came with the last update."""
+        self._recurrent = bool(jax.tree.leaves(self._carry))
+        self._broken = False
+        """Whether the environments stopped within a block, so that their episodes cannot continue."""
+        self.unreported: Sequence[Finished] = ()
+        """Episodes that ended in blocks that were learnt from, in a call of `advance` that failed later."""
+        self.deadline = math.inf
+        """Time (`time.perf_counter`) from which an incomplete block is discarded."""
+        self._buffer: Block = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shape)
+        self._extras = jax.tree.leaves(self._buffer.extras)
+        self._reset_carry = jax.jit(lambda carry, first: reset_carry(engine.learner.algorithm, carry, first))
+
+    def advance(self, blocks: int = 1) -> list[Finished]:
+        """Collect and learn from that many blocks; return the episodes that ended.
+
+        If an environment fails, or the deadline passes, the incomplete block is discarded, and the next call begins new
+        episodes (see `restore`).
+        """
+        finished: list[Finished] = []
+        self.unreported = finished
+        with contextlib.suppress(_Abandoned):
+            for _ in range(blocks):
+                block = self._block(finished)
+                noise = self.engine.noise(self._row)
+                self._next = self.engine.advance(block, self._carry, self._first, noise)
+                # The buffer is written to again: if dispatch is asynchronous, JAX may still be reading it.
+                jax.block_until_ready(self._next.action)
+        self.unreported = ()
+        return finished
+
+    def _block(self, finished: list[Finished]) -> Block:
+        """Collect one block; if the last one broke off, begin new episodes first."""
+        if self._broken:
+            self._begin_anew(self._begin())
+        before, where = len(finished), (self.step, self._row)
+        self._broken = True
+        try:
+            block = self._collect(finished)
+        except BaseException:
+            del finished[before:]
+            self.step, self._row = where
+            raise
+        self._broken = False
+        return block
+
+    def _begin(self) -> dict[str, np.ndarray]:
+        """Reset the environments if this has not been done yet; return the current observation."""
+        if self._observation is None:
+            self._observation = self.env.reset(self._seed)
+        return self._observation
+
+    def _follow(self, actions: dict[str, np.ndarray]) -> Step:
+        """Return what follows the actions: a step, or the start of the episodes that `restore` has begun."""
+        if self._fresh is None:
+            return self.env.step(actions)
+        observation, self._fresh = self._fresh, None
+        no = np.zeros(self.engine.n, bool)
+        return Step(observation, np.zeros(self.engine.n, np.float32), no, no)
+
+    def _collect(self, finished: list[Finished]) -> Block:
+        """Fill the buffer with the rows of one block."""
+        engine, env, buffer = self.engine, self.env, self._buffer
+        observation, action = self._begin(), self._next
+        carry, first, ended = self._carry, self._first, self._ended
+        if self._recurrent:
+            carry = self._reset_carry(carry, first)
+            buffer = buffer._replace(carry=jax.tree.map(np.asarray, carry))
+        for t in range(engine.learner.rows):
+            if self.deadline < math.inf and time.perf_counter() >= self.deadline:
+                raise _Abandoned
+            for name, value in observation.items():
+                buffer.observation[name][t] = value
+            if action is None:
+                action = engine.act(observation, carry, first, engine.noise(self._row))
+            chosen = {name: np.asarray(value) for name, value in action.action.items()}
+            for name, value in chosen.items():
+                buffer.action[name][t] = value
+            for into, value in zip(self._extras, jax.tree.leaves(action.extras), strict=True):
+                into[t] = value
+            after = self._follow(chosen)
+            valid, cut = ~ended, after.truncated
+            if env.lost is not None:
+                # The row only holds the last observation, as after an interruption. As a step without cost, it would teach
+                # the agent to take the action that loses an environment.
+                valid, cut = valid & ~env.lost, cut & ~env.lost
+            buffer.reward[t], buffer.valid[t] = after.reward, valid
+            buffer.terminated[t], buffer.truncated[t] = after.terminated, cut
+            first, ended = ended, after.terminated | after.truncated
+            self.step += int(np.count_nonzero(valid))
+            score, over = (after.reward, ended) if env.game is None else env.game
+            self.accounts.row(finished, self.step, score, valid, over, env.infos)
+            observation, carry, action = after.observation, action.carry, None
+            self._row += 1
+        for name, value in observation.items():
+            buffer.observation[name][-1] = value
+        self._observation, self._carry, self._first, self._ended = observation, carry, first, ended
+        return buffer
+
+    @property
+    def train(self) -> Train:
+        """Everything that is needed to continue, except the environments."""
+        return self.engine.train
+
+    @property
+    def learnt(self) -> Train:
+        """The same without a replay memory."""
+        return without_replay(self.engine.train)
+
+    @property
+    def learner(self) -> Learner:
+        """The algorithm."""
+        return self.engine.learner
+
+    def metrics(self) -> dict[str, float]:
+        """Return the averages of the metrics since the last call."""
+        return self.engine.metrics()
+
+    def skipped(self) -> int:
+        """Return how many gradient steps were left out since the last call of `metrics`."""
+        return self.engine.skipped()
+
+    @property
+    def last(self) -> dict[str, np.ndarray]:
+        """Observations after the last row, `[N, ...]`."""
+        return dict(self._begin())
+
+    def scale_lr(self, factor: float) -> tuple[float, float]:
+        """Multiply the learning rate; compiles nothing."""
+        return self.engine.scale_lr(factor)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what is needed to continue beside the engine's `Train`, as a tree of arrays; valid between blocks."""
+        return {"observation": dict(self._begin()), "ended": self._ended.copy()}
+
+    def snapshot_like(self) -> dict[str, Any]:
+        """Return the shapes of a snapshot."""
+        leaves = self._buffer.observation
+        return {
+            "observation": {k: np.zeros(x.shape[1:], x.dtype) for k, x in leaves.items()},
+            "ended": self._ended,
+        }
+
+    def put(self, train: Train) -> None:
+        """Replace the learning state, before the run begins."""
+        self.engine.put(train)
+        self._next = None
+
+    def restore(self, train: Train, snapshot: dict[str, Any], step: int | None = None) -> None:
+        """Continue from a snapshot: the environments restart, the open episodes are cut.
+
+        Row 0 becomes the last row of every open episode, with the last observation of the earlier process. Thus the
+        experience stays correct, and nothing bootstraps from the first observation of another episode.
+        """
+        self.engine.put(train)
+        self._next = None
+        self._row = self.engine.counter("rows")
+        self.step = self.engine.counter("timesteps") if step is None else step
+        self._begin_anew(snapshot["observation"])
+
+    def _begin_anew(self, last: dict[str, np.ndarray]) -> None:
+        """Begin new episodes, after a row that only closes the open ones with these observations."""
+        begun = self.env.reset(self._seed + self.engine.counter("updates"))
+        self._fresh = {name: np.array(value) for name, value in begun.items()}
+        self._observation = last
+        self._ended = np.ones(self.engine.n, bool)
+        self._first = np.zeros(self.engine.n, bool)
+        self.accounts = Accounts(self.engine.n)
+        self._broken = False

@@ -1,0 +1,357 @@
+"""Several runs of one definition at once."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from operant.agents.base.learner import Learner, Train, without_replay
+from operant.envs.native.native_env import NativeEnv
+from operant.errors import UsageError
+from operant.spec.runtime import processors
+from operant.training.drivers.device import CHECK_STEPS, DeviceRun, Ends, World, finished_episodes
+from operant.training.episodes import Finished
+from operant.types import Array, Key, Tree
+
+
+class Population:
+    """Independent runs on a native environment, one per key.
+
+    On an accelerator `vmap` makes them one program with one more axis. On CPU one program is called for each run, by as many
+    threads as there are cores: under `vmap` both branches of every condition are computed, and eight seeds of TD3 take 14.5 times
+    as long as one; so, on two cores, 5.1 times (benchmarks/results/seeds.md).
+
+    Args:
+        learner: the algorithm.
+        env: the environment.
+        n: actors of one run.
+        keys: typed keys `[S]`, the root of each run.
+        hyper: traced options of all runs `[H]` or of each `[S, H]` (default: the algorithm's own).
+        blocks: most blocks that one call of `advance` may run.
+        name: of the environment, for messages.
+        mapped: whether `vmap` maps over the runs; None: as said above.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        env: NativeEnv,
+        n: int,
+        keys: Key,
+        hyper: Array | None = None,
+        blocks: int | None = None,
+        name: str = "",
+        mapped: bool | None = None,
+    ) -> None:
+        self.learner = learner
+        self.name = name or type(env).__name__
+        self.size: int = keys.shape[0]
+        self.loop = DeviceRun(learner, env, n)
+        self.block_steps = learner.rows * n
+        self.blocks = blocks or max(1, CHECK_STEPS // self.block_steps)
+        hyper = learner.hyper() if hyper is None else hyper
+        hyper = jnp.broadcast_to(hyper, (self.size, hyper.shape[-1]))
+        self.mapped = jax.default_backend() != "cpu" if mapped is None else mapped
+        self._runs = (_Mapped if self.mapped else _Apart)(learner, self.loop, keys, hyper, self.blocks)
+        self.steps = np.zeros(self.size, np.int64)
+        self.unreported: list[list[Finished]] = [[] for _ in range(self.size)]
+        """Each run's episodes that ended in a call of `advance` that failed for another run."""
+        self.faults: list[str | None] = [None] * self.size
+        """What was wrong with each run's environments in the last call of `advance`; such a run began new episodes."""
+
+    def advance(self, blocks: int = 1, wanted: Collection[int] | None = None) -> list[list[Finished]]:
+        """Run that many blocks (at most `self.blocks`); return each run's finished episodes, in order of time.
+
+        Args:
+            blocks: how many.
+            wanted: the runs that need them (default: all). Others may advance with them.
+
+        Raises:
+            Exception: what a call raised; other runs have advanced, and their episodes are in `unreported`.
+        """
+        blocks = min(blocks, self.blocks)
+        wanted = range(self.size) if wanted is None else sorted(wanted)
+        finished: list[list[Finished]] = [[] for _ in range(self.size)]
+        self.unreported = [[] for _ in range(self.size)]
+        advanced, error = self._runs.advance(blocks, wanted)
+        for i, ends in advanced:
+            own = Ends(*(x[:blocks] for x in ends))
+            finished[i], self.steps[i] = finished_episodes(own, int(self.steps[i]))
+            self.faults[i] = self.loop.fault(own, self.name)
+            if self.faults[i] is not None:
+                self._restart(i)
+        if error is not None:
+            self.unreported = finished
+            raise error
+        return finished
+
+    def _restart(self, index: int) -> None:
+        """Begin new episodes in one run, so that it can continue from what is saved."""
+        train, world = self.train(index), self.world(index)
+        world = jax.jit(self.loop.restart)(train.key, train.counters.rows, world.actors.observation)
+        self._runs.put(index, "world", world)
+
+    def train(self, index: int) -> Train:
+        """Return a run's learning state, good until the population advances."""
+        train: Train = self._runs.get(index, "train")
+        return train
+
+    def learnt(self, index: int) -> Train:
+        """Return a run's learning state without its replay memory, good until the population advances."""
+        learnt: Train = self._runs.get(index, "learnt")
+        return learnt
+
+    def scale_lr(self, index: int, factor: float) -> tuple[float, float]:
+        """Multiply a run's learning rate; return the old and the new one."""
+        learnt, old, new = self.learner.scaled_lr(self.learnt(index), factor)
+        self._runs.put(index, "learnt", learnt)
+        return old, new
+
+    def world(self, index: int) -> World:
+        """Return the environments' part of a run, good until the population advances."""
+        world: World = self._runs.get(index, "world")
+        return world
+
+    def metrics(self, index: int) -> dict[str, float]:
+        """Return a run's averages of the metrics since the last call."""
+        meter = np.asarray(self._runs.get(index, "meter"))
+        self._runs.put(index, "meter", self.learner.meter())
+        return self.learner.read(meter)
+
+    def skipped(self, index: int) -> int:
+        """Return how many of a run's gradient steps were left out since the last call of `metrics`."""
+        return self.learner.skipped(np.asarray(self._runs.get(index, "meter")))
+
+    def put(self, index: int, train: Train, world: World | None = None, step: int | None = None) -> None:
+        """Replace the state of a run, and set its step (default: that of its counters)."""
+        self._runs.put(index, "train", train)
+        if world is not None:
+            self._runs.put(index, "world", world)
+        self.steps[index] = int(train.counters.timesteps) if step is None else step
+
+
+Part = Literal["train", "learnt", "world", "meter"]
+
+
+class State(NamedTuple):
+    """What a call of the compiled loop replaces: of one run, or of all with one more axis."""
+
+    train: Train
+    world: World
+    meter: Array
+
+    def part(self, name: Part) -> Tree:
+        """Return a part; `learnt` is the learning state without its replay memory."""
+        return without_replay(self.train) if name == "learnt" else getattr(self, name)
+
+    def replaced(self, name: Part, value: Tree) -> State:
+        """Replace a part."""
+        if name != "learnt":
+            return self._replace(**{name: value})
+        whole = without_replay(self.train) is self.train  # there was no memory to leave out
+        return self._replace(train=value if whole else value._replace(memory=self.train.memory))
+
+
+_Advanced: TypeAlias = tuple[list[tuple[int, Ends]], BaseException | None]
+"""The ends of each run that advanced, and the first error of those that failed."""
+
+
+class _Apart:
+    """Each run by itself: one program for all, called for each, by as many threads as there are cores."""
+
+    def __init__(self, learner: Learner, loop: DeviceRun, keys: Key, hyper: Array, blocks: int) -> None:
+        init, begin = jax.jit(learner.init), jax.jit(loop.begin)
+        self._states: list[State] = []
+        for i in range(keys.shape[0]):
+            key = _of(keys, i)
+            state = State(init(key, hyper[i]), begin(key), learner.meter())
+            # One after the other, for the reason that `begun` says.
+            self._states.append(jax.block_until_ready(state))
+        self._loop = functools.partial(loop.iterate, limit=blocks)
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        return jax.jit(self._loop, donate_argnums=(0, 1, 2)).lower(*self._states[0], np.int32(0)).compile()
+
+    @functools.cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        # JAX's kernels for batches of matrices, such as the physics of brax, may hold threads of XLA's pool while they wait for others:
+        # two at once could wait for ever (see `begun`).
+        alone = "lapack_" in self.compiled.as_text()
+        return ThreadPoolExecutor(1 if alone else min(len(self._states), processors()), "operant-run")
+
+    def advance(self, blocks: int, wanted: Sequence[int]) -> _Advanced:
+        """Let the wanted runs advance."""
+        loop = self.compiled
+
+        def call(index: int) -> tuple[State, Ends]:
+            *state, ends = loop(*self._states[index], np.int32(blocks))
+            return State(*state), jax.device_get(ends)
+
+        calls = {i: self._threads.submit(call, i) for i in wanted}
+        try:
+            wait(calls.values())
+        except BaseException:  # a second Ctrl-C
+            for each in calls.values():
+                each.cancel()
+            raise
+        advanced, errors = [], []
+        for i, each in calls.items():
+            if (error := each.exception()) is not None:
+                errors.append(error)
+                continue
+            self._states[i], ends = each.result()
+            advanced.append((i, ends))
+        return advanced, errors[0] if errors else None
+
+    def get(self, index: int, part: Part) -> Any:
+        return self._states[index].part(part)
+
+    def put(self, index: int, part: Part, value: Tree) -> None:
+        self._states[index] = self._states[index].replaced(part, value)
+
+
+class _Mapped:
+    """All runs as one, with one more axis."""
+
+    def __init__(self, learner: Learner, loop: DeviceRun, keys: Key, hyper: Array, blocks: int) -> None:
+        train = jax.jit(functools.partial(begun, learner))(keys, hyper)
+        world = jax.jit(jax.vmap(loop.begin))(keys)
+        self._size = keys.shape[0]
+        self._state = State(train, world, jnp.stack([learner.meter()] * self._size))
+        self._loop = functools.partial(loop.iterate, limit=blocks)
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        mapped = jax.vmap(self._loop, in_axes=(0, 0, 0, None))
+        return jax.jit(mapped, donate_argnums=(0, 1, 2)).lower(*self._state, np.int32(0)).compile()
+
+    def advance(self, blocks: int, wanted: Sequence[int]) -> _Advanced:
+        """Let all runs advance."""
+        *state, ends = self.compiled(*self._state, np.int32(blocks))
+        self._state = State(*state)
+        ends = jax.device_get(ends)
+        return [(i, Ends(*(x[i] for x in ends))) for i in range(self._size)], None
+
+    def get(self, index: int, part: Part) -> Any:
+        return _of(self._state.part(part), np.int32(index))
+
+    def put(self, index: int, part: Part, value: Tree) -> None:
+        self._state = self._state.replaced(part, _with(self._state.part(part), np.int32(index), value))
+
+
+class Member:
+    """One run of a population as a driver for the training loop, except that only the population advances, all runs at once.
+
+    Args:
+        population: the runs.
+        index: which of them this is.
+    """
+
+    unreported: Sequence[Finished] = ()
+    """Always empty: the population says what failed."""
+    deadline: float = math.inf
+    """Has no effect: a compiled block is completed."""
+
+    def __init__(self, population: Population, index: int) -> None:
+        self.population = population
+        self.index = index
+        self.blocks = population.blocks
+        self.block_steps = population.block_steps
+
+    @property
+    def train(self) -> Train:
+        """The learning state."""
+        return self.population.train(self.index)
+
+    @property
+    def learner(self) -> Learner:
+        """The algorithm."""
+        return self.population.learner
+
+    @property
+    def learnt(self) -> Train:
+        """The learning state without its replay memory."""
+        return self.population.learnt(self.index)
+
+    @property
+    def step(self) -> int:
+        """Environment steps so far."""
+        return int(self.population.steps[self.index])
+
+    def advance(self, blocks: int) -> list[Finished]:
+        """Refuse: a member advances with the others."""
+        raise UsageError("A member of a population advances with the others: call Population.advance.")
+
+    def metrics(self) -> dict[str, float]:
+        """Return the averages of the metrics since the last call."""
+        return self.population.metrics(self.index)
+
+    def skipped(self) -> int:
+        """Return how many gradient steps were left out since the last call of `metrics`."""
+        return self.population.skipped(self.index)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the environments' part of what is needed to continue; a single run can continue from it, too."""
+        return {"world": self.population.world(self.index)}
+
+    def snapshot_like(self) -> dict[str, Any]:
+        """Return the shapes of a snapshot."""
+        return self.snapshot()
+
+    def put(self, train: Train) -> None:
+        """Replace the learning state, before the run begins."""
+        self.population.put(self.index, train)
+
+    def restore(self, train: Train, snapshot: dict[str, Any], step: int | None = None) -> None:
+        """Continue exactly where `train` and the snapshot were taken."""
+        self.population.put(self.index, train, snapshot["world"], step)
+
+    def scale_lr(self, factor: float) -> tuple[float, float]:
+        """Multiply the learning rate; return the old and the new one."""
+        return self.population.scale_lr(self.index, factor)
+
+
+def begun(learner: Learner, keys: Key, hyper: Array) -> Train:
+    """Initialise the learning state of each of `S` runs, with keys `[S]` and traced options `[S, H]`.
+
+    On CPU one after the other: JAX's kernels for batches of matrices, such as the factorisations of orthogonal initialisers, wait for
+    threads of the same pool that they run in. In a pool of two threads, two such kernels wait for ever (JAX 0.10.2).
+    """
+    if jax.default_backend() == "cpu":
+        return jax.lax.map(lambda run: learner.init(*run), (keys, hyper))
+    return jax.vmap(learner.init)(keys, hyper)
+
+
+@jax.jit
+def _of(tree: Tree, index: int | Array) -> Tree:
+    return jax.tree.map(lambda x: _over(x, lambda words: words[index]), tree)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _with(tree: Tree, index: Array, one: Tree) -> Tree:
+    """Put one run's arrays among those of all, which are written to where they are: a copy would need their memory once more."""
+
+    def put(all_: Array, own: Array) -> Array:
+        own = jax.random.key_data(own) if _is_key(own) else own
+        return _over(all_, lambda words: words.at[index].set(own))
+
+    return jax.tree.map(put, tree, one)
+
+
+def _is_key(x: Array) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _over(x: Array, f: Callable[[Array], Array]) -> Array:
+    """Apply a function to an array, or to the words of a key: JAX would count slicing a key as using it."""
+    if not _is_key(x):
+        return f(x)
+    return jax.random.wrap_key_data(f(jax.random.key_data(x)), impl=jax.random.key_impl(x))

@@ -1,0 +1,155 @@
+"""The environments of a training run, made as its options say."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from operant.envs.env_spec import is_native
+from operant.envs.gymnasium.games import Games
+from operant.envs.validated_env import smaller_limit
+from operant.envs.vector.base import VectorEnv
+from operant.errors import SpecError
+from operant.spec import default, plain
+from operant.spec.run import GAMES, RunConfig
+
+
+class Environments(NamedTuple):
+    """Either a JAX-native environment or a vector on the host."""
+
+    native: Any
+    vector: Any
+
+    @property
+    def spaces(self) -> Any:
+        """Spaces of one environment."""
+        return (self.vector if self.native is None else self.native).spaces
+
+    @property
+    def limit(self) -> int | None:
+        """Steps after which an episode is cut; None if there is no limit, or it is not known."""
+        limit: int | None = (self.vector if self.native is None else self.native).max_episode_timesteps
+        return limit
+
+    @property
+    def preprocessed(self) -> bool:
+        """Whether they are preprocessed games, or other such images."""
+        return self.vector is not None and bool(self.vector.preprocessed)
+
+    @property
+    def how(self) -> str:
+        """How they run, for the user."""
+        if self.native is not None:
+            return "compiled with the agent"
+        return f"{self.vector.mode}" + (f" ({self.vector.why})" if self.vector.why else "")
+
+    def close(self) -> None:
+        """Close what must be closed."""
+        if self.vector is not None:
+            self.vector.close()
+
+
+def make_environments(
+    run: RunConfig, given: Any = None, count: int | None = None, *, stored: bool = False
+) -> Environments:
+    """Make the environments of a run.
+
+    Args:
+        run: its options.
+        given: environments of the user's program instead of the run's id: one, a list, a vector, a JAX-native one.
+        count: how many of what was given, if that does not say so itself.
+        stored: whether the options are those of a stored run, which was accepted earlier: options without effect are let pass.
+
+    Raises:
+        OperantError: they cannot be made, or not with these options.
+    """
+    made = _made(run, given, count)
+    if made.native is not None and run.vector != default(RunConfig, "vector") and not stored:
+        raise SpecError(
+            f"vector is for environments that are not JAX-native. Received: vector={run.vector!r} with {run.env!r}, which is "
+            "compiled with the agent. Leave it out."
+        )
+    # A vector of operant's own has its own rules, and is left as it is.
+    idle = not stored and (isinstance(given, VectorEnv) or not made.preprocessed)
+    for name in GAMES if idle else ():
+        if not getattr(run, name):
+            if given is None or all(map(callable, given if isinstance(given, list | tuple) else [given])):
+                made.close()  # objects are closed by whoever made them
+            raise SpecError(
+                f"{name} is for preprocessed games. Received: {name}=False, preprocess=False. "
+                f"Add --preprocess (preprocess=True), or leave --no-{name.replace('_', '-')} out."
+            )
+    return made
+
+
+def _made(run: RunConfig, given: Any, count: int | None) -> Environments:
+    """Make environments; see `make_environments`."""
+    from operant.envs import catalog
+    from operant.envs.gymnasium import infos, preprocessing
+    from operant.envs.vector import create
+
+    arguments = plain(run.env_kwargs or {})
+    if arguments and given is not None and not isinstance(given, type):
+        raise SpecError(
+            f"env_kwargs is for an id or a class. Received: env_kwargs={arguments!r} with environments that are made already. "
+            "Give it where they are made: gymnasium.make(id, **env_kwargs)."
+        )
+    native = given if is_native(given) else catalog.native(run.env, **arguments) if given is None else None
+    if native is not None:
+        if run.preprocess:
+            raise preprocessing.refusal(
+                run.env, [leaf.shape for leaf in native.spaces.states.components.values()]
+            )
+        if run.info_keywords:
+            raise infos.refusal(run.info_keywords, run.env)
+        from operant.envs.native.native_env import TimeLimit
+        from operant.envs.native.validate import accepted
+
+        native = accepted(native, run.env)
+        if run.max_episode_timesteps is not None:
+            limit = smaller_limit(run.max_episode_timesteps, native.max_episode_timesteps, run.env)
+            native = TimeLimit(native, limit)
+        return Environments(native, None)
+    frames: dict[str, Any] = {"preprocess": True, "max_frame": run.max_frame} if run.preprocess else {}
+    if given is not None and run.preprocess:
+        raise SpecError(
+            "preprocess is for an id. Preprocess objects where they are made: create_envs(name, n)."
+        )
+    made = create.create(
+        run.env if given is None else given,
+        run.n_envs if given is None else count,
+        mode=run.vector,
+        max_episode_timesteps=run.max_episode_timesteps,
+        clip_rewards=run.clip_rewards,
+        episodic_life=run.episodic_life,
+        games_only=True,
+        env_kwargs=arguments,
+        info_keywords=run.info_keywords,
+        **frames,
+    )
+    return Environments(None, made)
+
+
+def host_vector(run: RunConfig, num_envs: int, given: Any = None) -> VectorEnv:
+    """Make the environments of a run again, as a vector on the host even if they are JAX-native.
+
+    Atari games are whole games with unclipped rewards: what a policy is judged by, not what it learns from.
+
+    Args:
+        run: its options.
+        num_envs: how many.
+        given: environments of the user's program instead, as `make_environments` takes them.
+    """
+    counted = not isinstance(given, list | tuple)
+    made = _made(run.replace(n_envs=num_envs), given, num_envs if counted else None)
+    if made.native is None:
+        vector: VectorEnv = made.vector
+        # As in training, FIRE continues a game after a lost life if lives were episodes.
+        return vector.judged() if isinstance(vector, Games) and vector is not given else vector
+    from operant.envs.vector.batched import NativeVector
+
+    return NativeVector(made.native, num_envs, run.env)
+
+
+def evaluation_count(run: RunConfig) -> int:
+    """Return how many environments evaluate by default: as many as train, but no more than there are episodes."""
+    return min(run.eval_episodes, run.n_envs)

@@ -1,0 +1,168 @@
+"""Evaluation: whole episodes with a fixed policy; nothing is learnt."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+from operant.agents.base.compiled import Ahead
+from operant.agents.base.learner import Learner, Train
+from operant.envs.vector.base import VectorEnv
+from operant.errors import whole
+from operant.tracking.record import Sink
+from operant.training.episodes import Accounts, Finished
+
+Choose: TypeAlias = Callable[[Any, Any, np.ndarray, int], tuple[Any, Any]]
+
+
+class Evaluator:
+    """Runs whole episodes with an algorithm's current policy. Compiles once, for all states of the algorithm.
+
+    Args:
+        learner: the algorithm.
+        env: environments with its spaces.
+    """
+
+    def __init__(self, learner: Learner, env: VectorEnv) -> None:
+        self.env = env
+        self.seconds = 0.0
+        """Spent on evaluations, by all runs that share this."""
+        self._carry = learner.algorithm.initial_carry(env.num_envs)
+        self._acting = jax.jit(learner.acting)
+        self._act = jax.jit(learner.act, static_argnames="explore")
+        self._noise = Ahead(lambda key, row: learner.noise(key, row, env.num_envs))
+
+    def run(
+        self,
+        train: Train,
+        episodes: int,
+        *,
+        seed: int = 0,
+        explore: bool = False,
+        max_steps: int | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> list[Finished]:
+        """Run episodes and return them in the order in which they ended; see `run_episodes`.
+
+        Args:
+            train: the algorithm's state.
+            episodes: how many.
+            seed: root of the environments' seeds and of exploration.
+            explore: draw actions as in training; otherwise take the best.
+            max_steps: environment steps after which no more are taken; episodes that are open then do not count.
+            stop: looked at before each step; True: no more are taken.
+
+        Raises:
+            SpecError: `episodes` is below 1.
+            EnvironmentError: an environment failed.
+        """
+        key, acting = jax.random.key(seed), self._acting(train)
+        self._noise.clear()
+
+        def choose(observation: Any, carry: Any, first: np.ndarray, row: int) -> tuple[Any, Any]:
+            noise = self._noise.at(key, row)
+            chosen = self._act(acting, observation, carry, first, noise, explore=explore)
+            return {name: np.asarray(value) for name, value in chosen.action.items()}, chosen.carry
+
+        return run_episodes(choose, self._carry, self.env, episodes, seed, max_steps, stop)
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """What a training run needs to evaluate its policy now and then, in separate environments."""
+
+    evaluator: Evaluator
+    """Runs the episodes."""
+    frequency: int
+    """Environment steps of training from one evaluation to the next."""
+    episodes: int
+    """Episodes of each evaluation."""
+    seed: int
+    """Of the run; each evaluation has different episodes, the same ones whenever the run is repeated."""
+    sink: Sink | None = None
+    """Takes the episodes."""
+    directory: Path | None = None
+    """Folder for a checkpoint of the best policy; None: it is not kept."""
+
+    def run(self, train: Train, step: int, stop: Callable[[], bool]) -> list[Finished] | None:
+        """Run the episodes that are due at a step of training, by the policy's best actions.
+
+        Returns:
+            The episodes; None if `stop` was True before all of them had ended.
+        """
+        seeds = np.random.SeedSequence([self.seed, step // self.frequency])
+        seed = int(seeds.generate_state(1)[0] >> 1)
+        finished = self.evaluator.run(train, self.episodes, seed=seed, stop=stop)
+        return finished if len(finished) == self.episodes else None
+
+
+def evaluate(
+    learner: Learner,
+    train: Train,
+    env: VectorEnv,
+    episodes: int,
+    *,
+    seed: int = 0,
+    explore: bool = False,
+    max_steps: int | None = None,
+) -> list[Finished]:
+    """Run episodes with an algorithm's policy once; see `Evaluator`."""
+    return Evaluator(learner, env).run(train, episodes, seed=seed, explore=explore, max_steps=max_steps)
+
+
+def run_episodes(
+    choose: Choose,
+    carry: Any,
+    env: VectorEnv,
+    episodes: int,
+    seed: int = 0,
+    max_steps: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[Finished]:
+    """Run episodes and return them in the order in which they ended.
+
+    Every environment runs its share of the episodes; if they do not divide evenly, the first environments run one more. Taking
+    whichever episodes end first would favour short ones. If an environment is lost, its episode does not count; another is run.
+
+    Args:
+        choose: (flat observation, recurrent state, which environments begin an episode, row) to flat actions and the next
+            recurrent state.
+        carry: recurrent state to begin with.
+        env: environments; reset here.
+        episodes: how many.
+        seed: root of the environments' seeds.
+        max_steps: environment steps after which no more are taken; episodes that are open then do not count.
+        stop: looked at before each step; True: no more are taken.
+
+    Raises:
+        SpecError: `episodes` is below 1.
+        EnvironmentError: an environment failed.
+    """
+    episodes = whole("episodes", episodes)
+    n = env.num_envs
+    left = np.full(n, episodes // n) + (np.arange(n) < episodes % n)
+    accounts, finished = Accounts(n), list[Finished]()
+    first, ended = np.ones(n, bool), np.zeros(n, bool)
+    observation, row, steps = env.reset(seed), 0, 0
+    while left.any() and not stop():
+        action, carry = choose(observation, carry, first, row)
+        after = env.step(action)
+        valid = ~ended
+        first, ended = ended, after.terminated | after.truncated
+        steps += int(np.count_nonzero(valid & (left > 0)))
+        over: list[Finished] = []
+        score, ends = (after.reward, ended) if env.game is None else env.game
+        accounts.row(over, steps, score, valid, ends, env.infos)
+        for episode in over:
+            if left[episode.actor] > 0 and (env.lost is None or not env.lost[episode.actor]):
+                left[episode.actor] -= 1
+                finished.append(episode)
+        if max_steps is not None and steps >= max_steps:
+            break
+        observation, row = after.observation, row + 1
+    return finished

@@ -1,0 +1,74 @@
+"""The sinks of a training run, as its options say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from operant.errors import working_directory
+from operant.spec.run import RunConfig, located
+from operant.tracking.console import Console
+from operant.tracking.history import History
+from operant.tracking.logger_group import Tracker
+from operant.tracking.metrics import MetricsFile
+from operant.tracking.tensorboard import TensorBoard
+from operant.tracking.wandb import WandB
+from operant.training.loop import Training
+
+
+def tracker(
+    directory: Path | None,
+    run: RunConfig,
+    training: Training,
+    again: bool = False,
+    base: Path | None = None,
+) -> Tracker:
+    """Return what a run writes: history, metrics, event files, console; without a folder only what its options name.
+
+    If a run is continued (`again`), what it wrote beyond its current step is dropped. Paths in the options are relative to
+    `base`; None: to the working directory.
+    """
+    resume = training.step if again or training.driver.step else None
+    history = located(run, base).history_checkpoint or (
+        None if directory is None else directory / "history.parquet"
+    )
+    sinks: list[Any] = [] if history is None else [History(history, resume_at_step=resume)]
+    if directory is not None:
+        sinks.append(MetricsFile(directory / "metrics.jsonl", resume_at_step=resume))
+        sinks.append(TensorBoard(directory / "events", resume_at_step=resume))
+    sinks.append(console(run, training))
+    if run.monitor_session is not None:
+        sinks.append(monitored(directory, run, training, base))
+    return Tracker(sinks)
+
+
+def console(run: RunConfig, training: Training) -> Console:
+    """Return the console of a run, which counts on from where the run is."""
+    return Console(
+        max_steps=run.max_steps,
+        target_reward=run.target_reward,
+        display_precision=run.display_precision,
+        log_frequency=run.log_frequency,
+        quiet=run.quiet,
+        start_step=training.step,
+        start_time=training.progress.elapsed,
+        start_games=training.progress.score.episodes,
+        start_logged=training.progress.logged,
+        start_best=training.progress.score.best,
+    )
+
+
+def monitored(directory: Path | None, run: RunConfig, training: Training, base: Path | None = None) -> WandB:
+    """Return the Weights & Biases sink of a run; a later part continues the same W&B run, whose id the folder holds, or else the progress."""
+    file = None if directory is None else directory / "wandb" / "id"
+    known = training.progress.monitored
+    if file is not None:
+        known = file.read_text(encoding="utf-8").strip() if file.is_file() else None
+    assert run.monitor_session is not None
+    config = {"agent": training.specification["agent"], "run": run.to_dict()}
+    sink = WandB(run.monitor_session, directory or base or working_directory(), config, known)
+    training.progress.monitored = sink.id
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(sink.id + "\n", encoding="utf-8")
+    return sink

@@ -1,0 +1,590 @@
+"""The training loop: one for both drivers. It decides when to log, save and stop; it knows no tracker and no terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import time
+import warnings
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import jax
+import numpy as np
+
+from operant import checkpoint
+from operant.agents.base.agent_spec import Definition
+from operant.agents.base.learner import Learner, Train, without_replay, without_rows
+from operant.checkpoint import durable
+from operant.errors import CheckpointError, shown
+from operant.spec import traced
+from operant.spec.run import RunConfig
+from operant.tracking.record import Episode, Record, Sink, numbers
+from operant.training import signals
+from operant.training.episodes import Finished, info_means
+from operant.training.evaluate import Evaluation
+from operant.training.progress import Evaluated, Progress
+
+LOG_SECONDS = 1.0
+"""Seconds between two reports, if `log_frequency` is not given."""
+CALL_SECONDS = 1.0
+"""How long a driver may go on before the loop looks at the clock, and whether the user has ended the run."""
+PATIENCE_SECONDS = 5.0
+"""How long a run that the user has ended may take to complete the block that was begun."""
+
+
+class Driver(Protocol):
+    """What the loop needs of a driver."""
+
+    @property
+    def learner(self) -> Learner:
+        """The algorithm."""
+        ...
+
+    def advance(self, blocks: int) -> list[Finished]:
+        """Collect and learn from that many blocks."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Return the averages of the metrics since the last call."""
+        ...
+
+    @property
+    def train(self) -> Train:
+        """Everything that is needed to continue, except the environments."""
+        ...
+
+    @property
+    def learnt(self) -> Train:
+        """The same without a replay memory, for all that only acts: a copy of a memory may not fit on the device."""
+        ...
+
+    unreported: Sequence[Finished]
+    """Episodes that ended in blocks that were learnt from, in a call of `advance` that failed later."""
+    deadline: float
+    """Time (`time.perf_counter`) from which an incomplete block is given up, if the driver can do that."""
+    blocks: int
+    """Most blocks of one call: after so many the loop looks at the target."""
+    block_steps: int
+    """Environment steps of one block, if no episode ends in it."""
+
+    @property
+    def step(self) -> int:
+        """Environment steps so far."""
+        ...
+
+    def put(self, train: Train) -> None:
+        """Replace the learning state, before the run begins."""
+        ...
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the environments' part of what is needed to continue."""
+        ...
+
+    def snapshot_like(self) -> dict[str, Any]:
+        """Return the shapes of a snapshot."""
+        ...
+
+    def restore(self, train: Train, snapshot: dict[str, Any], step: int | None = None) -> None:
+        """Continue from there, at a step of the run (default: that of the counters)."""
+        ...
+
+    def skipped(self) -> int:
+        """Return how many gradient steps were left out since the last call of `metrics`."""
+        ...
+
+    def scale_lr(self, factor: float) -> tuple[float, float]:
+        """Multiply the learning rate; return the old and the new one."""
+        ...
+
+
+Agree: TypeAlias = Callable[[float, bool], tuple[float, bool]]
+"""Turns seconds and a flag of this process into those that hold for all processes of a run."""
+
+
+class Outcome(NamedTuple):
+    """How a training run ended."""
+
+    reason: str
+    """'target', 'max_steps', 'early_stop', 'callback' or 'interrupted'."""
+    message: str
+    step: int
+    episodes: int
+    mean_reward: float
+    best_reward: float
+    seconds: float
+    skipped: int = 0
+    """Gradient steps that were left out because they were not finite."""
+    evaluated: Evaluated = Evaluated()
+    """What the evaluations came to."""
+
+    @property
+    def summary(self) -> str:
+        """One line for the user."""
+        mean = f"{self.mean_reward:.2f}" if self.episodes else "-"
+        counts = f"{self.step} steps, {self.episodes} games, mean reward {mean}"
+        if self.skipped:
+            counts += f", {self.skipped} gradient step(s) left out"
+        if self.evaluated.best_reward is not None:
+            counts += (
+                f", best evaluation {self.evaluated.best_reward:.2f} at {self.evaluated.best_step} steps"
+            )
+        return f"{self.message}: {counts}, {self.seconds:.1f} s"
+
+
+class Training:
+    """One training run.
+
+    Args:
+        definition: algorithm and options.
+        driver: what collects and learns.
+        run: options of the run.
+        specification: the agent's, for the header of checkpoints.
+        sinks: where records go.
+        directory: folder of the run's checkpoints; None: none are written.
+        on_best: called with the `Train` when the rolling mean is better than ever, at a log point; in a run with evaluations, when
+            one of these is.
+        unjudged: called by `keep_unjudged`; returns what became of the files, if any were asked for.
+        agree: turns seconds and a flag of this process into those that hold for all processes of the run; None: there is one.
+        progress: how far an earlier part of the run came, which this one continues and updates; None: there was none.
+    """
+
+    def __init__(
+        self,
+        definition: Definition,
+        driver: Driver,
+        run: RunConfig,
+        specification: dict[str, Any],
+        sinks: Sink,
+        directory: Path | None = None,
+        on_best: Callable[[Train], None] | None = None,
+        unjudged: Callable[[Train], str | None] | None = None,
+        agree: Agree | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.definition = definition
+        self.driver = driver
+        self.run = run
+        self.specification = specification
+        self.sinks = sinks
+        self.directory = directory
+        self.on_best = on_best
+        self.unjudged = unjudged
+        self._agree = agree
+        self.progress = Progress(run) if progress is None else progress
+        self.most_blocks: int | None = None
+        """Blocks after which the run ends, whatever its options say: used to repeat a run up to where it ended."""
+        self.evaluation: Evaluation | None = None
+        """How the policy is evaluated at every `eval_frequency` steps; None: it is not."""
+        self.on_record: Callable[[Record], bool | None] | None = None
+        """Called with every report, which it may add to and change before the sinks take it; the run ends if it returns False."""
+        self.ended: str | None = None
+        """How the run, or the part of it that is continued, ended; None while it goes on, and if its process died."""
+        self._called_off = False  # by `on_record`
+        self._interrupted = False  # here
+        self._ending = False  # everywhere
+        self.memory_anew = False
+        """Whether the replay memory began anew when the run was resumed, since its checkpoint left it out."""
+        self._begun = self._saved = 0.0
+        self._saved_step = 0
+        self._logged = 0.0, 0
+        self._earlier = 0  # blocks of earlier parts of the run
+        self._collected = 0  # blocks that `blocks` has asked for
+        self._left = 0  # of them until the target and the plateau are looked at: shorter calls do not look
+        self._asked = 0  # blocks of the last call
+        self._pace = 1  # most blocks of the next call, so that it does not take long
+        self._called = 0.0  # when the last call ended
+
+    @property
+    def step(self) -> int:
+        """Environment steps so far, those of a history that is continued included."""
+        return self.driver.step + self.progress.origin.step
+
+    @property
+    def own_steps(self) -> int | None:
+        """Most environment steps that the agent itself may take, without those of a continued history; None: no limit."""
+        return None if self.run.max_steps is None else self.run.max_steps - self.progress.origin.step
+
+    def restore(self, saved: checkpoint.Checkpoint, changed: Collection[str] = ()) -> None:
+        """Continue from a checkpoint of this run.
+
+        Args:
+            saved: the checkpoint.
+            changed: numeric options of updates whose values are from here on those of this run, not the checkpoint's.
+
+        Raises:
+            CheckpointError: it does not fit.
+        """
+        if "training" not in saved.header:
+            raise CheckpointError(f"The checkpoint {str(saved.path)!r} is not one of a training run.")
+        told, fresh = saved.header["training"], self.driver.train
+        self.memory_anew = not told.get("memory", True)
+        shapes = jax.eval_shape(lambda train: train, without_replay(fresh) if self.memory_anew else fresh)
+        like = {"train": shapes, "driver": self.driver.snapshot_like()}
+        saved.read(like)  # a checkpoint that cannot be loaded must not cost the current memory
+        if not self.memory_anew:  # a device need not have room for two replay memories
+            fresh = without_replay(fresh)
+            self.driver.put(fresh)
+        tree = saved.load(like)
+        train = tree["train"]
+        if self.memory_anew:
+            train = train._replace(memory=without_rows(fresh).memory)
+        if changed:
+            own = np.isin(traced(type(self.definition.config)), list(changed))
+            train = train._replace(hyper=np.where(own, fresh.hyper, train.hyper))
+        self.driver.restore(train, tree["driver"], told["step"])
+        self.progress.restore(told)
+        self.ended = told.get("ended")
+
+    def save(self) -> Path | None:
+        """Write a checkpoint of the whole run.
+
+        What the sinks hold goes to the disk first. A process that dies in between leaves records beyond the last
+        checkpoint, which the resumed run drops and writes again; the other way round their episodes would be lost.
+        """
+        if self.directory is None and self._agree is None:
+            return None
+        return self.write(self.directory, keep=self.run.keep_checkpoints, memory=self.run.save_memory)
+
+    def write(self, directory: Path | None, *, keep: int | None, memory: bool) -> Path | None:
+        """Write a checkpoint of the run to a folder, with the replay memory or without.
+
+        With None, only take part in it: a snapshot needs all processes, even those that write nothing.
+        """
+        memory = memory or not self.driver.learner.replays
+        train = self.driver.train if memory else self.driver.learnt
+        tree = {"train": train, "driver": self.driver.snapshot()}
+        if directory is None:
+            return None
+        header = {
+            "specification": self.specification,
+            "training": {
+                **self.progress.to_dict(),
+                "skipped": self.progress.skipped + self.driver.skipped(),
+                "step": self.driver.step,
+                "memory": memory,
+                "ended": self.ended,
+            },
+        }
+        self.sinks.flush()
+        if self.evaluation is not None and self.evaluation.sink is not None:
+            self.evaluation.sink.flush()
+        name = f"step-{self.driver.step:012d}"
+        return checkpoint.save(directory, tree, header, keep=keep, name=name)
+
+    def loop(self) -> Outcome:
+        """Train until the target or the last step is reached, or the user interrupts; save at the end.
+
+        If an environment, a callback or anything else fails, what was learnt before is saved too, and then the error is raised.
+
+        Raises:
+            OperantError: an environment failed.
+            Exception: what a callback raised.
+            SystemExit: likewise, what a callback or a vector of the user's raised.
+        """
+        try:
+            return self._loop()
+        except (Exception, SystemExit):
+            self.fail(self.driver.unreported)
+            raise
+
+    def fail(self, unreported: Sequence[Finished]) -> None:
+        """Save what there is when something has failed, with the given episodes: learnt from, and not reported yet."""
+        self.ended = "failed"
+        self.progress.elapsed = self._time() - self._begun  # the call that failed may have taken long
+        # The first error is the one to raise; and a report that fails must not cost the checkpoint.
+        with contextlib.suppress(Exception):
+            self._account(unreported)
+        if self._agree is None:  # with several processes, the others do something else by now
+            with contextlib.suppress(Exception):
+                self._report_rest()
+            with contextlib.suppress(Exception):
+                self.save()
+
+    def _loop(self) -> Outcome:
+        with signals.orderly(self.interrupt):
+            reason = self.begin()
+            while reason is None:
+                reason = self.take(self.driver.advance(self.blocks()))
+            return self.end(reason)
+
+    def begin(self) -> str | None:
+        """Start the clock; return the reason if there is nothing to do."""
+        self._begun = self._time() - self.progress.elapsed
+        self._saved, self._saved_step = self.progress.elapsed, self.step
+        self._logged = self.progress.elapsed, self.driver.step
+        self.ended = None
+        rows = int(self.driver.learnt.counters.rows)
+        self._earlier = rows * self.run.n_envs // self.driver.block_steps - self._collected
+        self._left = 0
+        self._called_off = False
+        self.driver.deadline = math.inf
+        self._pace, self._called = 1, time.perf_counter()
+        if found := self._evaluate():  # one that was interrupted
+            self.progress.logged = self.progress.score.episodes
+            self._log(found)
+        return self._stop() or ("callback" if self._called_off else None)
+
+    def blocks(self) -> int:
+        """Return how many blocks the driver is to run before the loop looks again, or evaluates."""
+        if not self._left:
+            # Up to where a run in one part would look, too, so that a target is reached at the same step.
+            left = self.driver.blocks - (self._earlier + self._collected) % self.driver.blocks
+            if self.most_blocks is not None:
+                left = min(left, self.most_blocks - self._collected)
+            if self.run.max_steps is not None:
+                left = min(left, math.ceil((self.run.max_steps - self.step) / self.driver.block_steps))
+            self._left = max(1, left)
+        blocks = self._left
+        if self._agree is None:  # processes that train together make the same calls
+            blocks = min(blocks, self._pace)
+        for every in (self.run.eval_frequency, self.run.save_frequency):
+            if every is not None:
+                blocks = min(blocks, math.ceil((every - self.step % every) / self.driver.block_steps))
+        self._left -= blocks
+        self._collected += blocks
+        self._asked = blocks
+        return blocks
+
+    def take(self, finished: list[Finished]) -> str | None:
+        """Account for the episodes that ended in those blocks, log and save when due, and return why the run ends, if it does."""
+        self.progress.elapsed, self._ending = self._agreed(self._time() - self._begun, self._interrupted)
+        now = self.progress.elapsed
+        self._set_pace()
+        self._account(finished)  # before an evaluation, which may fail
+        found = self._evaluate()
+        if self._left:
+            reason = "interrupted" if self._ending else None
+        else:
+            verdict = self._watch()
+            reason = self._stop() or verdict
+        if reason is None and self._collected == self.most_blocks:
+            reason = "max_steps"
+        logged, step = self._logged
+        due, episodes = now - logged >= LOG_SECONDS, self.progress.score.episodes
+        if self.run.log_frequency is not None:
+            due = self._looks and episodes - self.progress.logged >= self.run.log_frequency
+        if due or found:
+            self.progress.logged = episodes
+        if due or found or reason is not None:
+            found["time/steps_per_second"] = (self.driver.step - step) / max(now - logged, 1e-9)
+            self._logged = now, self.driver.step
+            self._log(found)
+            if reason is None and self._called_off:
+                reason = "callback"
+        if self._due_to_save(now) and reason is None:
+            with self._meanwhile():
+                self.save()
+            self._saved, _ = self._agreed(self._time() - self._begun, False)
+            self._saved_step = self.step
+        self._called = time.perf_counter()
+        return reason
+
+    def _due_to_save(self, now: float) -> bool:
+        every = self.run.save_frequency
+        if every is None:
+            return now - self._saved >= self.run.save_seconds
+        return self.step // every > self._saved_step // every
+
+    def _set_pace(self) -> None:
+        """Bound the next call of the driver by how long the last one took. What is learnt does not depend on it."""
+        seconds = max(time.perf_counter() - self._called, 1e-6)
+        self._pace = max(1, min(4 * self._asked, int(self._asked * CALL_SECONDS / seconds)))
+
+    def _meanwhile(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context for writing files that are not the last of a run: training survives a full disk."""
+        return durable.outliving(f"No checkpoint at step {self.step}")
+
+    @property
+    def _looks(self) -> bool:
+        """Whether a run in one part would look at its progress here, too; if not, only the end of this part is near."""
+        return (self._earlier + self._collected) % self.driver.blocks == 0
+
+    def _evaluate(self) -> dict[str, float]:
+        """Evaluate the policy if it is time; return what is to be reported.
+
+        The clock of training is stopped meanwhile.
+        """
+        evaluation, last = self.evaluation, self.progress.evaluated
+        if evaluation is None or self.step // evaluation.frequency == last.step // evaluation.frequency:
+            return {}
+        began = time.perf_counter()
+        try:
+            found = self._scored(evaluation, last)
+        finally:  # even if it fails, this time does not count as training
+            evaluation.evaluator.seconds += time.perf_counter() - began
+        self._ending = self._interrupted  # meanwhile; there is one process
+        return found
+
+    def _scored(self, evaluation: Evaluation, last: Evaluated) -> dict[str, float]:
+        """Evaluate the policy after the last evaluation, and keep one that is better than ever; return what is to be reported."""
+        step, found = self.step, dict[str, float]()
+        finished = evaluation.run(self.driver.learnt, step, lambda: self._interrupted)
+        if finished is not None:
+            rewards = [ended.reward for ended in finished]
+            mean = sum(rewards) / len(rewards)
+            self.progress.evaluated = now = last.next(step, mean)
+            assert now.best_reward is not None
+            best = found["evaluation/reward_best"] = now.best_reward
+            found["evaluation/reward_mean"] = mean
+            found["evaluation/reward_std"] = float(np.std(rewards))
+            found["evaluation/length_mean"] = sum(ended.length for ended in finished) / len(finished)
+            for name, value in info_means(ended.info for ended in finished).items():
+                found[f"evaluation/{name}"] = value
+            if evaluation.sink is not None:
+                seconds = self.progress.elapsed
+                evaluation.sink.episodes(
+                    [
+                        Episode(step, seconds, e.reward, e.length, e.actor, mean, best, e.info)
+                        for e in finished
+                    ]
+                )
+            if now.best_step == step:
+                with self._meanwhile():
+                    self._keep_best()
+        return found
+
+    def _keep_best(self) -> None:
+        """Write the policy of the best evaluation."""
+        if self.on_best is not None:
+            self.on_best(self.driver.learnt)
+        if self.evaluation is not None and self.evaluation.directory is not None:
+            self.write(self.evaluation.directory, keep=1, memory=False)
+
+    def end(self, reason: str) -> Outcome:
+        """Save, and tell how the run ended.
+
+        Raises:
+            OSError: the last checkpoint could not be written, as on a full disk.
+        """
+        self.ended = reason
+        try:
+            self.save()
+        except OSError as error:
+            assert self.directory is not None  # otherwise nothing is written
+            newest = checkpoint.latest(self.directory)
+            after = "begins anew: there is no other" if newest is None else f"goes on from {shown(newest)!r}"
+            raise OSError(
+                error.errno or errno.EIO,
+                f"{error.strerror or error}: the last checkpoint, at step {self.step}, could not be written to "
+                f"{shown(self.directory)!r}. Make room there, then resume the run, which {after}.",
+            ) from error
+        return self._outcome(reason)
+
+    def keep_unjudged(self) -> None:
+        """Write the weights of a run that is over, and in which `on_best` could never be called; say what became of the files."""
+        evaluated = self.progress.evaluated.best_reward is not None
+        if self.unjudged is None or (self.progress.score.judged if self.evaluation is None else evaluated):
+            return
+        with self._meanwhile():
+            if said := self.unjudged(self.driver.learnt):
+                missing = "a mean reward" if self.evaluation is None else "an evaluation"
+                self.sinks.message(f"The run ended before there was {missing} to judge by: {said}")
+
+    def _time(self) -> float:
+        """Return the time of a clock that is stopped during evaluations, including those of runs beside this one."""
+        return time.perf_counter() - (0.0 if self.evaluation is None else self.evaluation.evaluator.seconds)
+
+    def _agreed(self, seconds: float, flag: bool) -> tuple[float, bool]:
+        """Return seconds and a flag as they hold for all processes of the run."""
+        return (seconds, flag) if self._agree is None else self._agree(seconds, flag)
+
+    def interrupt(self) -> None:
+        """End the run after the driver's current call, or within it if a block takes long."""
+        self._interrupted = True
+        self.driver.deadline = time.perf_counter() + PATIENCE_SECONDS
+
+    def _account(self, finished: Sequence[Finished]) -> None:
+        episodes, score = [], self.progress.score
+        for ended in finished:
+            mean = score.add(ended.reward, ended.length, ended.info)
+            step, seconds = ended.step + self.progress.origin.step, self.progress.elapsed
+            self.progress.monitor.check(step, score)
+            told = ended.reward, ended.length, ended.actor
+            episodes.append(Episode(step, seconds, *told, mean, score.best, ended.info))
+        if episodes:
+            self.sinks.episodes(episodes)
+
+    def _log(self, found: dict[str, float]) -> None:
+        """Report what was found, the metrics and the last episodes: to the callback first, then to the sinks."""
+        record = self._record(found)
+        if self.progress.score.improved() and self.evaluation is None:
+            with self._meanwhile():
+                self._keep_best()
+        try:
+            if self.on_record is not None:
+                told = record._replace(values=dict(record.values))
+                self._called_off = self.on_record(told) is False
+                record = told._replace(values=numbers(told.values))
+        finally:  # without what the callback added, if it fails
+            self.sinks.record(record)
+
+    def _report_rest(self) -> None:
+        """Report what there is since the last report, in a run that fails."""
+        if self.driver.step > self._logged[1]:
+            self.sinks.record(self._record({}))
+
+    def _record(self, found: dict[str, float]) -> Record:
+        """Return a record of what was found, the metrics and the last episodes."""
+        values = {**found, **self.driver.metrics()}
+        skipped = int(values.get("update/skipped", 0.0))
+        self.progress.skipped += skipped
+        if skipped and self.progress.skipped == skipped:  # the first ones; at the end all are told
+            warnings.warn(
+                f"{skipped} gradient step(s) were left out: they or their gradients were not finite. "
+                "Look for rewards or observations that are very large, or a learning rate that is.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        score = self.progress.score
+        if score.rewards:
+            values["episode/reward_mean"] = score.mean
+            values["episode/reward_min"] = min(score.rewards)
+            values["episode/reward_max"] = max(score.rewards)
+            values["episode/length_mean"] = score.mean_length
+            values["episode/count"] = float(score.episodes)
+            values["episode/reward_best"] = score.best
+            for name, value in info_means(score.infos).items():
+                values[f"episode/{name}"] = value
+        return Record(self.step, self.progress.elapsed, values)
+
+    def _watch(self) -> str | None:
+        """Lower the learning rate on plateaus, or stop; only where a run in one part would, so that a run in several parts learns the same."""
+        for verdict in self.progress.monitor.verdicts() if self._looks else ():
+            if verdict == "stop":
+                return "early_stop"
+            old, new = self.driver.scale_lr(self.run.plateau_reduce_factor)
+            self.sinks.message(f"Learning rate reduced {old:g} -> {new:g}")
+        return None
+
+    def _stop(self) -> str | None:
+        run, score = self.run, self.progress.score
+        if self._ending:
+            return "interrupted"
+        if run.target_reward is not None and score.full and score.mean >= run.target_reward:
+            return "target"
+        if run.max_steps is not None and self.step >= run.max_steps:
+            return "max_steps"
+        return None
+
+    def _outcome(self, reason: str) -> Outcome:
+        messages = {
+            "target": f"Reward achieved in {self.step} steps",
+            "max_steps": "Maximum steps exceeded",
+            "early_stop": "Early stopping",
+            "callback": "Ended by the callback",
+            "interrupted": "Interrupted",
+        }
+        return Outcome(
+            reason,
+            messages[reason],
+            step=self.step,
+            episodes=self.progress.score.episodes,
+            mean_reward=self.progress.score.mean,
+            best_reward=self.progress.score.best,
+            seconds=self.progress.elapsed,
+            skipped=self.progress.skipped,
+            evaluated=self.progress.evaluated,
+        )

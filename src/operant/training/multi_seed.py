@@ -1,0 +1,234 @@
+"""One plan under several seeds: what `operant train --n-seeds` runs."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from operant.agents.base.agent_spec import define
+from operant.agents.table import AGENTS
+from operant.envs import catalog
+from operant.errors import EnvironmentError, UsageError, working_directory
+from operant.spec import plain
+from operant.spec.run import TOGETHER, RunConfig, located
+from operant.tracking import Console, Tracker, interval
+from operant.tracking.record import Record
+from operant.training import signals
+from operant.training.environments import make_environments
+from operant.training.episodes import Finished
+from operant.training.loggers import tracker
+from operant.training.loop import LOG_SECONDS, Outcome, Training
+from operant.training.run_dir import claimed, describe, held
+from operant.training.session import Session, build, fitting, threads_together
+from operant.training.train import Plan, Result, evaluating, expect_evaluations, resuming, train
+
+if TYPE_CHECKING:
+    from operant.training.drivers.seeds import Population
+
+SINGLE = ("resume", "checkpoints", "history_checkpoint", "monitor_session", *TOGETHER)
+"""Options that name what belongs to a single run, or that divide one among devices and processes."""
+
+
+class Replicated(NamedTuple):
+    """Finished runs of one plan."""
+
+    results: tuple[Result, ...]
+    directory: Path
+    """Folder that holds theirs, `seed-N` each."""
+    mean_reward: tuple[float, float, float]
+    """Mean over seeds of the last `mean_reward`, and its 95% bootstrap interval."""
+
+
+def replicate(plan: Plan, n_seeds: int, command: str | None = None) -> Replicated:
+    """Train as planned under a number of successive seeds.
+
+    On a JAX-native environment all train at the same time (`Population`); each equals a single run with its seed, on accelerators
+    up to the rounding of sums. On others they run one after the other. Each writes a folder of its own, which can be
+    resumed, loaded, played and plotted like that of any run.
+
+    Args:
+        plan: what to train, and on what; its seed is the first.
+        n_seeds: how many.
+        command: the command line to record.
+
+    Raises:
+        OperantError: the plan cannot be carried out.
+        SystemExit: the process was asked to terminate while the runs followed one another.
+    """
+    run = plan.run.replace(env=catalog.full_id(plan.run.env))
+    plan = plan._replace(run=run)
+    for name in SINGLE:
+        if getattr(run, name) not in (None, ()):
+            raise UsageError(
+                f"{name} is for a single run. Received: {name}={getattr(run, name)!r}, n_seeds={n_seeds}. Leave one of them out."
+            )
+    expect_evaluations(run)
+    first = secrets.randbelow(2**31) if run.seed is None else run.seed
+    definition = fitting(define(plan.agent, **plan.options), run.weights)
+    if plan.options or run.weights or not (isinstance(plan.agent, str) and plan.agent in AGENTS):
+        # Files are looked for once: the first seed's environments may change the working directory.
+        plan = plan._replace(agent=definition, options={})
+    with claimed(run, definition.name) as directory:
+        return _replicate(plan, first, n_seeds, directory, command)
+
+
+def _replicate(plan: Plan, first: int, n_seeds: int, directory: Path, command: str | None) -> Replicated:
+    """Train with the seeds from `first` on, in folders within `directory`."""
+    run = plan.run
+    seeds = [(first + i) % 2**32 for i in range(n_seeds)]
+    base = working_directory()  # the first one's environments may change the working directory
+    runs = [run.replace(seed=seed, run_dir=str(directory / f"seed-{seed}")) for seed in seeds]
+    if catalog.native(run.env, **plain(run.env_kwargs or {})) is not None:
+        results = _together(plan, runs, base, command)
+    else:
+        results = []
+        for own in runs:
+            with signals.terminating():  # Ctrl-C ends one seed, the request to terminate all
+                results.append(train(plan._replace(run=own), command, base))
+    rewards = [result.outcome.mean_reward for result in results]
+    mean = interval(rewards) if all(math.isfinite(x) for x in rewards) else (math.nan, math.nan, math.nan)
+    if not run.quiet:
+        with contextlib.suppress(OSError):  # seeds outlive their terminal, and a full disk under their log
+            print(_farewell(plan, results, mean, directory), flush=True)
+    return Replicated(tuple(results), directory, mean)
+
+
+def _farewell(
+    plan: Plan, results: Sequence[Result], mean: tuple[float, float, float], directory: Path
+) -> str:
+    """Say what came out; an interval over seeds that did not go as far as planned would mislead."""
+    cut = [result.directory for result in results if result.outcome.reason == "interrupted"]
+    if cut:
+        lines = [f"Interrupted: {len(cut)} of {len(results)} seeds ({', '.join(each.name for each in cut)})"]
+        agent = define(plan.agent, **plan.options).name
+        lines += [f"Continue with: {resuming(directory / each.name, agent, plan.run.env)}" for each in cut]
+    else:
+        value, low, high = (round(x, plan.run.display_precision) for x in mean)
+        lines = [f"Mean reward over {len(results)} seeds: {value} [{low}, {high}] (95% bootstrap interval)"]
+    return "\n".join([*lines, f"Everything was written to {directory}"])
+
+
+def _together(plan: Plan, given: Sequence[RunConfig], base: Path, command: str | None) -> list[Result]:
+    """Train all at once, on a JAX-native environment; paths are relative to `base`."""
+    runs = [located(run, base) for run in given]
+    definition = define(plan.agent, **plan.options)
+    environments = make_environments(runs[0])
+    learner = build(definition, environments, runs[0], len(runs))
+
+    import jax
+    import jax.numpy as jnp
+
+    from operant.training.drivers.seeds import Member, Population
+
+    keys = jnp.stack([jax.random.key(run.seed or 0) for run in runs])
+    population = Population(learner, environments.native, runs[0].n_envs, keys, name=runs[0].env)
+    if not population.mapped:
+        threads = threads_together(definition, environments, runs[0], len(runs))
+        given = [run.replace(threads=threads) for run in given]
+    trainings: list[Training] = []
+    with contextlib.ExitStack() as stack:
+        for i, run in enumerate(runs):
+            session = Session(definition, environments, run, learner, Member(population, i))
+            directory = Path(run.run_dir or "")
+            training = session.training(run, Tracker(), directory / "checkpoints")
+            if run.weights:
+                session.weights.load(session.driver)
+            directory.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(held(directory))
+            describe(
+                directory,
+                definition.to_dict(),
+                given[i],
+                environments,
+                command,
+                base=base,
+                together=len(runs) if population.mapped else None,
+            )
+            training.sinks = sinks = tracker(directory, given[i].replace(quiet=True), training, base=base)
+            stack.callback(sinks.close)
+            trainings.append(training)
+        display = Tracker([_display(runs[0], len(runs))])
+        display.message(
+            f"Training {definition.name} on {runs[0].env}: {len(runs)} seeds at once, {runs[0].n_envs} environment{'s' if runs[0].n_envs > 1 else ''} each, "
+            f"{environments.how}; seeds {runs[0].seed} to {runs[-1].seed}; runs {Path(given[0].run_dir or '').parent}"
+        )
+        for text in definition.remarks(trainings[0].own_steps):
+            display.message(text)
+        with evaluating(trainings, learner):
+            outcomes = _loop(population, trainings, display)
+    return [Result(outcome, Path(run.run_dir or "")) for outcome, run in zip(outcomes, given, strict=True)]
+
+
+def _display(run: RunConfig, count: int) -> Console:
+    """Return a console for the sums and means of all runs."""
+    return Console(
+        max_steps=None if run.max_steps is None else run.max_steps * count,
+        target_reward=run.target_reward,
+        display_precision=run.display_precision,
+        log_frequency=run.log_frequency,
+        quiet=run.quiet,
+    )
+
+
+def _loop(population: Population, trainings: Sequence[Training], display: Tracker) -> list[Outcome]:
+    """Let the population advance, and let each run look at its progress where it would if trained alone."""
+    outcomes: dict[int, Outcome] = {}
+    wanted: dict[int, int] = {}  # blocks until a run looks
+    finished: dict[int, list[Finished]] = {i: [] for i in range(len(trainings))}
+
+    def go_on(i: int, reason: str | None) -> None:
+        if reason is None:
+            wanted[i] = trainings[i].blocks()
+            return
+        wanted.pop(i, None)
+        outcomes[i] = outcome = trainings[i].end(reason)
+        display.message(f"Seed {trainings[i].run.seed}: {outcome.summary}")
+
+    def interrupt() -> None:
+        for training in trainings:
+            training.interrupt()
+
+    began = shown = time.perf_counter()
+    try:
+        with signals.orderly(interrupt):
+            for i, training in enumerate(trainings):
+                go_on(i, training.begin())
+            while wanted:
+                count = min(wanted.values())
+                ended = population.advance(count, wanted)
+                for i in wanted:
+                    finished[i] += ended[i]
+                    wanted[i] -= count
+                for i in tuple(wanted):
+                    if (fault := population.faults[i]) is not None:
+                        raise EnvironmentError(f"Seed {trainings[i].run.seed}: {fault}")
+                    if not wanted[i]:
+                        taken, finished[i] = finished[i], []
+                        go_on(i, trainings[i].take(taken))
+                now = time.perf_counter()
+                if now - shown >= LOG_SECONDS:
+                    shown = now
+                    display.record(_summary(trainings, outcomes, now - began))
+    except Exception:
+        for i in wanted:
+            trainings[i].fail([*finished[i], *population.unreported[i]])
+        raise
+    finally:
+        display.close()
+    return [outcomes[i] for i in range(len(trainings))]
+
+
+def _summary(trainings: Sequence[Training], outcomes: Mapping[int, Outcome], seconds: float) -> Record:
+    """Sum up how far all runs are; those that have ended may still be stepped with the others, but count as of their end."""
+    scores = [training.progress.score for training in trainings if training.progress.score.episodes]
+    values = {"episode/count": float(sum(score.episodes for score in scores))}
+    if scores:
+        values["episode/reward_mean"] = sum(score.mean for score in scores) / len(scores)
+        values["episode/reward_best"] = max(max(score.mean, score.best) for score in scores)
+    steps = [outcomes[i].step if i in outcomes else each.driver.step for i, each in enumerate(trainings)]
+    return Record(sum(steps), seconds, values)

@@ -1,0 +1,90 @@
+"""How far a run has come: what a later part of it continues from, beside the driver's state."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from operant.spec.run import RunConfig
+from operant.tracking.record import Origin
+from operant.training.episodes import Score
+from operant.training.monitor import Monitor
+
+
+class Evaluated(NamedTuple):
+    """What the evaluations of a run came to so far."""
+
+    step: int = 0
+    """Environment steps of training at the last one."""
+    mean_reward: float | None = None
+    """Mean return of the last one."""
+    best_reward: float | None = None
+    """Mean return of the best one."""
+    best_step: int = 0
+    """Environment steps of training at the best one."""
+
+    def next(self, step: int, mean: float) -> Evaluated:
+        """Return this record with one more evaluation, at a step; among equal means the first stays the best."""
+        if self.best_reward is None or mean > self.best_reward:
+            return Evaluated(step, mean, mean, step)
+        return self._replace(step=step, mean_reward=mean)
+
+
+class Progress:
+    """How far a run has come, over all its parts.
+
+    Args:
+        run: its options.
+    """
+
+    def __init__(self, run: RunConfig) -> None:
+        self.score = Score(run.reward_buffer_size)
+        self.monitor = Monitor(run)
+        self.elapsed = 0.0
+        """Seconds of training."""
+        self.skipped = 0
+        """Gradient steps that were left out because they were not finite."""
+        self.origin = Origin()
+        self.evaluated = Evaluated()
+        self.draws = 0
+        """Calls so far that drew actions outside of training; each call draws different ones."""
+        self.logged = 0
+        """Episodes at the last report from which `log_frequency` counts."""
+        self.monitored: str | None = None
+        """Id of the Weights & Biases run that is written to. Not stored: a copy is a run of its own."""
+
+    def begin_at(self, origin: Origin) -> None:
+        """Continue counting from the end of an earlier history, its last episode; called before the run begins.
+
+        Steps, time, episodes and the best reward continue. The rolling mean begins anew.
+        """
+        self.origin, self.elapsed = origin, origin.time
+        best = -math.inf if origin.best_reward is None else origin.best_reward
+        self.score.go_on(origin.episodes, best)
+        self.logged = origin.episodes
+        self.monitor.episodes = origin.episodes
+        self.evaluated = Evaluated(origin.step)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON data that `restore` takes."""
+        return {
+            "elapsed": self.elapsed,
+            "score": self.score.to_dict(),
+            "monitor": self.monitor.to_dict(),
+            "skipped": self.skipped,
+            "origin": self.origin._asdict(),
+            "evaluated": self.evaluated._asdict(),
+            "draws": self.draws,
+            "logged": self.logged,
+        }
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Continue from what `to_dict` returned."""
+        self.elapsed = data["elapsed"]
+        self.skipped = data.get("skipped", 0)
+        self.origin = Origin(**data.get("origin", {}))
+        self.evaluated = Evaluated(**data.get("evaluated", {}))
+        self.draws = data.get("draws", 0)
+        self.score.restore(data["score"])
+        self.logged = data.get("logged", self.score.episodes)
+        self.monitor.restore(data["monitor"])

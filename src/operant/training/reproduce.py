@@ -1,0 +1,355 @@
+"""Repeat the training of a run, and tell whether the outcome is the same, bit by bit."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from operant.agents.table import resolve
+from operant.errors import SpecError, UsageError, shown, working_directory
+from operant.spec import Config, option
+from operant.tracking.runs import read_run
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from operant.spec.run import RunConfig
+    from operant.tracking.record import Origin
+    from operant.training.session import Session
+
+SHOWN = 5
+"""How many differences are shown."""
+FOREVER = 2**62
+"""More steps than any run takes, for one that something else ends."""
+SELDOM = 1e9
+"""Seconds between checkpoints of a replay: only the last counts."""
+CLOCKED = ("time",)
+"""Columns of a history that depend on the clock."""
+
+
+class ReplayConfig(Config):
+    """Options of `operant replay`."""
+
+    run_dir: str | None = option(
+        None, "Folder in which to keep what the replay writes (default: a temporary one)"
+    )
+    max_steps: int | None = option(
+        None,
+        "Repeat only the first n steps; nothing is known of the rest (compares the history, as there is no "
+        "checkpoint)",
+        unit="environment steps",
+        low=1,
+    )
+    env: str = option("", "The run's environment, given again if it is of a module in the current folder")
+    quiet: bool = option(False, "Print only what is found, no progress")
+
+
+class Replayed(NamedTuple):
+    """The result of a replay."""
+
+    differences: list[str]
+    """What differs, most telling first; empty: the run is reproducible."""
+    changes: list[str]
+    """Versions, machine and code that differ between then and now."""
+    step: int
+    """Environment steps that were repeated."""
+    compared: str
+    """What was compared."""
+    remedy: str = ""
+    """What to set before a run that is to be repeated here; empty: nothing."""
+
+    @property
+    def identical(self) -> bool:
+        """Whether everything that was compared is the same."""
+        return not self.differences
+
+    def __str__(self) -> str:
+        lines = [f"Not as it was then: {change}" for change in self.changes]
+        if self.identical:
+            return "\n".join([*lines, f"Identical: {self.compared}."])
+        lines.append(f"Different: {len(self.differences)} differences in {self.compared}:")
+        lines += [f"  {text}" for text in self.differences[:SHOWN]]
+        if len(self.differences) > SHOWN:
+            lines.append(f"  and {len(self.differences) - SHOWN} more")
+        if self.remedy:
+            lines.append(self.remedy)
+        return "\n".join(lines)
+
+
+class Record(NamedTuple):
+    """What a run left behind."""
+
+    directory: Path
+    data: dict[str, Any]
+    """Its `run.json`."""
+    run: RunConfig
+    """Its options, adjusted so as to repeat it."""
+    history: Path
+    checkpoint: Path
+    """Its newest one."""
+    training: dict[str, Any]
+    """What the checkpoint says of the course of training."""
+    origin: Origin
+
+
+def replay(directory: str | Path, config: ReplayConfig | None = None, agent: str | None = None) -> Replayed:
+    """Repeat a run from its recorded options and seed, and compare.
+
+    This compares everything that its newest checkpoint holds (parameters, optimizer, memory, JAX-native environments,
+    counters), and its history up to there, except for times.
+
+    Args:
+        directory: folder of the run.
+        config: where to write, how far to go.
+        agent: name of the run's agent, which may be left out.
+
+    Raises:
+        SpecError: there is no run, it has another agent or environment, or it cannot be repeated; says why.
+        KeyboardInterrupt: it was interrupted.
+    """
+    config = ReplayConfig.from_dict({}) if config is None else config
+    record = _record(Path(directory))
+    named = (
+        ("agent", agent and resolve(agent), record.data["agent"]["type"]),
+        ("env", config.env, record.run.env),
+    )
+    for name, given, then in named:
+        if given and given != then:
+            raise SpecError(
+                f"The {name} of the run in {str(directory)!r} is {then!r}. Received: {name}={given!r}. Leave it out."
+            )
+    base = working_directory()  # environments may change the working directory
+    with contextlib.ExitStack() as stack:
+        place = base / (
+            config.run_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="operant-replay-"))
+        )
+        if config.run_dir and place.exists() and (not place.is_dir() or any(place.iterdir())):
+            raise UsageError(f"run_dir must be a new or empty folder. Received: run_dir={config.run_dir!r}.")
+        step = _repeat(record, place, config)
+        return _compared(record, place, step, config.max_steps is None, _changes(record.data, base))
+
+
+def _record(directory: Path) -> Record:
+    """Read what a run left, and refuse what cannot be repeated."""
+    from operant import checkpoint
+    from operant.spec.run import located
+    from operant.tracking.record import Origin
+    from operant.training.run_dir import runs_within
+    from operant.training.train import resumed
+
+    if not (directory / "run.json").is_file():
+        raise SpecError(
+            f"There is no run in {str(directory)!r}: run.json is missing.{runs_within(directory)}"
+        )
+    run = located(resumed(directory, {}).run)
+    data = read_run(directory / "run.json")
+    whole = working_directory() / directory
+    newest = checkpoint.latest(whole / "checkpoints")
+    if newest is None:
+        raise SpecError(f"{str(directory)!r} cannot be replayed: it has no checkpoint to compare with.")
+    training = checkpoint.read_header(newest)["training"]
+    for reason in _obstacles(data, training, run):
+        raise SpecError(f"{str(directory)!r} cannot be replayed: {reason}")
+    # No checkpoint holds how far each part of a run was to go: repeat all of it in one part.
+    run = run.replace(target_reward=None, max_steps=FOREVER)
+    if data.get("vector") is not None:
+        run = run.replace(vector=data["vector"])
+    history = Path(run.history_checkpoint) if run.history_checkpoint else whole / "history.parquet"
+    return Record(directory, data, run, history, newest, training, Origin(**training.get("origin", {})))
+
+
+def _obstacles(data: dict[str, Any], training: dict[str, Any], run: RunConfig) -> Iterator[str]:
+    """Yield why a run cannot be repeated."""
+    from operant.training import provenance
+
+    if training.get("ended") == "failed":
+        yield "it was ended by an environment that failed, in the middle of a step."
+    if data.get("together") is not None:
+        yield (
+            f"it was trained at once with other seeds ({data['together']} in all), and one program for many adds up in "
+            "another order than one for a single run."
+        )
+    if data.get("loaded") is not None:
+        yield f"it went on from a checkpoint of elsewhere, {data['loaded']!r}."
+    parts = data.get("resumed", [])
+    if parts and data.get("vector") is not None:
+        yield (
+            f"it was resumed at step {parts[0]['step']}, where its environments began new episodes. "
+            "Only runs in JAX-native environments continue exactly."
+        )
+    if anew := [part["step"] for part in parts if part.get("memory") == "anew"]:
+        yield f"it was resumed at step {anew[0]} with an empty replay memory, which its checkpoints leave out (--no-save-memory)."
+    if changed := [part for part in parts if part.get("options")]:
+        yield f"it was resumed at step {changed[0]['step']} with other options: {', '.join(changed[0]['options'])}."
+    began = data["run"].get("n_devices")
+    if moved := [part["step"] for part in parts if part.get("n_devices", began) != began]:
+        yield f"it was resumed at step {moved[0]} on another number of devices, whose sums are added up in another order."
+    kinds = list(dict.fromkeys(part["machine"]["device"] for part in (data, *parts) if "machine" in part))
+    if len(kinds) > 1:
+        yield f"it was resumed on another kind of device ({', then '.join(kinds)}), which rounds otherwise."
+    for path, digest in data.get("weights", {}).items():
+        if not Path(path).exists():
+            yield f"the weights {path!r}, from which it began, do not exist here."
+        elif provenance.digest(path) != digest:
+            yield f"the weights {path!r}, from which it began, have been written to since."
+
+
+def _repeat(record: Record, place: Path, config: ReplayConfig) -> int:
+    """Train as the run did, with checkpoint and history in a folder; return the step that was reached."""
+    from operant.agents.base.agent_spec import define
+    from operant.spec.run import PROCESSES
+    from operant.tracking import History, Tracker
+    from operant.training.environments import make_environments
+    from operant.training.loggers import console
+    from operant.training.session import Session
+
+    run = record.run.replace(
+        **dict.fromkeys(PROCESSES),
+        checkpoints=(),
+        history_checkpoint=None,
+        monitor_session=None,
+        quiet=config.quiet,
+        save_seconds=SELDOM,
+        save_frequency=None,
+        save_memory=record.training.get("memory", True),
+    )
+    environments = make_environments(run, stored=True)
+    try:
+        session = Session(define(record.data["agent"]), environments, run)
+        training = session.training(run, Tracker(), place / "checkpoints")
+        training.progress.begin_at(record.origin)
+        training.most_blocks = _blocks(record, session, config.max_steps)
+        if run.weights:
+            session.weights.load(session.driver)
+        aim = min(config.max_steps or FOREVER, record.origin.step + record.training["step"])
+        display = console(run.replace(max_steps=aim), training)
+        sinks = training.sinks = Tracker([History(place / "history.parquet"), display])
+        try:
+            sinks.message(
+                f"Replaying {record.directory}: {record.data['agent']['type']} on {run.env}, seed {run.seed}, up to step {aim}"
+            )
+            if training.loop().reason == "interrupted":
+                raise KeyboardInterrupt  # nothing can be said then
+        finally:
+            sinks.close()
+    finally:
+        environments.close()
+    return training.step
+
+
+def _blocks(record: Record, session: Session, max_steps: int | None) -> int:
+    """Return how many blocks to repeat before comparing."""
+    from operant import checkpoint
+
+    like = session.driver.train.counters
+    rows = int(checkpoint.load_part(record.checkpoint, "train", like, "counters").rows)
+    blocks = rows // session.learner.rows
+    if max_steps is not None:
+        own = max_steps - record.origin.step
+        blocks = min(blocks, math.ceil(own / session.driver.block_steps))
+    if blocks < 1:
+        raise SpecError(f"{str(record.directory)!r} cannot be replayed: there is no step to repeat.")
+    return blocks
+
+
+def _compared(record: Record, place: Path, step: int, whole: bool, changes: list[str]) -> Replayed:
+    """Compare what the run left with what its repetition left, be it `whole` or of the beginning only."""
+    from operant.checkpoint import compare, latest
+
+    parts, found = [], []
+    last = record.origin.step + record.training["step"]
+    if whole or step == last:
+        if step != last:
+            found.append(f"as many updates end at step {step}, not {last}")
+        repeated = latest(place / "checkpoints")
+        assert repeated is not None
+        found += compare.differences(record.checkpoint, repeated)
+        parts.append(f"the {compare.leaf_count(record.checkpoint)} arrays of the checkpoint at step {last}")
+    own = record.training["score"]["episodes"] - record.origin.episodes
+    rows = _rows(record, record.history, step, own)
+    again = _rows(record, place / "history.parquet", step)
+    if rows is None:
+        parts.append(f"no history: {shown(record.history)!r} does not exist here")
+    else:
+        assert again is not None
+        found += _history_differences(rows, again)
+        parts.append(f"the {len(rows['step'])} episodes of the history up to step {step}")
+    if not found and rows is not None and len(parts) == 1 and not len(rows["step"]):
+        raise SpecError(f"Nothing can be compared: no episode ended up to step {step}. Raise --max-steps.")
+    return Replayed(found, changes, step, " and ".join(parts), _remedy())
+
+
+def _remedy() -> str:
+    """Return what this process would need to repeat a run bit for bit; empty: nothing."""
+    from operant.training import provenance
+
+    if provenance.machine().get("deterministic", True):
+        return ""
+    return f"A GPU repeats bit for bit only with XLA_FLAGS={provenance.DETERMINISTIC}, in the run and in its replay."
+
+
+def _rows(record: Record, path: Path, step: int, most: int | None = None) -> dict[str, np.ndarray] | None:
+    """Return the rows of a history that the run wrote up to a step, at most `most`; None if there is no history.
+
+    Further rows are those of a run that continued the history from its last episode, which ended before the checkpoint.
+    """
+    import numpy as np
+
+    from operant.tracking import read_history
+
+    if not path.exists():
+        return None
+    columns = read_history(path)
+    steps = columns["step"]
+    own = np.flatnonzero(steps > record.origin.step)[:most]
+    own = own[steps[own] <= step]
+    return {name: column[own] for name, column in columns.items() if name not in CLOCKED}
+
+
+def _history_differences(then: dict[str, np.ndarray], now: dict[str, np.ndarray]) -> list[str]:
+    """Return a line for the first episode in which each column differs."""
+    import numpy as np
+
+    found = []
+    counts = len(then["step"]), len(now["step"])
+    if counts[0] != counts[1]:
+        found.append(f"the history has {counts[0]} episodes, its repetition {counts[1]}")
+    # Where no episode was repeated, columns of `info` are missing.
+    for name in filter(now.__contains__, then):
+        one, other = (rows[name][: min(counts)] for rows in (then, now))
+        rows = np.flatnonzero(~((one == other) | ((one != one) & (other != other))))
+        if len(rows):
+            i = rows[0]
+            found.append(
+                f"{name} of {len(rows)} episodes, first of number {i + 1} (step {then['step'][i]}): "
+                f"{one[i]} then, {other[i]} now"
+            )
+    return found
+
+
+def _changes(data: dict[str, Any], base: Path) -> list[str]:
+    """Return which versions, machine and commit (of the code in the folder `base`) were different when the run was made."""
+    from operant.training import provenance
+
+    last = (data.get("resumed") or [data])[-1]
+    now = {
+        "versions": provenance.versions(),
+        "machine": provenance.machine(),
+        "git": provenance.git_state(base) or {},
+    }
+    found = []
+    for part, values in now.items():
+        then = last.get(part) or {}
+        # What a run of an earlier version did not record says nothing.
+        for name in then or values:
+            if then.get(name) != values.get(name):
+                found.append(f"{name} {_text(then.get(name))}, now {_text(values.get(name))}")
+    return found
+
+
+def _text(value: Any) -> str:
+    return "unknown" if value is None else str(value)

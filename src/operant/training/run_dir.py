@@ -1,0 +1,316 @@
+"""The folder of a run: its choice, which process holds it, and `run.json`, which says what the run is."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from operant import checkpoint
+from operant.checkpoint import durable
+from operant.errors import CheckpointError, SpecError, UsageError, as_folder, shown
+from operant.spec import plain, read_json
+from operant.spec.run import RunConfig, located
+from operant.tracking.history import check_place
+from operant.tracking.record import Origin
+from operant.tracking.runs import read_run
+from operant.training import provenance
+from operant.training.environments import Environments
+from operant.training.loop import Training
+
+LIMITS = ("max_steps", "target_reward", "n_devices", "eval_frequency", "eval_episodes")
+"""Options of a run that, changed at one resumption, carry over to the next unless they are changed again."""
+BEST = "best"
+"""Folder within a run's that holds the checkpoint of its best evaluation."""
+CLAIM = ".claim"
+"""File that says that a process trains in a folder."""
+
+
+def new_directory(run: RunConfig, agent: str) -> Path:
+    """Choose the folder of a run, without making it.
+
+    Raises:
+        SpecError: it would be inside a file.
+        UsageError: the folder in the options is not empty.
+    """
+    if run.run_dir is not None:
+        directory = Path(run.run_dir)
+        as_folder("run_dir", directory.parent, shown(run.run_dir))
+        if directory.exists() and not (directory.is_dir() and _is_free(directory)):
+            raise UsageError(
+                f"run_dir must be a new or empty folder. Received: run_dir={shown(run.run_dir)!r}. "
+                "Give another one, or continue that run: operant train --resume, or load() of a class without run_dir."
+            )
+        return directory
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    place = "".join(c if c.isalnum() or c in "-._" else "-" for c in run.env)
+    directory = as_folder("run_dir", "runs", "runs") / f"{agent.rpartition(':')[2]}-{place}-{stamp}"
+    name = directory.name
+    for i in range(2, 1000):
+        if not directory.exists():
+            break
+        directory = directory.with_name(f"{name}_{i}")
+    return directory
+
+
+@contextlib.contextmanager
+def claimed(run: RunConfig, agent: str) -> Iterator[Path]:
+    """Choose the folder of a run and claim it at once, so that no other process does; it is removed afterwards if nothing was written.
+
+    Raises:
+        SpecError: it would be inside a file.
+        UsageError: the folder in the options is not empty, or another process took it.
+    """
+    while True:
+        directory = new_directory(run, agent)
+        with _made(directory):
+            try:
+                (directory / CLAIM).touch(exist_ok=run.run_dir is not None and _is_abandoned(directory))
+            except FileExistsError:
+                continue  # somebody was faster
+            with held(directory):
+                for left in filter(Path.is_file, directory.glob(f"{durable.TEMPORARY}*")):
+                    left.unlink(missing_ok=True)
+                yield directory
+            return
+
+
+def _is_free(directory: Path) -> bool:
+    """Tell whether a folder is empty, except for the claim of a process that died before it wrote what its run is."""
+    paths = list(directory.iterdir())
+    left = all(
+        _is_free(path) if path.is_dir() else path.name == CLAIM or path.name.startswith(durable.TEMPORARY)
+        for path in paths
+    )
+    return not paths or (left and (directory / CLAIM).exists() and _is_abandoned(directory))
+
+
+def _is_abandoned(directory: Path) -> bool:
+    """Tell whether no process holds a folder; False if the file system has no locks, since this is not known then."""
+    try:
+        os.close(durable.hold(directory.resolve()))
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Lock the folder of a run, which exists, against other processes that would train in it.
+
+    Its claim is removed afterwards, even if a process that died left it.
+
+    Raises:
+        UsageError: another process trains in it.
+    """
+    refusal = (
+        f"Another process trains in {shown(directory)!r}. Wait for its end, or end it, then resume the run."
+    )
+    claim = directory.absolute() / CLAIM  # the working directory may change
+    with _alone(directory, refusal):
+        try:
+            yield
+        finally:
+            claim.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def history_held(path: str | Path | None) -> Iterator[None]:
+    """Lock the history that a run names against other runs, which would overwrite its rows.
+
+    One that is missing is made, and removed afterwards if nothing was written.
+
+    Raises:
+        SpecError: there can be no history at this path.
+        UsageError: another run writes to it.
+    """
+    if path is None:
+        yield
+        return
+    folder = check_place(shown(path), "history_checkpoint")
+    refusal = f"Another run writes to the history {shown(path)!r}. Wait for its end, or give another history."
+    with _made(folder), _alone(folder, refusal):
+        yield
+
+
+@contextlib.contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Make a folder if it is missing; it is then removed afterwards if nothing was written."""
+    whole = folder.absolute()  # the working directory may change
+    missing = [path for path in (whole, *whole.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # up to the first folder that holds something
+            for path in missing:
+                path.rmdir()
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, refusal: str) -> Iterator[None]:
+    """Lock a folder; if another process has locked it, refuse."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(durable.locked(folder, wait=False))
+        except BlockingIOError:
+            raise UsageError(refusal) from None
+        yield
+
+
+class Entry(NamedTuple):
+    """A run on the disk, as its newest checkpoint has it."""
+
+    directory: Path
+    begun: str
+    """When it began, in ISO 8601 format, UTC."""
+    agent: str
+    env: str
+    seed: int
+    step: int = 0
+    episodes: int = 0
+    rewards: Sequence[float] = ()
+    """Returns of the last episodes."""
+    best_evaluation: float | None = None
+    ended: str | None = None
+    """Why it ended; None: it is still running, or its process died."""
+
+
+def runs_in(place: str | Path) -> list[Entry]:
+    """Return the runs directly in a folder and in its folders (`seed-N` of one with several seeds), the oldest first.
+
+    Whatever is not a run, or cannot be read, is left out.
+    """
+    return read_and_unread(place)[0]
+
+
+def read_and_unread(place: str | Path) -> tuple[list[Entry], dict[Path, str]]:
+    """Return the runs as `runs_in` does, and by folder why others cannot be read."""
+    found, unread = [], {}
+    for file in sorted((*Path(place).glob("*/run.json"), *Path(place).glob("*/*/run.json"))):
+        try:
+            found.append(_entry(file.parent, read_run(file)))
+        except (SpecError, CheckpointError) as error:
+            unread[file.parent] = str(error)
+        except (KeyError, TypeError, AttributeError):
+            unread[file.parent] = f"{str(file)!r} does not describe a run."
+    return sorted(found, key=lambda entry: (entry.begun, entry.directory)), unread
+
+
+def runs_within(directory: str | Path) -> str:
+    """Return what to do about a folder that is no run but holds some, such as that of several seeds; else an empty text."""
+    runs = runs_in(directory)
+    return f" It holds runs: give one of them, such as {str(runs[0].directory)!r}." if runs else ""
+
+
+def _entry(directory: Path, data: dict[str, Any]) -> Entry:
+    """Return what `run.json` and the newest checkpoint say."""
+    run = data["run"]
+    if not isinstance(data["begun"], str):
+        raise TypeError("begun")
+    entry = Entry(directory, data["begun"], data["agent"]["type"], run["env"], run["seed"])
+    header = checkpoint.latest_header(directory / "checkpoints")
+    if header is None:
+        return entry
+    training = header["training"]
+    return entry._replace(
+        step=training["step"] + training.get("origin", {}).get("step", 0),
+        episodes=training["score"]["episodes"],
+        rewards=training["score"]["rewards"],
+        best_evaluation=training.get("evaluated", {}).get("best_reward"),
+        ended=training.get("ended"),
+    )
+
+
+def describe(
+    directory: Path,
+    agent: dict[str, Any],
+    run: RunConfig,
+    environments: Environments,
+    command: str | None,
+    *,
+    base: Path | None = None,
+    together: int | None = None,
+    given: bool = False,
+    fits: int = 1,
+    loaded: str | None = None,
+    origin: Origin | None = None,
+) -> None:
+    """Write what the run is, as `run.json`.
+
+    Args:
+        directory: its folder.
+        agent: what it trains.
+        run: its options.
+        environments: what it trains in.
+        command: how it was begun; None: as this process was.
+        base: the folder that paths are relative to, that of the user's code; None: the working directory.
+        together: how many runs are one program mapped over their seeds.
+        given: whether the environments are objects that cannot be made again from an id.
+        fits: in how many parts (calls of `fit`) one program has trained it.
+        loaded: checkpoint from elsewhere that it continues from.
+        origin: where the history that it continues ended, and so it began; None: it did not begin with a new agent.
+    """
+    data = {
+        "agent": agent,
+        "run": run.to_dict(),
+        **_circumstances(command, base),
+        "together": together,
+        "given": given,
+        "fits": fits,
+        "loaded": loaded,
+        "origin": None if origin is None else origin._asdict(),
+        "vector": None if environments.vector is None else environments.vector.mode,
+        "preprocessed": environments.preprocessed,
+        "weights": {
+            path: provenance.digest(place)
+            for path, place in zip(run.weights, located(run, base).weights, strict=True)
+        },
+    }
+    _write(directory, data)
+
+
+def describe_resume(
+    directory: Path,
+    training: Training,
+    run: RunConfig,
+    command: str | None,
+    options: Mapping[str, Any],
+    base: Path | None = None,
+) -> None:
+    """Add to `run.json` that the run is resumed: from which step, by which versions, with which options changed."""
+    data = read_json(directory / "run.json", "run")
+    entry = {
+        "step": training.driver.step,
+        **{name: getattr(run, name) for name in LIMITS},
+        **_circumstances(command, base),
+    }
+    if options:
+        entry["options"] = dict(options)
+    if training.memory_anew:
+        entry["memory"] = "anew"
+    data["resumed"] = [*data.get("resumed", []), entry]
+    _write(directory, data)
+
+
+def _circumstances(command: str | None, base: Path | None) -> dict[str, Any]:
+    """Return when, how and with what a run begins."""
+    return {
+        "command": command if command is not None else " ".join(sys.argv),
+        "begun": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "versions": provenance.versions(),
+        "machine": provenance.machine(),
+        "git": provenance.git_state(base or "."),
+    }
+
+
+def _write(directory: Path, data: dict[str, Any]) -> None:
+    """Write `run.json`, whole or not at all."""
+    text = json.dumps(plain(data), indent=2) + "\n"
+    with durable.replaced(directory / "run.json") as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -1,0 +1,316 @@
+"""An algorithm joined to its environments, ready to train: what the command line and the algorithm classes both build."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from operant.agents.base.agent_spec import Definition
+from operant.agents.base.learner import Learner, Train
+from operant.agents.base.protocol import Algorithm
+from operant.errors import MismatchError, SpecError, as_folder, quoted, shown, value_error
+from operant.spec import runtime
+from operant.spec.run import RunConfig
+from operant.tracking.record import Sink
+from operant.training.environments import Environments
+from operant.training.loop import Driver, Training
+from operant.training.progress import Progress
+
+
+class Session:
+    """A built algorithm with the driver of its environments.
+
+    Args:
+        definition: algorithm and options.
+        environments: what it acts in.
+        run: options of the run; its seed must be set.
+        learner: the algorithm, if it has been built (`build`).
+        driver: what collects and learns; None: a driver of its own.
+
+    Raises:
+        OperantError: algorithm, environments and options do not fit together; nothing has been written then.
+    """
+
+    def __init__(
+        self,
+        definition: Definition,
+        environments: Environments,
+        run: RunConfig,
+        learner: Learner | None = None,
+        driver: Driver | None = None,
+    ) -> None:
+        self.definition = definition = definition.limited(environments.limit)
+        self.environments = environments
+        self.learner = build(definition, environments, run) if learner is None else learner
+        agent = definition.to_dict()
+        origin = {"agent": definition.name, "networks": {name: agent[name] for name in definition.networks()}}
+        self.weights = Weights(self.learner, run, origin)
+        self.driver = _driver(self.learner, environments, run) if driver is None else driver
+        self.specification = {
+            "agent": agent,
+            "spaces": environments.spaces.to_spec(),
+            "parallel_interactions": run.n_envs,
+            "max_episode_timesteps": None,
+            "seed": run.seed,
+        }
+
+    def training(
+        self,
+        run: RunConfig,
+        sinks: Sink,
+        directory: Path | None = None,
+        progress: Progress | None = None,
+    ) -> Training:
+        """Return a training run of this session.
+
+        Args:
+            run: its options.
+            sinks: where records go.
+            directory: folder of its checkpoints; None: none are written.
+            progress: how far an earlier part of it came; None: there was none.
+
+        Raises:
+            SpecError: weights would be written where the run keeps its own.
+        """
+        if directory is not None:
+            self.weights.stay_out_of(directory)
+        return Training(
+            self.definition,
+            self.driver,
+            run,
+            self.specification,
+            sinks,
+            directory,
+            on_best=self.weights.save,
+            unjudged=self.weights.save_unjudged,
+            agree=getattr(self.driver, "agree", None),
+            progress=progress,
+        )
+
+
+def threads_together(
+    definition: Definition, environments: Environments, run: RunConfig, runs: int
+) -> int | None:
+    """Return with how many threads of XLA each of that many runs at once must go on, to compute the same numbers; None: as by itself."""
+    shapes = [leaf.shape for leaf in environments.spaces.states.components.values()]
+    product = definition.limited(environments.limit).product(run.n_envs)
+    if run.threads is not None or product <= runtime.SAME_PRODUCT:
+        return run.threads
+    return runtime.threads_for(shapes, product, runs)
+
+
+def build(definition: Definition, environments: Environments, run: RunConfig, runs: int = 1) -> Learner:
+    """Start JAX as the networks of that many runs at once need it, and build the algorithm."""
+    definition = definition.limited(environments.limit)
+    shapes = [leaf.shape for leaf in environments.spaces.states.components.values()]
+    runtime.start(shapes, run.threads, definition.product(run.n_envs), runs)
+    return Learner(definition.cls.create(definition.config, environments.spaces, run.n_envs))
+
+
+def _driver(learner: Learner, environments: Environments, run: RunConfig) -> Any:
+    import jax
+
+    from operant.agents.base.compiled import Engine
+    from operant.training.drivers.device import DeviceDriver
+    from operant.training.drivers.devices import Devices
+    from operant.training.drivers.host import HostDriver
+
+    key = jax.random.key(run.seed or 0)
+    if environments.native is None:
+        if run.n_devices is not None or run.coordinator is not None:
+            name, value = ("n_devices", run.n_devices) if run.n_devices else ("coordinator", run.coordinator)
+            raise value_error(
+                name,
+                "left out where environments are not JAX-native",
+                value,
+                "Ids of JAX-native ones begin with jax:, gymnax: or brax:.",
+            )
+        return HostDriver(Engine(learner, key, run.n_envs), environments.vector, run.seed or 0)
+    together = jax.device_count() if jax.process_count() > 1 else 1
+    devices = Devices(run.n_devices or together)
+    return DeviceDriver(learner, environments.native, run.n_envs, key, devices, name=run.env)
+
+
+class Weights:
+    """The `checkpoints` and `weights` files of a run: one for each model of the algorithm, variables only.
+
+    Beside the variables, a file says which agent and networks they belong to, for `fitting`.
+
+    Raises:
+        SpecError: they are not as many as the models, or cannot be written to or read from.
+    """
+
+    def __init__(self, learner: Learner, run: RunConfig, origin: Mapping[str, Any]) -> None:
+        self.algorithm = learner.algorithm
+        self.origin = origin
+        self.models = tuple(learner.algorithm.models)
+        self.paths = run.checkpoints
+        self.given = run.weights
+        if self.paths:
+            _one_for_each(self.models, "checkpoints", self.paths)
+            _expect_places(self.paths)
+            if run.history_checkpoint is not None:
+                self.stay_out_of(run.history_checkpoint)
+        if self.given:
+            _expect_weights(self.models, self.given)
+
+    def stay_out_of(self, other: str | Path) -> None:
+        """Refuse to write weights where something else is written: each would overwrite the other."""
+        for given in self.paths:
+            if _overlap(given, other):
+                remedy = "Give a path of its own for each."
+                raise value_error(
+                    "checkpoints",
+                    f"paths other than {shown(other)!r}, which is written too",
+                    shown(given),
+                    remedy,
+                )
+
+    def save(self, train: Train, judged: bool = True) -> None:
+        """Write the variables of a better policy than before, or (not `judged`) of one that was never judged."""
+        from operant import checkpoint
+
+        weights = self.algorithm.weights(train.state)
+        for path, (name, variables) in zip(self.paths, weights.items(), strict=False):
+            file = Path(path)
+            header = {"weights": name, **self.origin, **({} if judged else {"judged": False})}
+            checkpoint.save(file.parent, variables, header, name=file.name)
+
+    def save_unjudged(self, train: Train) -> str | None:
+        """Write the variables of a run that ended before anything judged its policy; never over others that may be better.
+
+        Returns:
+            What became of the files; None if none were asked for.
+        """
+        from operant import checkpoint
+
+        if not self.paths:
+            return None
+        files = ", ".join(map(shown, self.paths))
+        there = [path for path in self.paths if checkpoint.is_checkpoint(path)]
+        if any(checkpoint.read_header(path).get("judged", True) for path in there):
+            return f"{files} left as before"
+        self.save(train, judged=False)
+        return f"the last weights were written to {files}"
+
+    def load(self, driver: Any) -> None:
+        """Load the given weights into a run that has not begun."""
+        train = driver.train
+        driver.put(train._replace(state=load_weights(self.algorithm, train.state, self.given)))
+
+
+def fitting(definition: Definition, weights: Sequence[str]) -> Definition:
+    """Return the definition with the networks that weights belong to, in place of those that were left at their defaults.
+
+    Each file determines the network of its own model: files may be from different runs, and a policy's alone says nothing of
+    the baseline. Weights of another agent change nothing, nor do those of versions that did not note their networks.
+
+    Raises:
+        CheckpointError: one cannot be read.
+    """
+    from operant import checkpoint
+    from operant.nn.network import Saved
+
+    if not weights:
+        return definition
+    own = definition.networks()
+    usual = definition.usual().networks()
+    found: dict[str, Any] = {}
+    for path in weights:
+        if not checkpoint.is_checkpoint(path):
+            continue  # `_expect_weights` will say so
+        header = checkpoint.read_header(path)
+        networks = header.get("networks")
+        if header.get("agent") != definition.name or not isinstance(networks, Mapping):
+            continue
+        for name in own.keys() & _networks_of(str(header.get("weights")), networks) - found.keys():
+            network = networks[name]
+            if own[name] == usual[name] != network and isinstance(network, str | list | Mapping):
+                found[name] = Saved(network, f"The weights {shown(path)!r}")
+    return definition._replace(config=definition.config.replace(**found)) if found else definition
+
+
+def _networks_of(model: str, names: Iterable[str]) -> set[str]:
+    """Return the options whose networks a model is made of, by its name: `critic1` is of `critic_model`; if no name matches, all."""
+    return {name for name in names if model.startswith(name.removesuffix("_model"))} or {*names}
+
+
+def load_weights(algorithm: Algorithm, state: Any, paths: Sequence[str]) -> Any:
+    """Return a state whose models hold the variables of files, one for each model in order."""
+    from operant import checkpoint
+
+    weights = algorithm.weights(state)
+    _expect_weights(weights, paths)
+    for path, name in zip(paths, weights, strict=True):
+        try:
+            weights[name] = checkpoint.load(path, weights[name])[0]
+        except MismatchError as error:
+            raise MismatchError(
+                f"{error}\nThe weights belong to another network: give the one of their training (model=, on the command line --model, "
+                "--actor-model or --critic-model), and normalize_observations and preprocess if it had them."
+            ) from None
+    return algorithm.with_weights(state, weights)
+
+
+def _expect_places(paths: Sequence[str]) -> None:
+    """Refuse paths to which weights cannot be written, before training: they are first written in the middle of it."""
+    from operant import checkpoint
+
+    for i, given in enumerate(paths):
+        path = Path(given)
+        if not checkpoint.named_well(path.name):
+            raise value_error("checkpoints", f"paths whose last part is {checkpoint.NAMED}", shown(given))
+        as_folder("checkpoints", path.parent, shown(given))
+        if not checkpoint.replaceable(path):
+            raise value_error(
+                "checkpoints",
+                "new paths, or weights that were written before",
+                shown(given),
+                "Something else is there, which would be lost. Give another path.",
+            )
+        for other in paths[:i]:
+            if _overlap(given, other):
+                raise value_error(
+                    "checkpoints",
+                    "different paths, none inside another, one for each model",
+                    list(map(shown, paths)),
+                )
+
+
+def _overlap(one: str | Path, other: str | Path) -> bool:
+    """Tell whether two paths are the same, or one is inside the other."""
+    a, b = Path(one).resolve(), Path(other).resolve()
+    return a.is_relative_to(b) or b.is_relative_to(a)
+
+
+def _expect_weights(models: Collection[str], paths: Sequence[str]) -> None:
+    """Refuse paths that cannot be weights: other files of a run are easily mistaken for them."""
+    from operant import checkpoint
+
+    for given in paths:
+        path = Path(given)
+        is_checkpoint = path.parent.name == "checkpoints" and path.name.startswith("step-")
+        run = path.parent.parent if is_checkpoint else path
+        if (run / "run.json").is_file():
+            place = quoted(shown(run))
+            raise SpecError(
+                f"weights must be what --checkpoints wrote. Received: {shown(given)!r}, of the run {shown(run)!r}. "
+                f"Play it with `operant play {place}`, go on with `operant train --resume {place}`."
+            )
+    _one_for_each(models, "weights", paths)
+    for given in paths:
+        if checkpoint.is_checkpoint(given):
+            continue
+        if not Path(given).exists():
+            raise SpecError(f"The weights {shown(given)!r} do not exist.")
+        raise value_error(
+            "weights", "what --checkpoints wrote", shown(given), "There is no manifest.json in it."
+        )
+
+
+def _one_for_each(models: Collection[str], name: str, paths: Sequence[str]) -> None:
+    if len(paths) != len(models):
+        raise SpecError(
+            f"{name} must be {len(models)} path(s), one for each model ({', '.join(models)}). Received: {len(paths)}."
+        )

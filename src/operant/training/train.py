@@ -1,0 +1,455 @@
+"""One call from options to a trained agent: what `operant train` runs, and a program may call."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from operant import checkpoint
+from operant.agents.base.agent_spec import Definition, define
+from operant.agents.base.learner import Learner
+from operant.agents.table import config_class
+from operant.envs.catalog import full_id, is_own
+from operant.envs.vector.base import VectorEnv
+from operant.errors import SpecError, UsageError, quoted, shown, value_error, working_directory
+from operant.spec import Schedule, effective, options, plain, presets, runtime, traced
+from operant.spec.run import GAMES, PROCESSES, TOGETHER, RunConfig, located, with_effect
+from operant.tracking import History, Tracker
+from operant.tracking.history import check_place, end_of
+from operant.tracking.record import Origin
+from operant.tracking.runs import EVALUATIONS, read_run
+from operant.training.environments import Environments, evaluation_count, host_vector, make_environments
+from operant.training.evaluate import Evaluation, Evaluator
+from operant.training.loggers import tracker
+from operant.training.loop import Training
+from operant.training.run_dir import (
+    BEST,
+    LIMITS,
+    claimed,
+    describe,
+    describe_resume,
+    held,
+    history_held,
+    runs_within,
+)
+from operant.training.session import Session, fitting
+
+RESUMABLE = frozenset(
+    {
+        "max_steps", "target_reward", "quiet", "log_frequency", "display_precision", "save_seconds", "save_memory", "save_frequency",
+        "keep_checkpoints", "resume",
+        "eval_frequency", "eval_episodes", *TOGETHER,
+    }
+)  # fmt: skip
+"""Options of a run that may change when it is resumed; the others define the run."""
+
+
+class Plan(NamedTuple):
+    """A training run before anything is built or written."""
+
+    agent: Any
+    """Specification of the agent."""
+    options: dict[str, Any]
+    """Hyperparameters beside it; of a run to continue, those that change."""
+    run: RunConfig
+    resume: Path | None = None
+    """Folder of the run to continue."""
+
+
+class Result(NamedTuple):
+    """A finished training run."""
+
+    outcome: Any
+    """`operant.training.loop.Outcome`."""
+    directory: Path
+    """Folder of the run, as it was given: `run.json`, `checkpoints/`, `history.parquet/`, `metrics.jsonl`, `events/`."""
+
+
+def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
+    """Return the plan of the run in a folder, with some options changed.
+
+    Raises:
+        SpecError: there is no run in the folder, or an option may not change.
+        UsageError: the run has already gone as far as it is now to go.
+    """
+    directory = Path(directory)
+    file = directory / "run.json"
+    if not file.is_file():
+        raise SpecError(
+            f"There is no run to resume in {str(directory)!r}: {file.name} is missing.{runs_within(directory)}"
+        )
+    saved = read_run(file)
+    changed = [part.get("options", {}) for part in saved.get("resumed", [])]
+    agent = {**saved["agent"], **{n: v for part in changed for n, v in part.items()}}
+    known = options(RunConfig)
+    own = {n: v for n, v in changes.items() if n not in known}
+    changes = {n: v for n, v in changes.items() if n in known}
+    if "env" in changes and full_id(changes["env"]) == full_id(saved["run"]["env"]):
+        changes["env"] = saved["run"]["env"]
+    numbers = _changeable(agent) if own else ()
+    refused = [n for n, v in changes.items() if n not in RESUMABLE and saved["run"].get(n, ...) != v]
+    for name in refused + [n for n, v in own.items() if n not in numbers and agent.get(n, ...) != v]:
+        raise SpecError(
+            f"{name} cannot change when a run is resumed. May change: {', '.join(sorted(RESUMABLE - {'resume'}))}, and numbers "
+            "that updates use, such as lr. Begin a new run from its weights instead: --weights."
+        )
+    if saved.get("given"):
+        raise SpecError(
+            f"The run in {str(directory)!r} was trained in environments that its program made, which cannot be made again "
+            f"from {saved['run']['env']!r}. Go on with its agent in that program: Agent.load(directory={str(directory)!r})."
+        )
+    last = saved.get("resumed", [{}])[-1]
+    limits = {name: last[name] for name in LIMITS if name in last}
+    alone = dict.fromkeys(PROCESSES)
+    games = saved.get("preprocessed", saved["run"].get("preprocess", False))
+    # Before runs recorded `preprocessed`, games that a function made were trained as whole games, on unclipped rewards.
+    before = {} if games or "preprocessed" in saved else dict.fromkeys(GAMES, False)
+    stored = with_effect(saved["run"], bool(games))
+    run = RunConfig.from_dict({**stored, **limits, **alone, **changes, **before, "run_dir": str(directory)})
+    limit = run.max_steps if changes.get("max_steps") is not None else None
+    if limit is not None and 0 < limit <= (reached := _reached(directory, limit)):
+        raise UsageError(
+            f"The run in {str(directory)!r} has {reached} steps already. Received: max_steps={limit}. "
+            "Give more, which counts them in."
+        )
+    return Plan(agent, {n: v for n, v in own.items() if n in numbers}, run, directory)
+
+
+def _changeable(agent: Mapping[str, Any]) -> list[str]:
+    """Return the options of an agent that may change when a run is resumed: numbers that updates use, and that have an effect."""
+    cls = config_class(agent["type"])
+    known = options(cls)
+    idle = [n for n, meta in known.items() if meta.needs is not None and not effective(meta.needs, agent)]
+    return [n for n in traced(cls) if not known[n].settled and n not in idle]
+
+
+def _without_weights(run: RunConfig, directory: Path) -> RunConfig:
+    """Drop the weights that a run began from, which may no longer exist, once it has a checkpoint."""
+    return run.replace(weights=()) if checkpoint.list_checkpoints(directory / "checkpoints") else run
+
+
+def finished(plan: Plan) -> bool:
+    """Return whether the run that is to be continued has already reached its limit."""
+    limit = plan.run.max_steps
+    return plan.resume is not None and limit is not None and _reached(plan.resume, limit) >= limit
+
+
+def _reached(directory: Path, limit: int) -> int:
+    """Return the step of the checkpoint that a run continues from; 0 if it has none.
+
+    A checkpoint at the limit or beyond, which would leave nothing to do, is trusted only after all of it has been read.
+    """
+    place = directory / "checkpoints"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # resuming will say which ones were skipped
+        step = _step(checkpoint.latest_header(place))
+        if step >= limit:
+            whole = checkpoint.newest(place)
+            step = _step(None if whole is None else whole.header)
+    return step
+
+
+def _step(header: dict[str, Any] | None) -> int:
+    """Return the step of a run as the header of its checkpoint says; 0 if there is none."""
+    if header is None:
+        return 0
+    saved = header["training"]
+    return int(saved["step"]) + int(saved.get("origin", {}).get("step", 0))
+
+
+def train(plan: Plan, command: str | None = None, base: Path | None = None) -> Result:
+    """Train as planned.
+
+    Everything is built and checked before the run's folder is made: a plan that is refused leaves nothing behind.
+
+    Args:
+        plan: what to train, and on what.
+        command: the command line to record.
+        base: the folder that the plan's paths are relative to; None: the working directory.
+
+    Raises:
+        OperantError: the plan cannot be carried out; the message names what is wrong and the remedy.
+    """
+    run = plan.run
+    expect_evaluations(run)
+    if run.seed is None:
+        run = run.replace(seed=secrets.randbelow(2**31))
+    if plan.resume is None:
+        run = run.replace(env=full_id(run.env))
+    base = working_directory() if base is None else base
+    here = located(run, base)
+    definition = define(plan.agent, **plan.options)
+    if plan.resume is None:
+        definition = fitting(definition, here.weights)
+    # Of several processes that train together, one makes the folder and writes.
+    first = run.coordinator is None or runtime.join(run.coordinator, run.n_processes, run.process_id)
+    if not first:
+        return _train(plan, definition, run, plan.resume or Path(run.run_dir or "runs"), base, first, command)
+    with contextlib.ExitStack() as stack:
+        if plan.resume is None:
+            directory = stack.enter_context(claimed(here, definition.name))
+            if run.run_dir is not None:
+                directory = Path(run.run_dir)
+        else:
+            directory = plan.resume
+            stack.enter_context(held(base / directory))
+        stack.enter_context(history_held(here.history_checkpoint))
+        return _train(plan, definition, run, directory, base, first, command)
+
+
+def _train(
+    plan: Plan,
+    definition: Definition,
+    run: RunConfig,
+    directory: Path,
+    base: Path,
+    first: bool,
+    command: str | None,
+) -> Result:
+    """Train in a folder; paths are relative to `base`, and `first` says whether this process writes."""
+    # Paths are shown and stored as given, and used as absolute ones: environments may change the working directory.
+    place, given = directory, run
+    directory, run = base / directory, located(run, base)
+    origin = history_origin(run) if plan.resume is None else Origin()
+    if plan.resume is not None:
+        run = _without_weights(run, directory)
+    environments = make_environments(run, stored=plan.resume is not None)
+    try:
+        session = Session(definition, environments, run)
+        training = session.training(run, Tracker(), directory / "checkpoints" if first else None)
+        if plan.resume is not None and _restored(training, directory, plan.options):
+            if training.ended is not None:  # it had written all of its rows
+                refuse_rows_of_others(training)
+        else:
+            if plan.resume is None:
+                training.progress.begin_at(origin)
+            if run.weights:
+                session.weights.load(session.driver)
+        if not first:
+            session.weights.paths = ()
+            return Result(training.loop(), place)
+        if plan.resume is not None:
+            now = definition.to_dict()
+            changed = {name: now[name] for name in plan.options if now[name] != plan.agent.get(name, ...)}
+            describe_resume(directory, training, run, command, changed, base)
+        else:
+            describe(
+                directory,
+                definition.to_dict(),
+                given,
+                environments,
+                command,
+                base=base,
+                origin=origin,
+            )
+        begins_anew = plan.resume is not None and _lost_history(directory, run, training)
+        sinks = tracker(directory, given, training, plan.resume is not None, base)
+        training.sinks = sinks
+        try:
+            sinks.message(_greeting(definition.name, run, environments, place))
+            for text in (*_presets(plan, run.env), *definition.remarks(training.own_steps)):
+                sinks.message(text)
+            if training.memory_anew:
+                sinks.message(
+                    "The replay memory begins anew: the run's checkpoints leave it out (--no-save-memory)"
+                )
+            if begins_anew:
+                sinks.message(
+                    f"The run's history is not there, and begins anew: its {training.progress.score.episodes} games so far are in no row"
+                )
+            if origin.step:
+                sinks.message(
+                    f"Continuing the history {given.history_checkpoint}: {origin.step} steps, {origin.episodes} games"
+                )
+            with evaluating([training], session.learner):
+                outcome = training.loop()
+                training.keep_unjudged()
+            sinks.message(_farewell(outcome, place, resuming(place, definition.name, run.env)))
+        finally:
+            sinks.close()
+    finally:
+        environments.close()
+    return Result(outcome, place)
+
+
+def expect_evaluations(run: RunConfig) -> None:
+    """Refuse evaluations that would begin after the end of a run.
+
+    Raises:
+        SpecError: names `eval_frequency`.
+    """
+    if run.eval_frequency is not None and run.max_steps is not None and run.eval_frequency > run.max_steps:
+        must = f"at most max_steps={run.max_steps}, or nothing is evaluated"
+        raise value_error("eval_frequency", must, run.eval_frequency)
+
+
+def opened(directory: str | Path) -> tuple[Session, RunConfig]:
+    """Build what a run in a folder trained, with the state of its newest checkpoint.
+
+    Close its `environments` when done.
+
+    Raises:
+        OperantError: there is no run in the folder, or no checkpoint yet.
+    """
+    directory = Path(directory)
+    plan = resumed(directory, {})
+    directory = directory.absolute()  # environments may change the working directory
+    # However it was trained, it is only looked at here, on one device; and no weights are written.
+    run = _without_weights(plan.run, directory)
+    plan = plan._replace(run=run.replace(n_devices=None, checkpoints=()))
+    environments = make_environments(plan.run, stored=True)
+    try:
+        session = Session(define(plan.agent), environments, plan.run)
+        if not _restored(session.training(plan.run, Tracker()), directory):
+            raise SpecError(f"There is no checkpoint yet in {str(directory / 'checkpoints')!r}.")
+    except BaseException:
+        environments.close()
+        raise
+    return session, plan.run
+
+
+@contextlib.contextmanager
+def evaluating(
+    trainings: Sequence[Training], learner: Learner, env: VectorEnv | None = None
+) -> Iterator[None]:
+    """Have runs of one agent evaluate its policy while they train, if their options say so.
+
+    A run that has a folder writes the results there: `evaluations.parquet`, and the best policy in `best`.
+
+    Args:
+        trainings: the runs.
+        learner: the algorithm.
+        env: environments for all; None: as many as are needed are made, and closed afterwards.
+
+    Raises:
+        OperantError: the environments cannot be made.
+    """
+    run = trainings[0].run
+    if run.eval_frequency is None:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        if env is None:
+            env = stack.enter_context(host_vector(run, evaluation_count(run)))
+        evaluator = Evaluator(learner, env)
+        for training in trainings:
+            folder = None if training.directory is None else training.directory.parent
+            sink = None
+            if folder is not None:
+                sink = Tracker([History(folder / EVALUATIONS, resume_at_step=training.step)])
+                stack.callback(sink.close)
+            training.evaluation = Evaluation(
+                evaluator,
+                run.eval_frequency,
+                run.eval_episodes,
+                training.run.seed or 0,
+                sink,
+                None if folder is None else folder / BEST,
+            )
+        yield
+
+
+def history_origin(run: RunConfig) -> Origin:
+    """Return where the history that a new run continues ends; at zero if the run has one of its own.
+
+    Raises:
+        SpecError: the history cannot be read, or cannot be continued.
+        UsageError: it already goes as far as the run is to go.
+    """
+    origin = Origin()
+    if run.history_checkpoint is not None:
+        check_place(run.history_checkpoint, "history_checkpoint")
+        origin = end_of(run.history_checkpoint)
+    if run.max_steps is not None and 0 < run.max_steps <= origin.step:
+        raise UsageError(
+            f"The history {shown(run.history_checkpoint or '')!r} is continued, and it has {origin.step} steps already. "
+            f"Received: max_steps={run.max_steps}. Give more, which counts them in, or another history."
+        )
+    return origin
+
+
+def _restored(training: Training, directory: Path, changed: Collection[str] = ()) -> bool:
+    """Continue from the newest checkpoint of a run; return False if it was stopped before the first one was written, and so begins anew.
+
+    Numbers that updates use are taken from the options if they are in `changed`, else from the checkpoint.
+
+    Raises:
+        SpecError: the run continued another run's history, and its `run.json`, of an earlier version, does not say where that ended.
+    """
+    newest = checkpoint.newest(directory / "checkpoints")
+    if newest is not None:
+        # Beside those, what an earlier part changed that stopped before a checkpoint of its own.
+        there = _in_full(newest.header["specification"]["agent"])
+        here = plain(training.specification["agent"])
+        training.restore(newest, {*changed, *(n for n in here if there.get(n) != here[n])})
+    elif training.run.history_checkpoint is not None:
+        origin = read_run(directory / "run.json").get("origin")
+        if origin is None:
+            raise SpecError(
+                f"There is no checkpoint to resume from in {str(directory / 'checkpoints')!r}. Train anew, in another folder."
+            )
+        training.progress.begin_at(Origin(**origin))
+    return newest is not None
+
+
+def _in_full(agent: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a saved agent with every field of its schedules: older versions wrote only those that they had."""
+    numbers = traced(config_class(agent["type"]))
+    return {
+        name: plain(Schedule.read(x)) if name in numbers and isinstance(x, Mapping) else x
+        for name, x in agent.items()
+    }
+
+
+def _lost_history(directory: Path, run: RunConfig, training: Training) -> bool:
+    """Tell whether a run that is resumed has had episodes, but its history is gone."""
+    history = Path(run.history_checkpoint or directory / "history.parquet")
+    return training.progress.score.episodes > 0 and not any(history.glob("*.parquet"))
+
+
+def refuse_rows_of_others(training: Training) -> None:
+    """Refuse to continue a history that another run has continued since: its rows beyond this run would be dropped.
+
+    Raises:
+        UsageError: it has rows beyond the step where the run stands, which has written all of its own.
+    """
+    history = training.run.history_checkpoint
+    if history is not None and (reached := end_of(history).step) > training.step:
+        raise UsageError(
+            f"This run ended at step {training.step}, and the history {shown(history)!r} goes up to step {reached}: another run has "
+            "continued it. Start a new run that continues the history, from this one's weights (--weights), or continue the other run."
+        )
+
+
+def _greeting(agent: str, run: RunConfig, environments: Environments, directory: Path) -> str:
+    return f"Training {agent} on {run.env}: {run.n_envs} environment{'s' if run.n_envs > 1 else ''}, {environments.how}; seed {run.seed}; run {directory}"
+
+
+def _presets(plan: Plan, env: str) -> Iterator[str]:
+    """Say which tuned settings there are for a run that begins with the defaults of its algorithm."""
+    if plan.resume is None and not plan.options:
+        here = plan.agent, env
+        measured = (p for p in presets.every() if not p.score.startswith("not measured"))
+        names = [p.name for p in measured if (p.agent, p.settings["env"]) == here and not p.control]
+        if names:
+            flags = " or ".join(f"--preset {name}" for name in names)
+            yield f"These are {plan.agent}'s defaults. Settings for {env}: {flags}; what they came to: operant list presets"
+
+
+def resuming(directory: str | Path, agent: str, env: str) -> str:
+    """Return the command that continues a run; it names what comes from the user's modules."""
+    words = ["operant", "train", *([agent] if is_own(agent) else []), "--resume", str(directory)]
+    return quoted(*words, *(["--env", env] if is_own(env) else []))
+
+
+def _farewell(outcome: Any, directory: Path, command: str) -> str:
+    """Say how it ended, where everything is, and how to go on."""
+    lines = [outcome.summary]
+    if outcome.reason == "interrupted":
+        lines.append(f"Continue with: {command}")
+    lines.append(f"Everything was written to {directory}")
+    return "\n".join(lines)

@@ -1,0 +1,145 @@
+"""Search hyperparameters: many short runs, each in a process of its own, chosen by Optuna; what `operant tune` runs."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from operant.envs.catalog import is_own
+from operant.errors import quoted
+from operant.training import signals
+from operant.tuning import study as studies
+from operant.tuning.plan import Plan, TuneConfig, plan
+from operant.tuning.search import Search, shown
+from operant.tuning.study import Best, from_study
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["Best", "Plan", "TuneConfig", "Tuned", "draw", "from_study", "plan", "tune"]
+
+
+class Tuned(NamedTuple):
+    """What one call of `tune` did."""
+
+    study: optuna.Study
+    storage: str
+    complete: int
+    """Trials of this call that were finished."""
+    pruned: int
+    failed: int
+    given_up: int
+    """Trials that an interruption ended: they are marked as failed, and their settings wait to be tried again."""
+    interrupted: bool
+    best: Best | None
+    """Best trial of the whole study."""
+    files: tuple[Path, ...]
+    """Plots."""
+
+
+def tune(plan: Plan) -> Tuned:
+    """Run the trials of a plan, and then draw the study.
+
+    A plan is tried before anything is written: environments and networks are built, in the process of the first trial. A trial that
+    crashes is marked as failed, with the reason, and the study goes on. Ctrl-C (or a request to terminate) ends the study in order:
+    trials that were running are marked as failed, and their settings wait to be tried first when the study goes on.
+
+    Raises:
+        OperantError: the plan cannot be carried out, or the storage cannot be used.
+    """
+    studies.need_optuna()
+    import optuna
+
+    config = plan.config
+    name = config.study or studies.fresh(plan.agent, plan.run["env"])
+    storage = studies.place(name, config.storage)
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.INFO if config.non_silent else optuna.logging.ERROR)
+    search = Search(plan, name, storage)
+    try:
+        with signals.orderly(search.stop):
+            study = search.run()
+        best = studies.best(study)
+        files, trouble = [], ""
+        try:
+            files = draw(study, Path(config.plots or studies.folder(name)))
+        except OSError as error:  # the trials are safe in the storage
+            trouble = str(error)
+        tuned = Tuned(
+            study, storage, **search.counts, interrupted=search.stopped, best=best, files=tuple(files)
+        )
+        search.say(_summary(tuned, config, trouble))
+        return tuned
+    finally:
+        search.close()
+        optuna.logging.set_verbosity(before)
+
+
+def _summary(tuned: Tuned, config: TuneConfig, trouble: str) -> str:
+    """Say how the study stands, and what can be done with it."""
+    name, best = tuned.study.study_name, tuned.best
+    where = "" if config.storage is None else f" --storage {quoted(studies.shown(config.storage))}"
+    study = quoted(name)
+    states = [trial.state.name for trial in tuned.study.get_trials(deepcopy=False)]
+    waiting = states.count("WAITING")
+    lines = [
+        f"{'Interrupted' if tuned.interrupted else 'Finished'}: {tuned.complete} trial{'' if tuned.complete == 1 else 's'} complete, {tuned.pruned} pruned, "
+        f"{tuned.failed} failed{f', {tuned.given_up} interrupted' if tuned.given_up else ''}; {len(states)} in the study {name}"
+        + (f", {waiting} of them waiting to be tried first" if waiting else "")
+    ]
+    if best is not None:
+        lines.append(f"Best: trial {best.number}, mean reward {best.value:.2f}{shown(best.params)}")
+        agent = f"{best.agent} " if is_own(best.agent) else ""
+        env = f" --env {quoted(best.run['env'])}" if is_own(best.run["env"]) else ""
+        lines.append(f"Train with its settings: operant train {agent}--from-study {study}{where}{env}")
+    lines.append(f"Go on with the same command and --study {study}{where}")
+    if tuned.files:
+        lines.append(f"Plots: {', '.join(map(str, tuned.files))}")
+    if trouble:
+        lines.append(f"The plots could not be written: {trouble}")
+    return "\n".join(lines)
+
+
+def draw(study: optuna.Study, folder: Path) -> list[Path]:
+    """Write the plots of a study: its history, which parameters mattered, and the trials as lines over all parameters.
+
+    Returns:
+        The files. A plot for which there are too few trials, or no trial with all of the parameters, is left out.
+    """
+    import optuna
+    from optuna.distributions import FloatDistribution
+
+    from operant.tracking import trials
+
+    points = [
+        trials.Trial(t.number, t.state.name.lower(), t.value, dict(t.params))
+        for t in study.get_trials(deepcopy=False)
+        if t.state.is_finished()
+    ]
+    complete = [p for p in points if p.state == "complete"]
+    files = []
+    if complete:
+        files.append(trials.history(points, folder / "history.png", study.study_name))
+    varied = {name for p in complete for name in p.params}
+    varied = {name for name in varied if len({repr(p.params.get(name)) for p in complete}) > 1}
+    if len(complete) >= 2 and varied:
+        shares = None
+        with warnings.catch_warnings(), contextlib.suppress(UserWarning):
+            # Optuna's warning that the trials are too alike to tell
+            warnings.filterwarnings("error", "Target and region quantiles", UserWarning)
+            shares = optuna.importance.get_param_importances(study)
+        if shares is not None:
+            place = folder / "importances.png"
+            files.append(trials.importances(shares, len(complete), place, study.study_name))
+        scales = {
+            name
+            for t in study.get_trials(deepcopy=False)
+            for name, distribution in t.distributions.items()
+            if isinstance(distribution, FloatDistribution) and distribution.log
+        }
+        every = {name for p in complete for name in p.params}
+        if any(every <= p.params.keys() for p in complete):
+            files.append(trials.parallel(complete, scales, folder / "parallel.png", study.study_name))
+    return files
