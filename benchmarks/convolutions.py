@@ -62,12 +62,12 @@ def update(agent: str, **options: Any) -> Callable[[], Any]:
     """One update of an agent with a 64-64 network on CartPole's spaces."""
     import jax
 
-    from operant.agents.base.agent_spec import define
+    from operant.agents.base.agent_spec import parse_agent
     from operant.agents.base.learner import Learner
     from operant.spec.spaces import Spaces
 
     spaces = Spaces.read({"type": "float", "shape": 4}, {"type": "int", "num_values": 2})
-    definition = define(agent, model={"type": "auto", "size": 64, "depth": 2}, **options)
+    definition = parse_agent(agent, model={"type": "auto", "size": 64, "depth": 2}, **options)
     learner = Learner(definition.cls.create(definition.config, spaces, 8))
     train = learner.init(jax.random.key(0), learner.hyper())
     generator = np.random.default_rng(0)

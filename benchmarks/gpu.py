@@ -27,11 +27,11 @@ from run import processor
 from seeds import CALL_STEPS, ENVS, OPTIONS, SEEDS, WORKLOADS, estimated, steps_per_second
 from workloads import WORKLOADS as SPEED_WORKLOADS
 
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.learner import Learner
 from operant.envs.native import ids
 from operant.spec import presets
-from operant.training.drivers.seeds import Population
+from operant.training.drivers.seeds import MultiSeedRunner
 
 RESULTS = Path(__file__).parent / "results"
 GRID = ((64, 64), (256, 64), (2048, 4), (16, 2048))
@@ -67,28 +67,28 @@ def preset(agent: str, name: str, env: str) -> tuple[Job, int]:
     """Return eight seeds with a preset's settings on the JAX-native form of its environment, and its steps."""
     settings = presets.settings(agent, name)
     steps, envs = settings.pop("max_steps"), settings.pop("n_envs", 1)
-    own = {key: value for key, value in settings.items() if key in define(agent).config.to_dict()}
+    own = {key: value for key, value in settings.items() if key in parse_agent(agent).config.to_dict()}
     return Job(agent, env, SEEDS, envs, own), steps
 
 
-def made(job: Job) -> tuple[Population, float]:
+def made(job: Job) -> tuple[MultiSeedRunner, float]:
     """Return a compiled population, and the seconds that this took beside others."""
     began = time.perf_counter()
-    definition, env = define(job.agent, **job.options), ids.make(job.env)
+    definition, env = parse_agent(job.agent, **job.options), ids.make(job.env)
     learner = Learner(definition.cls.create(definition.config, env.spaces, job.envs))
     keys = jnp.stack([jax.random.key(seed) for seed in range(1, job.seeds + 1)])
-    population = Population(learner, env, job.envs, keys, mapped=True)
+    population = MultiSeedRunner(learner, env, job.envs, keys, mapped=True)
     population.advance(1)
     return population, time.perf_counter() - began
 
 
-def speeds(population: Population, seconds: float, rounds: int) -> list[float]:
+def speeds(population: MultiSeedRunner, seconds: float, rounds: int) -> list[float]:
     """Return the steps per second of all seeds together, of each round."""
     blocks = min(population.blocks, CALL_STEPS)
     return [steps_per_second(population, blocks, seconds) for _ in range(rounds)]
 
 
-def learnt(population: Population, steps: int) -> tuple[list[float], float]:
+def learnt(population: MultiSeedRunner, steps: int) -> tuple[list[float], float]:
     """Return the mean return of each seed's last 100 episodes after that many steps, and the seconds."""
     returns: list[list[float]] = [[] for _ in range(population.size)]
     began = time.perf_counter()

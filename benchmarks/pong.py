@@ -23,7 +23,7 @@ from breakdown import measure
 from operant_speed import hosted
 from run import processor
 
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.spec import presets, runtime
 from operant.training.drivers.host import HostDriver
 
@@ -37,11 +37,11 @@ def made(name: str) -> HostDriver:
     """Return the driver of a preset, after the first updates."""
     agent, preset = name.split(":")
     settings = presets.settings(agent, preset)
-    known = define(agent).config.to_dict()
+    known = parse_agent(agent).config.to_dict()
     own: dict[str, Any] = {key: value for key, value in settings.items() if key in known}
     if "buffer_initial_size" in known:
         own["buffer_initial_size"] = FILLED
-    definition, games = define(agent, **own), settings["n_envs"]
+    definition, games = parse_agent(agent, **own), settings["n_envs"]
     runtime.start([(84, 84, 4)], product=definition.product(games))
     driver = hosted(definition, settings["env"], games, atari=True)
     while driver.step < FILLED + 8 * driver.block_steps:

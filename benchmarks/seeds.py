@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from operant.training.drivers.seeds import Population
+    from operant.training.drivers.seeds import MultiSeedRunner
 
 RESULTS = Path(__file__).parent / "results"
 ENVS = {"td3": "jax:Pendulum-v1", "sac": "jax:Pendulum-v1"}
@@ -41,9 +41,9 @@ def measure(name: str, way: str, seconds: float) -> float:
     import jax
     import jax.numpy as jnp
 
-    from operant.agents.base.agent_spec import define
+    from operant.agents.base.agent_spec import parse_agent
     from operant.spec.run import RunConfig
-    from operant.training.drivers.seeds import Population
+    from operant.training.drivers.seeds import MultiSeedRunner
     from operant.training.environments import make_environments
     from operant.training.session import build
 
@@ -51,15 +51,15 @@ def measure(name: str, way: str, seconds: float) -> float:
     environments = make_environments(run)
     seeds = 1 if way == "one" else SEEDS
     options = OPTIONS if WORKLOADS[name] == 1 else {}
-    learner = build(define(name, **options), environments, run, seeds if way == "apart" else 1)
+    learner = build(parse_agent(name, **options), environments, run, seeds if way == "apart" else 1)
     keys = jnp.stack([jax.random.key(seed) for seed in range(seeds)])
-    population = Population(learner, environments.native, run.n_envs, keys, mapped=way == "mapped")
+    population = MultiSeedRunner(learner, environments.native, run.n_envs, keys, mapped=way == "mapped")
     return steps_per_second(
         population, min(population.blocks, CALL_STEPS) if name in ENVS else population.blocks, seconds
     )
 
 
-def steps_per_second(population: Population, blocks: int, seconds: float) -> float:
+def steps_per_second(population: MultiSeedRunner, blocks: int, seconds: float) -> float:
     """Let a population, once warm, run in calls of that many blocks; return the steps per second of all seeds together."""
     while population.steps[0] < WARM_STEPS:
         population.advance(blocks)

@@ -17,7 +17,7 @@ import numpy as np
 
 from operant.spec.run import RunConfig
 from operant.tracking import interval
-from operant.training.train import Plan, train
+from operant.training.train import ExperimentConfig, train
 from operant.tuning.tune import TuneConfig, plan, tune
 
 ROOT = Path(__file__).parents[1]
@@ -49,7 +49,7 @@ def scores(options, steps, seeds, folder):
                 "run_dir": str(folder / str(seed)),
             }
         )
-        found.append(train(Plan("ppo", options, run)).outcome.mean_reward)
+        found.append(train(ExperimentConfig("ppo", options, run)).outcome.mean_reward)
     return np.array(found)
 
 

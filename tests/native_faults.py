@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from operant.envs.native.native_env import Step
+from operant.envs.native.native_env import TimeStep
 from operant.spec.spaces import Spaces
 
 
@@ -36,7 +36,7 @@ class Breaks:
         reward = jnp.where(action["action"] < 2, jnp.float32(1.0), jnp.float32(0.0)) + (
             bad if self.what == "reward" else jnp.float32(0.0)
         )
-        return state + 1, Step(self.observe(state + 1, count), reward, jnp.bool_(False))
+        return state + 1, TimeStep(self.observe(state + 1, count), reward, jnp.bool_(False))
 
     def observe(self, state, count):
         return {"count": jnp.stack([count, state.astype(jnp.float32)]), "place": jnp.minimum(state, 8)}
@@ -65,7 +65,7 @@ class Rare:
         walk, luck = jax.random.split(key)
         state = state + jax.random.normal(walk, (2,)) + self.fault("state", luck, 0.01)
         reward = jnp.where(action["action"] == 1, state[0], -state[0]) + self.fault("reward", luck, 0.01)
-        return state, Step({"state": state}, reward, state[1] > jnp.float32(3.0))
+        return state, TimeStep({"state": state}, reward, state[1] > jnp.float32(3.0))
 
     def fault(self, what, key, chance):
         if not self.broken or what != self.what:

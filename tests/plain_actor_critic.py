@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from operant.agents.base.agent_spec import define
-from operant.agents.parts.off_policy import Batch, Seen
+from operant.agents.base.agent_spec import parse_agent
+from operant.agents.parts.off_policy import NetworkInputs, ReplayBatch
 from operant.spec.spaces import Spaces
 
 SPACES = Spaces.read(
@@ -30,7 +30,7 @@ B = 16
 def algorithm(name: str, **options: Any) -> Any:
     """Make an agent's algorithm with small networks."""
     chosen = {"actor_model": NETWORK, "critic_model": NETWORK, "lr": 0.01, **options}
-    definition = define(name, **chosen)
+    definition = parse_agent(name, **chosen)
     return definition.cls.create(definition.config, SPACES, 2)
 
 
@@ -52,7 +52,7 @@ def start(made: Any, seed: int = 0) -> Any:
     return state._replace(**changed)
 
 
-def transitions(seed: int = 0) -> Batch:
+def transitions(seed: int = 0) -> ReplayBatch:
     """Return a batch, actions in units; two samples ended, one has no weight."""
     rng = np.random.default_rng(100 + seed)
 
@@ -64,12 +64,12 @@ def transitions(seed: int = 0) -> Batch:
     weight = np.ones(B, np.float32)
     weight[5] = 0.0
     action = {"arm": jnp.tanh(draw(B, 2)), "leg": jnp.tanh(draw(B))}
-    return Batch(
-        now=Seen({"state": draw(B, 3)}),
+    return ReplayBatch(
+        now=NetworkInputs({"state": draw(B, 3)}),
         action=action,
         reward=draw(B),
         discount=jnp.asarray(discount),
-        following=Seen({"state": draw(B, 3)}),
+        following=NetworkInputs({"state": draw(B, 3)}),
         weight=jnp.asarray(weight),
     )
 

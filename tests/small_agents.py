@@ -16,19 +16,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from operant.agents.base.agent_spec import define
-from operant.agents.base.compiled import Engine
-from operant.agents.base.learner import ENV, Learner, Train
+from operant.agents.base.agent_spec import parse_agent
+from operant.agents.base.compiled import CompiledAgent
+from operant.agents.base.learner import ENV, Learner, TrainState
 from operant.agents.base.protocol import fold
 from operant.agents.table import AGENTS
-from operant.envs.native.native_env import HostVector, NativeEnv, Step
+from operant.envs.native.native_env import NativeEnv, NativeHostVector, TimeStep
 from operant.envs.native.probe import PROBES
 from operant.envs.vector.batched import NativeVector
 from operant.execution.agent import Agent
 from operant.spec import options
 from operant.spec.spaces import Spaces
-from operant.training.drivers.device import DeviceRun, World
-from operant.types import Array, Block, Key, Metrics
+from operant.training.drivers.device import DeviceRun, RunnerState
+from operant.types import Array, Key, Metrics, Rollout
 
 
 class Hashable(list):
@@ -161,12 +161,12 @@ def small(name: str, **options: Any) -> dict[str, Any]:
 
 def networks(name: str, network: Any) -> dict[str, Any]:
     """Return the options that give all networks of an agent."""
-    return {option: network for option in options(type(define(name).config)) if option.endswith("model")}
+    return {option: network for option in options(type(parse_agent(name).config)) if option.endswith("model")}
 
 
 def learner(name: str, env: NativeEnv, n: int, **options: Any) -> Learner:
     """Make a small agent for `n` actors of an environment."""
-    definition = define(name, **small(name, **options))
+    definition = parse_agent(name, **small(name, **options))
     return Learner(definition.cls.create(definition.config, env.spaces, n))
 
 
@@ -228,7 +228,7 @@ class Countdown:
         left = state - 1
         paid = sum(jnp.sum(x.astype(jnp.float32)) for x in action.values())
         reward = jax.random.uniform(key) + 0.3 * paid * state.astype(jnp.float32)
-        return left, Step(self._observe(left, jax.random.fold_in(key, 1)), reward, left <= 0)
+        return left, TimeStep(self._observe(left, jax.random.fold_in(key, 1)), reward, left <= 0)
 
     def _observe(self, left, key):
         key_noise, key_level, key_mask = jax.random.split(key, 3)
@@ -257,18 +257,18 @@ class Compiled(NamedTuple):
     learner: Learner
     env: NativeEnv
     n: int
-    start: Callable[..., tuple[Train, World]]
+    start: Callable[..., tuple[TrainState, RunnerState]]
     """(key, hyper) -> train, world."""
-    collect: Callable[..., tuple[Block, World]]
+    collect: Callable[..., tuple[Rollout, RunnerState]]
     """(train, world) -> block, world."""
-    absorb: Callable[..., tuple[Train, Metrics]]
+    absorb: Callable[..., tuple[TrainState, Metrics]]
     """(train, block) -> train, metrics."""
 
-    def begin(self, seed: int, hyper: Any = None) -> tuple[Train, World]:
+    def begin(self, seed: int, hyper: Any = None) -> tuple[TrainState, RunnerState]:
         """Return the start of the run of a seed."""
         return self.start(jax.random.key(seed), self.learner.hyper() if hyper is None else hyper)
 
-    def engine(self, seed: int) -> Engine:
+    def engine(self, seed: int) -> CompiledAgent:
         """Return an engine at the start of the run of a seed; all of an agent share their compiled functions."""
         engine = _engine(self)
         engine.put(self.begin(seed)[0])
@@ -277,7 +277,7 @@ class Compiled(NamedTuple):
 
     def run(
         self, seed: int, blocks: int, hyper: Any = None, **counters: int
-    ) -> tuple[Train, list[Block], list[dict[str, float]]]:
+    ) -> tuple[TrainState, list[Rollout], list[dict[str, float]]]:
         """Run some blocks, of a run whose counters stand so: the train, the blocks, and the metrics of each."""
         train, world = self.begin(seed, hyper)
         begun = {name: jnp.uint32(x) for name, x in counters.items()}
@@ -291,7 +291,7 @@ class Compiled(NamedTuple):
         return train, collected, metrics
 
 
-def absorb(made: Learner, train: Train, block: Block) -> tuple[Train, Metrics]:
+def absorb(made: Learner, train: TrainState, block: Rollout) -> tuple[TrainState, Metrics]:
     """Learn from a block under the key of the run's next update."""
     return made.absorb(train, block, made.update_key(train.key, train.counters.updates))
 
@@ -307,10 +307,10 @@ def compile_agent(name: str, env: NativeEnv, n: int = 3, **options: Any) -> Comp
     made = learner(name, env, n, **options)
     run = DeviceRun(made, env, n)
 
-    def start(key: Key, hyper: Array) -> tuple[Train, World]:
+    def start(key: Key, hyper: Array) -> tuple[TrainState, RunnerState]:
         return made.init(key, hyper), run.begin(key)
 
-    def collect(train: Train, world: World) -> tuple[Block, World]:
+    def collect(train: TrainState, world: RunnerState) -> tuple[Rollout, RunnerState]:
         rows = train.counters.rows + jnp.arange(made.rows, dtype=jnp.uint32)
         noise = jax.vmap(lambda row: made.noise(train.key, row, n))(rows)
         block, world, _ = run.collect(train, world, noise, fold(train.key, ENV))
@@ -322,8 +322,8 @@ def compile_agent(name: str, env: NativeEnv, n: int = 3, **options: Any) -> Comp
 
 
 @functools.cache
-def _engine(agent: Compiled) -> Engine:
-    return Engine(agent.learner, jax.random.key(0), agent.n)
+def _engine(agent: Compiled) -> CompiledAgent:
+    return CompiledAgent(agent.learner, jax.random.key(0), agent.n)
 
 
 class Stream(NativeVector):
@@ -331,7 +331,7 @@ class Stream(NativeVector):
 
     def __init__(self, env: NativeEnv, n: int, key: Key) -> None:
         super().__init__(env, n, "stream")
-        self._vector = HostVector(env, n, fold(key, ENV))
+        self._vector = NativeHostVector(env, n, fold(key, ENV))
 
     def reset(self, seed: int | None = None) -> dict[str, np.ndarray]:
         return super().reset(None)
@@ -399,7 +399,7 @@ def _bits(x: Any) -> np.ndarray:
     return np.asarray(x)
 
 
-def assert_close(a: Train, b: Train, rtol: float = 1e-4, atol: float = 1e-5) -> None:
+def assert_close(a: TrainState, b: TrainState, rtol: float = 1e-4, atol: float = 1e-5) -> None:
     """Compare two trees within float tolerance; whole numbers, flags and keys must be equal."""
     names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(a)]
     for name, x, y in zip(names, jax.tree.leaves(a), jax.tree.leaves(b), strict=True):

@@ -10,10 +10,10 @@ from tests.small_agents import RECURRENT, Countdown, compile_agent
 
 import operant
 from operant.agents.a2c import A2C, Config, loss
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.learner import reset_carry
 from operant.spec.spaces import Spaces
-from operant.types import Block
+from operant.types import Rollout
 
 
 class Table(A2C):
@@ -42,7 +42,7 @@ def block(action, reward, terminated=(), truncated=(), invalid=(), mask=None):
     observation = {"x": jnp.zeros((rows + 1, 1, 1))}
     if mask is not None:
         observation["action_mask"] = jnp.broadcast_to(jnp.array(mask), (rows + 1, 1, 2))
-    return Block(
+    return Rollout(
         observation=observation,
         action={"action": jnp.array(action, jnp.int32)[:, None]},
         reward=jnp.array(reward, jnp.float32)[:, None],
@@ -244,7 +244,7 @@ IMAGE = {"type": "float", "shape": (5, 5, 2)}
 def test_policy_and_value_share_a_network_where_a_state_is_an_image(agent, states, separate, shares):
     named = states if "type" not in states else {"state": states}
     spaces = Spaces.read(states=named, actions={"type": "int", "num_values": 2})
-    definition = define(agent, separate=separate)
+    definition = parse_agent(agent, separate=separate)
     algorithm = definition.cls.create(definition.config, spaces, 2)
     variables = jax.jit(algorithm.init)(jax.random.key(0)).variables
     observation = {

@@ -10,17 +10,19 @@ import scipy.stats
 from tests.small_agents import RECURRENT, Countdown, compile_agent, compiled, differing, learned, learner
 
 from operant.agents import acer
-from operant.agents.acer import ACER, Config, Row, State, policy_gradient, project
+from operant.agents.acer import ACER, ActionElement, Config, State, policy_gradient, project
 from operant.errors import SpecError
 from operant.ops import prng
 from operant.spec.spaces import Spaces
-from operant.types import Block
+from operant.types import Rollout
 
 
 def row(prob, behaviour, taken, q, q_ret):
     prob, q = np.asarray(prob, np.float32), np.asarray(q, np.float32)
     one_hot = np.arange(len(prob)) == taken
-    return Row(jnp.log(prob), jnp.log(np.float32(behaviour)), one_hot, q, (prob * q).sum(), np.float32(q_ret))
+    return ActionElement(
+        jnp.log(prob), jnp.log(np.float32(behaviour)), one_hot, q, (prob * q).sum(), np.float32(q_ret)
+    )
 
 
 def test_gradient_of_two_actions_is_truncated_and_corrected():
@@ -132,7 +134,7 @@ def stream(seed, T=12, N=2, K=3, mask=None):
     if mask is not None:
         observation["action_mask"] = jnp.asarray(allowed)
     log_probs = log_softmax(np.where(allowed[:-1], behaviour, -np.inf))
-    block = Block(
+    block = Rollout(
         observation=observation,
         action={"action": jnp.asarray(action, jnp.int32)},
         reward=jnp.asarray(rng.normal(size=(T, N)), jnp.float32),
@@ -299,7 +301,7 @@ def test_action_value_targets_of_a_stream_with_an_end_and_a_time_limit():
     """
     algorithm = table(actions={"type": "int", "num_values": 2}, gamma=0.5, trust_region=False)
     q = [1.0, 6.0, 8.0, 0.5, 2.0, 8.0]
-    block = Block(
+    block = Rollout(
         observation={"x": jnp.zeros((6, 1, 1))},
         action={"action": jnp.zeros((5, 1), jnp.int32)},
         reward=jnp.array([2.0, 1.0, 50.0, 1.0, 1.0])[:, None],

@@ -19,7 +19,7 @@ import pytest
 from tests.small_agents import NAMES, RECURRENT, networks, small
 
 from operant import Agent, Environment, checkpoint
-from operant.agents.base.agent_spec import define, define_saved
+from operant.agents.base.agent_spec import parse_agent, parse_saved_agent
 from operant.agents.base.learner import ACT, ENV, INDEPENDENT, INIT, UPDATE
 from operant.agents.base.protocol import fold
 from operant.agents.table import AGENTS
@@ -471,10 +471,10 @@ def test_a_loaded_agent_keeps_its_networks_unless_others_are_given(tmp_path):
 )
 def test_networks_that_an_algorithm_adds_to_are_read_back_as_they_were_given(agent, networks):
     """A file's, also where they are given anew: sac has relu where 'auto' ones of others have tanh."""
-    definition = define(agent, **networks)
+    definition = parse_agent(agent, **networks)
     saved = json.loads(json.dumps(definition.to_dict()))
-    assert define_saved(saved, "The file") == definition
-    assert define_saved(saved, "The file", definition) == definition
+    assert parse_saved_agent(saved, "The file") == definition
+    assert parse_saved_agent(saved, "The file", definition) == definition
 
 
 PLANTED = [

@@ -15,16 +15,16 @@ from operant.envs import check_env
 from operant.envs.gymnasium import adapter as adapter
 from operant.envs.gymnasium.atari import preprocessed
 from operant.envs.gymnasium.games import Games, whole_games
-from operant.envs.gymnasium.preprocessing import Preprocessed, Preprocessing
+from operant.envs.gymnasium.preprocessing import PreprocessingOptions, PreprocessingWrapper
 from operant.envs.vector import create
-from operant.envs.vector.base import Step, VectorEnv
+from operant.envs.vector.base import VectorEnv, VectorStep
 from operant.errors import SpecError
 from operant.execution.algorithm.inputs import play_env
 from operant.execution.play import PlayConfig
 from operant.spec.run import RunConfig
 from operant.spec.spaces import Spaces
 from operant.training.environments import host_vector, make_environments
-from operant.training.episodes import Accounts
+from operant.training.episodes import EpisodeStatistics
 from operant.training.evaluate import run_episodes
 from operant.training.train import resumed, train
 
@@ -79,7 +79,7 @@ def slow_resize(image, size):
 def test_grey_levels_and_areas_against_a_slow_reference():
     rng = np.random.default_rng(0)
     image = rng.integers(0, 256, (6, 4, 3), np.uint8)
-    env = Preprocessed(Film([image]), Preprocessing(size=3))
+    env = PreprocessingWrapper(Film([image]), PreprocessingOptions(size=3))
     seen = env.reset()[0][..., -1]
     grey = np.rint(0.299 * image[..., 0] + 0.587 * image[..., 1] + 0.114 * image[..., 2])
     np.testing.assert_allclose(seen, slow_resize(grey, 3), atol=0.51)
@@ -88,7 +88,7 @@ def test_grey_levels_and_areas_against_a_slow_reference():
 
 
 def test_frames_of_a_stack():
-    env = Preprocessed(Film(flat_images(range(100))), Preprocessing(size=2, frame_skip=3))
+    env = PreprocessingWrapper(Film(flat_images(range(100))), PreprocessingOptions(size=2, frame_skip=3))
     assert env.reset()[0][0, 0].tolist() == [0, 0, 0, 0]
     observation, reward, *_ = env.step(0)
     assert observation[0, 0].tolist() == [0, 0, 0, 3]  # black, black, the first frame, the third one after it
@@ -101,20 +101,20 @@ def test_frames_of_a_stack():
 
 def test_maximum_of_the_last_two_frames():
     images = flat_images([0, 0, 9, 50, 20])  # frames 3 and 4 hold 50 and 20
-    last = Preprocessed(Film(images), Preprocessing(size=2))
-    both = Preprocessed(Film(images), Preprocessing(size=2, max_frame=True))
+    last = PreprocessingWrapper(Film(images), PreprocessingOptions(size=2))
+    both = PreprocessingWrapper(Film(images), PreprocessingOptions(size=2, max_frame=True))
     buffer = np.zeros((6, 4, 3), np.uint8)
     drawing = gymnasium.wrappers.TransformObservation(
         Film(images), lambda image: np.add(image, 0, out=buffer), Film.observation_space
     )
-    reused = Preprocessed(drawing, Preprocessing(size=2, max_frame=True))
+    reused = PreprocessingWrapper(drawing, PreprocessingOptions(size=2, max_frame=True))
     for env, level in ((last, 20), (both, 50), (reused, 50)):
         env.reset()
         assert env.step(0)[0][0, 0, -1] == level
 
 
 def test_the_end_of_an_episode_ends_the_repetition():
-    env = Preprocessed(Film(flat_images(range(100)), length=6), Preprocessing(size=2))
+    env = PreprocessingWrapper(Film(flat_images(range(100)), length=6), PreprocessingOptions(size=2))
     env.reset()
     assert env.step(0)[1:4] == (1 + 2 + 3 + 4, False, False)
     observation, reward, terminated, _, _ = env.step(0)
@@ -135,7 +135,7 @@ def test_a_game_begins_with_fire_and_as_many_no_ops_as_were_drawn():
             return super().step(action)
 
     def began(game, **settings):
-        seen, _ = Preprocessed(game, Preprocessing(size=2, **settings)).reset()
+        seen, _ = PreprocessingWrapper(game, PreprocessingOptions(size=2, **settings)).reset()
         return game.actions, seen[0, 0].tolist()
 
     assert began(Waiting(5)) == ([1, 0, 0, 0, 0], [0, 0, 0, 5])  # FIRE is one of them
@@ -149,7 +149,7 @@ def test_a_game_begins_with_fire_and_as_many_no_ops_as_were_drawn():
 
 
 def test_returned_observations_are_not_written_again():
-    env = Preprocessed(Film(flat_images(range(100))), Preprocessing(size=2))
+    env = PreprocessingWrapper(Film(flat_images(range(100))), PreprocessingOptions(size=2))
     first = env.reset()[0]
     copy = first.copy()
     env.step(0)
@@ -157,7 +157,7 @@ def test_returned_observations_are_not_written_again():
 
 
 def test_the_space_holds_what_comes_and_frames_are_stored_once():
-    env = Preprocessed(Film(flat_images(range(100)), length=50), Preprocessing())
+    env = PreprocessingWrapper(Film(flat_images(range(100)), length=50), PreprocessingOptions())
     assert env.observation_space.contains(env.reset()[0])
     (finding,) = check_env(env)
     assert "right if nothing is random" in finding
@@ -199,7 +199,7 @@ class Script(VectorEnv):
         self.t += 1
         self.actions.append(int(actions["action"][0]))
         reward, over, _ = self.rows[self.t]
-        return Step(
+        return VectorStep(
             {"state": np.full((1, 1), self.t, np.float32)},
             np.array([reward], np.float32),
             np.array([over]),
@@ -210,7 +210,7 @@ class Script(VectorEnv):
         pass
 
 
-class ScriptedLives(Preprocessed):
+class ScriptedLives(PreprocessingWrapper):
     """Stands where the lives are read."""
 
     def __init__(self, script):
@@ -237,7 +237,7 @@ def played(clip_rewards, episodic_life, rows=ROWS):
     script = Script(rows)
     games = Games(script, clip_rewards=clip_rewards, episodic_life=episodic_life)
     games.reset(0)
-    accounts, finished, ended, rows = Accounts(1), [], np.zeros(1, bool), []
+    accounts, finished, ended, rows = EpisodeStatistics(1), [], np.zeros(1, bool), []
     for t in range(1, len(script.rows)):
         step = games.step({"action": np.zeros(1, np.int32)})
         valid = ~ended
@@ -307,7 +307,7 @@ def test_a_game_by_which_a_policy_is_judged_goes_on_after_a_lost_life():
     games = whole_games(script)
     assert games.cells == script.cells
     games.reset(0)
-    accounts, finished, ended, steps = Accounts(1), [], np.zeros(1, bool), []
+    accounts, finished, ended, steps = EpisodeStatistics(1), [], np.zeros(1, bool), []
     for t in range(1, len(ROWS)):
         steps.append(games.step({"action": np.zeros(1, np.int32)}))
         valid = ~ended
@@ -359,7 +359,9 @@ class Lives(gymnasium.Env):
 
 
 def lives():
-    return Preprocessed(Lives(), Preprocessing(size=2, frame_skip=1, noop_max=0, fire_reset=True))
+    return PreprocessingWrapper(
+        Lives(), PreprocessingOptions(size=2, frame_skip=1, noop_max=0, fire_reset=True)
+    )
 
 
 GIVEN = {
@@ -604,11 +606,11 @@ def test_the_row_after_the_last_observation_begins_a_game():
 def test_a_million_transitions_in_the_memory_of_dqn():
     import jax
 
-    from operant.agents.base.agent_spec import define
+    from operant.agents.base.agent_spec import parse_agent
     from operant.agents.base.learner import Learner
 
     env = create.create(PONG, 8, preprocess=True)
-    definition = define("dqn", buffer_max_size=1_000_000)
+    definition = parse_agent("dqn", buffer_max_size=1_000_000)
     algorithm = definition.cls.create(definition.config, env.spaces, 8)
     env.close()
     shapes = jax.tree.leaves(jax.eval_shape(lambda: algorithm.memory.init(Learner(algorithm).example())))
@@ -665,8 +667,8 @@ def test_max_frame_of_a_run_needs_preprocess():
 
 
 def test_preprocessing_a_jax_environment_is_refused():
-    from operant.training.train import Plan, train
+    from operant.training.train import ExperimentConfig, train
 
     run = RunConfig.from_dict({"env": "jax:CartPole-v1", "max_steps": 1, "preprocess": True})
     with pytest.raises(SpecError, match=r"Cannot use --preprocess for non-atari environment jax:CartPole-v1"):
-        train(Plan("ppo", {}, run))
+        train(ExperimentConfig("ppo", {}, run))

@@ -10,7 +10,7 @@ from tests.small_agents import SOME, compile_agent, countdown, equal, networks
 
 from operant.agents.modules import gradient_steps
 from operant.errors import SpecError
-from operant.execution.pretraining import Cloning
+from operant.execution.pretraining import BehavioralCloning
 from operant.execution.traces import Trace
 from operant.nn import Head, build
 from operant.nn.backend import keras
@@ -131,9 +131,9 @@ def test_rows_that_do_not_count_are_no_part_of_a_batch(length):
             optimizer,
             rows,
             counts,
-            gradient_steps.Plan(steps=2),
+            gradient_steps.UpdatePlan(steps=2),
             jax.random.key(0),
-            gradient_steps.Learning(None, averaged),
+            gradient_steps.TrainingPass(None, averaged),
         )[0]
     )(jnp.ones(()))
     jax.effects_barrier()
@@ -209,7 +209,7 @@ def test_padding_is_no_part_of_a_batch_of_imitation(name):
         np.ones(done.sum(), np.float32),
         np.where(np.arange(done.sum()) == done.sum() - 1, 1, 0),
     )  # fmt: skip
-    cloning = Cloning(engine, lr=0.01, batch_size=64, seed=0)
+    cloning = BehavioralCloning(engine, lr=0.01, batch_size=64, seed=0)
     (block,) = cloning._batches(cloning._cut(trace))
     padding = np.concatenate([[True], ~block.valid[:, 0]]) & np.concatenate([~block.valid[:, 0], [True]])
     assert padding.sum() == len(padding) - done.sum() - 1  # the column's rest, behind the last observation

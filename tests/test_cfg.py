@@ -14,7 +14,7 @@ from tests.small_agents import small
 
 import operant
 from operant import checkpoint
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.card import SLOTS
 from operant.agents.table import AGENTS, config_class
 from operant.errors import CheckpointError, SpecError
@@ -500,11 +500,11 @@ def test_what_does_not_fit_heads_or_inputs(tmp_path):
 
 def test_the_content_goes_into_the_specification_not_the_path(tmp_path):
     path = write(tmp_path, TINY)
-    definition = define("ppo", model=path)
+    definition = parse_agent("ppo", model=path)
     data = json.loads(json.dumps(definition.to_dict()))
     assert data["model"] == {"type": "cfg", "text": TINY}
     (tmp_path / "net.cfg").unlink()
-    again = build(define(data).config.model, VECTOR, {"q": Head((2,))})
+    again = build(parse_agent(data).config.model, VECTOR, {"q": Head((2,))})
     assert again.spec == data["model"]
     assert kernels(again) == [(3, 2), (2, 2)]
 
@@ -635,7 +635,7 @@ def spaces(name, kind):
 )
 def test_default_files_fit_their_agents(name, slot, kind, path):
     limit = {"episode_limit": 100} if "episode_limit" in options(config_class(name)) else {}
-    definition = define(name, **{slot: path}, **limit)
+    definition = parse_agent(name, **{slot: path}, **limit)
     algorithm = definition.cls.create(definition.config, spaces(name, kind), 16)
     state = jax.eval_shape(algorithm.init, jax.random.key(0))
     named = {name: sorted(v["params"]) for name, v in algorithm.weights(state).items()}
@@ -744,7 +744,7 @@ def test_a_file_and_its_keras_model_train_alike(tmp_path):
     settings = {**small("ppo"), "n_steps": 4, "mini_batches": 1, "ppo_epochs": 1}
     trained, start = [], None
     for network in (path, made):
-        definition = define("ppo", **{**settings, "model": network})
+        definition = parse_agent("ppo", **{**settings, "model": network})
         learner = Learner(definition.cls.create(definition.config, spaces("ppo", "ann"), 2))
         train = learner.init(jax.random.key(0), learner.hyper())
         weights = learner.algorithm.weights(train.state)

@@ -17,7 +17,7 @@ from operant import Agent, Runner
 from operant.cli import main
 from operant.envs import Environment, check_env
 from operant.envs.gymnasium.adapter import stacked_frames
-from operant.envs.gymnasium.pettingzoo import PettingZoo
+from operant.envs.gymnasium.pettingzoo import PettingZooEnv
 from operant.envs.native import native_env
 from operant.envs.native.functional import from_functional
 from operant.envs.remote import connect
@@ -158,7 +158,7 @@ class Pair:
 
 
 def test_several_agents_move_it(module):
-    env = PettingZoo(Pair(module.Slides))
+    env = PettingZooEnv(Pair(module.Slides))
     _, states = env.reset()
     assert env.spaces.states.components == {"state": IMAGE}
     np.testing.assert_array_equal(states[1], moved(module, 0))

@@ -13,7 +13,7 @@ import types
 import pytest
 
 from operant import DQN, Agent, __version__
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.agents.table import AGENTS, config_class
 from operant.cli import main, parse, tables
 from operant.errors import SpecError, UsageError
@@ -124,7 +124,7 @@ def test_help_below_its_flag():
 @pytest.mark.parametrize("agent", AGENTS)
 def test_light_config_is_the_algorithms_own(agent):
     """The class read for help without JAX has the fields of the one that trains."""
-    light, own = config_class(agent), type(define(agent).config)
+    light, own = config_class(agent), type(parse_agent(agent).config)
     assert options(light) == options(own)
     assert [default(light, n) for n in options(light)] == [default(own, n) for n in options(own)]
 
@@ -235,7 +235,7 @@ def test_presets_are_legal():
         run = {k: v for k, v in preset.settings.items() if k in known}
         own = {k: v for k, v in preset.settings.items() if k not in known}
         RunConfig.from_dict(run)
-        define(preset.agent, **own)
+        parse_agent(preset.agent, **own)
         assert preset.score and "to be" not in preset.score
         assert preset.control == ("negative control" in preset.score)
 
@@ -414,7 +414,7 @@ LATE = {"buffer_initial_size": 100, "epsilon_decay_steps": 1000}
     ],
 )  # fmt: skip
 def test_what_has_no_effect_in_a_run_is_told(agent, options, steps, told):
-    found = define(agent, **options).remarks(steps)
+    found = parse_agent(agent, **options).remarks(steps)
     assert len(found) == len(told)
     for text, part in zip(found, told, strict=True):
         assert part in text
@@ -423,7 +423,7 @@ def test_what_has_no_effect_in_a_run_is_told(agent, options, steps, told):
 def test_presets_have_no_options_without_effect():
     for preset in presets.every():
         given = {k: v for k, v in preset.settings.items() if k in options(config_class(preset.agent))}
-        assert define(preset.agent, **given).remarks(preset.settings.get("max_steps")) == [], preset
+        assert parse_agent(preset.agent, **given).remarks(preset.settings.get("max_steps")) == [], preset
 
 
 @pytest.mark.slow

@@ -25,14 +25,14 @@ from tests.small_agents import (
     parameters,
 )
 
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.learner import Learner
 from operant.agents.base.protocol import Counters, fold
 from operant.agents.parts import noisy
-from operant.agents.parts.value_heads import Categorical
+from operant.agents.parts.value_heads import CategoricalValue
 from operant.ops import statistics
 from operant.spec.spaces import Spaces
-from operant.types import Block
+from operant.types import Rollout
 
 GAMMA, LR = 0.9, 0.1
 MASKED = Spaces.read(
@@ -81,14 +81,14 @@ def ends(own: list[list[Any]], start: int, stop: int) -> set[str]:
 ALL = {"terminated", "truncated", "cut"}
 
 
-def block(own: list[list[Any]], spaces: Spaces, start: int, stop: int) -> Block:
+def block(own: list[list[Any]], spaces: Spaces, start: int, stop: int) -> Rollout:
     """Return rows of all actors."""
 
     def part(name: str, behind: int = 0, dtype: Any = None) -> Any:
         return np.asarray([[x[t][name] for x in own] for t in range(start, stop + behind)], dtype)
 
     seen, done = spaces.observation_components, spaces.actions.components
-    return Block(
+    return Rollout(
         observation={name: part(name, 1, leaf.dtype) for name, leaf in seen.items()},
         action={name: part(name, 0, leaf.dtype) for name, leaf in done.items()},
         reward=part("reward"),
@@ -117,7 +117,7 @@ def scaled(own: list[list[Any]], rows: int) -> None:
             row["at_end"] = np.clip(row["reward"] / np.sqrt(np.var(returns) + 1e-8), -10, 10)
 
 
-def begun(scale: Any, block: Block) -> Any:
+def begun(scale: Any, block: Rollout) -> Any:
     """Return the scale of rewards after a block."""
     ended = block.terminated | block.truncated
     return statistics.scale_rewards(scale, block.reward, ended, block.valid, gamma=GAMMA)[0]
@@ -175,7 +175,7 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 def test_a_step_of_rainbow_equals_a_plain_one():
     """Noise, priorities, n steps, atoms, both streams, double, masks, scaled rewards; a memory that has come round."""
     n, T, atoms, low, high, alpha, beta, B = 3, 3, 5, -2.0, 3.0, 0.7, 0.5, 16
-    definition = define(
+    definition = parse_agent(
         "dqn", model=NETWORK, noisy=True, prioritized=True, priority_alpha=alpha, priority_beta=beta, distributional="c51",
         atoms=atoms, value_min=low, value_max=high, dueling=True, double=True, n_steps=n, gamma=GAMMA, train_every=T,
         buffer_max_size=24, buffer_initial_size=0, buffer_batch_size=B, optimizer="sgd", lr=LR, target_sync_steps=1, tau=0.3,
@@ -273,7 +273,7 @@ def test_a_step_of_rainbow_equals_a_plain_one():
     errors = {i: max(error[k] for k in range(B) if index[k] == i) ** alpha for i in index}
     expected = [(weights | errors).get((i % 12, i // 12), 0.0) for i in range(24)]
     assert_allclose(filled.priorities[0][:24], expected, rtol=1e-3, atol=1e-5)
-    assert isinstance(algorithm.values, Categorical)
+    assert isinstance(algorithm.values, CategoricalValue)
 
 
 HYBRID = Spaces.read(
@@ -300,7 +300,7 @@ def hybrid(rng: np.random.Generator) -> dict[str, Any]:
 def test_a_step_of_ppo_equals_a_plain_one():
     """Mixed actions, moments of observations, scaled rewards, clipped values, several episodes of every actor in a block."""
     T, N, lam, clip, value_coef, coef, small = 12, 3, 0.8, 0.15, 0.7, 0.05, 1e-3
-    definition = define(
+    definition = parse_agent(
         "ppo", model=NETWORK, distribution="squash", std="predicted", n_steps=T, gamma=GAMMA, lam=lam, clip_norm=clip,
         value_loss_coef=value_coef, entropy_coef=coef, advantage_epsilon=small, ppo_epochs=1, mini_batches=1, optimizer="sgd", lr=LR,
         grad_norm=None, normalize_rewards=True, normalize_observations=True,
@@ -396,7 +396,7 @@ def test_a_step_of_ppo_equals_a_plain_one():
 def test_an_update_of_the_modular_agent_equals_a_plain_one(horizon):
     """λ-returns of few rewards with values of terminal states, clipped ratios, penalties, a baseline with steps of its own."""
     T, lam, clip, coef, l2, huber, slow = 8, 0.7, 0.1, 0.05, 0.01, 0.5, 0.05
-    definition = define(
+    definition = parse_agent(
         "modular", model=NETWORK, baseline_model=NETWORK, batch_size=2 * T, horizon=horizon, lam=lam, gamma=GAMMA, optimizer="sgd",
         lr=LR, baseline_optimizer="sgd", baseline_lr=slow, clipping_value=clip, entropy_regularization=coef, l2_regularization=l2,
         normalize_advantage=True, huber_loss=huber, predict_terminal_values=True, normalize_rewards=True, multi_step=2,

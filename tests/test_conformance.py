@@ -33,7 +33,7 @@ from tests.small_agents import (
     small,
 )
 
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.learner import Learner
 from operant.agents.base.protocol import fold
 from operant.agents.table import AGENTS
@@ -43,7 +43,7 @@ from operant.spec import Schedule, default, options
 from operant.spec.spaces import Space, Spaces
 from operant.tracking import METRICS
 from operant.training.drivers.device import DeviceRun
-from operant.training.drivers.seeds import Population
+from operant.training.drivers.seeds import MultiSeedRunner
 
 BLOCKS = 14
 
@@ -62,27 +62,27 @@ def agent(request):
 
 
 def test_specification_round_trips_through_json(name):
-    definition = define(name, **small(name))
-    again = define(json.loads(json.dumps(definition.to_dict())))
+    definition = parse_agent(name, **small(name))
+    again = parse_agent(json.loads(json.dumps(definition.to_dict())))
     assert again == definition
     assert (again.name, again.cls, again.config) == (name, definition.cls, definition.config)
-    assert define(definition) == definition
+    assert parse_agent(definition) == definition
 
 
 def test_options_beside_a_definition_win(name):
-    changed = define(define(name, gamma=0.5, lr=0.25), gamma=0.75)
+    changed = parse_agent(parse_agent(name, gamma=0.5, lr=0.25), gamma=0.75)
     assert (changed.name, changed.config.gamma, changed.config.lr) == (name, 0.75, 0.25)
 
 
 def test_schedules_round_trip_through_json(name):
-    definition = define(name, lr="linear:0.1:0.01:100", gamma={"type": "constant", "start": 0.5})
-    again = define(json.loads(json.dumps(definition.to_dict())))
+    definition = parse_agent(name, lr="linear:0.1:0.01:100", gamma={"type": "constant", "start": 0.5})
+    again = parse_agent(json.loads(json.dumps(definition.to_dict())))
     assert again == definition
     assert again.config.lr == Schedule("linear", 0.1, 0.01, 100)
 
 
 def test_every_option_has_a_legal_default_and_a_help_text(name):
-    config = type(define(name).config)
+    config = type(parse_agent(name).config)
     for option, meta in options(config).items():
         assert meta.help, option
         assert getattr(config(**{option: default(config, option)}), option) == default(config, option)
@@ -92,15 +92,15 @@ def test_unknown_option_is_named_with_the_close_match(name):
     with pytest.raises(
         SpecError, match=rf"^{name} takes no argument 'learning_rat'\. Did you mean 'learning_rate'\?"
     ):
-        define(name, learning_rat=1)
+        parse_agent(name, learning_rat=1)
     with pytest.raises(SpecError, match=r"takes no argument 'gama'\. Did you mean 'gamma'\?"):
-        define(name, gama=0.9)
+        parse_agent(name, gama=0.9)
 
 
 def test_unknown_agent_is_named_with_the_close_match(name):
     typo = name + name[-1]
     with pytest.raises(SpecError, match=rf"Received: '{typo}'\. Did you mean '{name}'\?"):
-        define(typo)
+        parse_agent(typo)
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ def test_config_is_never_written_to(agent):
     before = copy.deepcopy(config.to_dict())
     agent.run(0, 2)
     assert config.to_dict() == before
-    assert config == define(agent.name, **small(agent.name)).config
+    assert config == parse_agent(agent.name, **small(agent.name)).config
 
 
 # Acting and updating
@@ -245,7 +245,7 @@ def test_states_named_like_masks_are_read_by_every_network(name):
     kind = next(kind for kind in KINDS if serves(name, Countdown(kind=kind).spaces))
     states = {"position": {"type": "float", "shape": (3,)}, "goal_mask": {"type": "bool", "shape": (2,)}}
     spaces = Spaces(Space(states, "state"), Countdown(kind=kind).spaces.actions)
-    made = define(name, **small(name))
+    made = parse_agent(name, **small(name))
     for model in made.cls.create(made.config, spaces, 2).models.values():
         assert {"position", "goal_mask"} <= set(model.inputs)
 
@@ -501,7 +501,7 @@ def test_one_broken_number_spoils_no_parameter(agent, where):
 @pytest.mark.parametrize("where", ["reward", "observation"])
 def test_broken_numbers_do_not_spoil_running_statistics(name, where):
     """After the broken block has gone an agent that normalises learns on."""
-    known = options(type(define(name).config))
+    known = options(type(parse_agent(name).config))
     chosen = {k: True for k in ("normalize_observations", "normalize_rewards") if k in known}
     agent = compiled(name, countdown(name), **chosen)
     train, blocks, _ = agent.run(2, BLOCKS)
@@ -528,7 +528,7 @@ def test_population_of_three_learning_rates_equals_three_runs(name, mapped):
     made = agent.learner
     hyper = jnp.stack([made.hyper(made.algorithm.config.replace(lr=lr)) for lr in rates])
     keys = jax.vmap(jax.random.key)(jnp.array([4, 4, 5]))
-    population = Population(made, env, 3, keys, hyper, mapped=mapped)
+    population = MultiSeedRunner(made, env, 3, keys, hyper, mapped=mapped)
     finished = population.advance(blocks)
     found = [population.metrics(i)["update/lr"] for i in range(3)]
     np.testing.assert_allclose(found, rates, rtol=1e-5)
@@ -573,7 +573,7 @@ def having(option: str):
     found = []
     for entry in ONCE:
         name = entry if isinstance(entry, str) else entry.values[0]
-        if option in options(type(define(name).config)):
+        if option in options(type(parse_agent(name).config)):
             found.append(entry)
     return found
 

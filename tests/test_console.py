@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from operant.errors import SpecError
-from operant.tracking import METRICS, Console, Episode, Record, Tracker, metrics_page
+from operant.tracking import METRICS, Console, EpisodeRecord, LoggerGroup, Record, metrics_page
 from operant.training.loop import Outcome
 
 ROOT = Path(__file__).parents[1]
@@ -100,7 +100,9 @@ def test_a_resumed_run_knows_its_best():
 def test_episodes_count_where_records_do_not():
     stream = io.StringIO()
     console = Console(stream=stream)
-    console.episodes([Episode(10, 1.0, 3.0, 10, 0, 3.0, 3.0), Episode(10, 1.0, 5.0, 10, 1, 4.0, 4.0)])
+    console.episodes(
+        [EpisodeRecord(10, 1.0, 3.0, 10, 0, 3.0, 3.0), EpisodeRecord(10, 1.0, 5.0, 10, 1, 4.0, 4.0)]
+    )
     console.record(Record(10, 1.0, {}))
     assert "games: 2, speed: 10 steps/s, mean reward: 4.0" in stream.getvalue()
 
@@ -108,7 +110,7 @@ def test_episodes_count_where_records_do_not():
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
 def test_quiet_says_nothing(stream):
     console = Console(quiet=True, stream=stream)
-    console.episodes([Episode(10, 1.0, 3.0, 10, 0, 3.0, 3.0)])
+    console.episodes([EpisodeRecord(10, 1.0, 3.0, 10, 0, 3.0, 3.0)])
     console.record(record(10, 1.0, 1, 1, 1))
     console.message("hello")
     console.close()
@@ -122,7 +124,7 @@ def test_live_display(max_steps, monkeypatch):
     console = Console(max_steps=max_steps, target_reward=475, stream=stream)
     console.message("before")
     console.record(Record(0, 0.0, {}))
-    console.episodes([Episode(250, 2.0, 20.0, 250, 0, 20.126, 21.0)])
+    console.episodes([EpisodeRecord(250, 2.0, 20.0, 250, 0, 20.126, 21.0)])
     console.message("[in between]")
     console.close()
     console.close()
@@ -182,8 +184,8 @@ class Broken(Memory):
 
 def test_all_sinks_get_everything():
     one, two = Memory(), Memory()
-    tracker = Tracker([one, two])
-    episodes, scalars = [Episode(10, 1.0, 3.0, 10, 0, 3.0, 3.0)], Record(10, 1.0, {})
+    tracker = LoggerGroup([one, two])
+    episodes, scalars = [EpisodeRecord(10, 1.0, 3.0, 10, 0, 3.0, 3.0)], Record(10, 1.0, {})
     tracker.episodes(episodes)
     tracker.episodes([])
     tracker.record(scalars)
@@ -199,7 +201,7 @@ def test_all_sinks_get_everything():
 
 def test_a_failing_sink_is_reported_once_and_stops_no_other():
     broken, other = Broken(), Memory()
-    tracker = Tracker([broken, other])
+    tracker = LoggerGroup([broken, other])
     with pytest.warns(RuntimeWarning, match="Broken failed, training goes on: OSError: disk full") as caught:
         tracker.record(Record(1, 1.0, {}))
         tracker.record(Record(2, 1.0, {}))
@@ -216,7 +218,7 @@ def test_an_interrupt_is_not_swallowed():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Tracker([Interrupted()]).message("x")
+        LoggerGroup([Interrupted()]).message("x")
 
 
 # Metrics

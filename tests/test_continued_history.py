@@ -15,8 +15,8 @@ from operant.cli import main
 from operant.errors import SpecError, UsageError
 from operant.tracking import History, read_history
 from operant.tracking.history import end_of
-from operant.tracking.record import Episode, Origin
-from operant.training.episodes import Score
+from operant.tracking.record import EpisodeRecord, Origin
+from operant.training.episodes import RollingScore
 from operant.training.run_dir import history_held
 
 COMMON = [
@@ -28,7 +28,10 @@ COMMON = [
 def write(path, step=1000, best=60.0):
     history = History(path)
     history.episodes(
-        [Episode(step // 2, 3.0, 20.0, 20, 0, 20.0, best), Episode(step, 5.0, 9.0, 9, 0, 14.5, best)]
+        [
+            EpisodeRecord(step // 2, 3.0, 20.0, 20, 0, 20.0, best),
+            EpisodeRecord(step, 5.0, 9.0, 9, 0, 14.5, best),
+        ]
     )
     history.close()
 
@@ -212,7 +215,7 @@ def test_the_end_of_a_history(tmp_path):
 
 @pytest.mark.parametrize("through_json", [False, True])
 def test_a_score_knows_its_best_and_what_is_worth_keeping(through_json):
-    score = Score(2)
+    score = RollingScore(2)
     assert not score.improved()
     score.add(4.0, 1)
     assert score.improved() and not score.improved()
@@ -220,7 +223,7 @@ def test_a_score_knows_its_best_and_what_is_worth_keeping(through_json):
         score.add(reward, 1)
     assert (score.mean, score.best) == (5.0, 7.0)
     if through_json:
-        saved, score = json.loads(json.dumps(score.to_dict())), Score(2)
+        saved, score = json.loads(json.dumps(score.to_dict())), RollingScore(2)
         score.restore(saved)
     assert score.best == 7.0 and score.improved()  # better than 4, when it was last kept
     score.go_on(10, 20.0)
@@ -229,7 +232,7 @@ def test_a_score_knows_its_best_and_what_is_worth_keeping(through_json):
 
 
 def test_a_score_that_is_restored_forgets_the_episodes_that_it_had():
-    score, other = Score(4), Score(4)
+    score, other = RollingScore(4), RollingScore(4)
     for reward in (100.0, 200.0, 300.0):
         score.add(reward, 5, {"a": 1.0})
     other.add(2.0, 1)
@@ -242,7 +245,7 @@ def test_a_score_that_is_restored_forgets_the_episodes_that_it_had():
 
 @pytest.mark.parametrize("through_json", [False, True])
 def test_a_lucky_first_episode_does_not_keep_its_policy_for_ever(through_json):
-    score = Score(3)
+    score = RollingScore(3)
     score.add(100.0, 1)
     assert score.improved()
     for reward in (1.0, 2.0):
@@ -250,12 +253,12 @@ def test_a_lucky_first_episode_does_not_keep_its_policy_for_ever(through_json):
         improved = score.improved()
     assert improved and score.full  # 34.3 over three episodes, where one had 100
     if through_json:
-        saved, score = json.loads(json.dumps(score.to_dict())), Score(3)
+        saved, score = json.loads(json.dumps(score.to_dict())), RollingScore(3)
         score.restore(saved)
     for reward, better in ((3.0, False), (40.0, False), (70.0, True)):
         score.add(reward, 1)
         assert score.improved() == better
-    later = Score(3)
+    later = RollingScore(3)
     later.go_on(10, 5.0)  # a best of full windows
     for reward, better in ((100.0, False), (1.0, False), (2.0, True)):
         later.add(reward, 1)

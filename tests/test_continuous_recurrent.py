@@ -20,7 +20,7 @@ from tests.small_agents import (
 from tests.test_conformance import random_observation
 
 import operant
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.learner import Learner
 from operant.agents.base.protocol import fold
 from operant.agents.parts import imitation, off_policy, sequences
@@ -28,7 +28,7 @@ from operant.agents.parts.action_scaling import to_units
 from operant.agents.parts.off_policy import critic_loss
 from operant.errors import SpecError
 from operant.spec.spaces import Spaces
-from operant.types import Block
+from operant.types import Rollout
 
 BURN, LENGTH, GAMMA, COLUMNS = 2, 5, 0.9, 4
 TERMINATED = [(3, 0), (0, 1), (4, 2)]
@@ -62,7 +62,7 @@ def block_of(algorithm, key):
             end[place] = True
     valid = np.concatenate([np.ones((1, B), bool), ~(ends[0] | ends[1])[:-1]])
     carry = jax.tree.map(lambda x: jax.random.normal(fold(key, 3), x.shape), algorithm.initial_carry(B))
-    return Block(
+    return Rollout(
         observation={name: x.reshape(T + 1, B, *x.shape[1:]) for name, x in drawn.items()},
         action={"action": jax.random.uniform(fold(key, 1), (T, B, 2), minval=-1.0, maxval=2.0)},
         reward=jax.random.normal(fold(key, 2), (T, B)),
@@ -223,7 +223,7 @@ def test_what_was_done_elsewhere_is_remembered_as_if_done_here():
         states={"type": "float", "shape": (3,)},
         actions={"type": "float", "shape": (2,), "min_value": [-1.0, 2.0], "max_value": [1.0, 2.0]},
     )
-    definition = define("sac", **small("sac", **networks("sac", RECURRENT)))
+    definition = parse_agent("sac", **small("sac", **networks("sac", RECURRENT)))
     built = Learner(definition.cls.create(definition.config, spaces, 2))
     acting = built.acting(built.init(jax.random.key(0), built.hyper()))
     observation = random_observation(spaces, 2, jax.random.key(1))

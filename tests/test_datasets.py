@@ -91,7 +91,7 @@ def test_traces_go_round(tmp_path, spec):
     traces.write(tmp_path / "traces" / "trace-000000002.npz", spaces, given)
     folder = datasets.from_traces(tmp_path / "traces", "toy/round-v0", spaces, algorithm_name="none")
     assert folder.is_dir() and tmp_path in folder.parents
-    episodes = datasets.Episodes("toy/round-v0", spaces)
+    episodes = datasets.MinariEpisodes("toy/round-v0", spaces)
     assert [len(episode.reward) for episode in episodes] == [4, 3, 1]
     back = traces.join(list(episodes))
     assert_equal(back, given)
@@ -117,7 +117,7 @@ def test_a_dataset_without_its_spaces_is_refused_before_its_environment_is_made(
     monkeypatch.setattr("subprocess.getoutput", lambda cmd: pytest.fail("called"))
     monkeypatch.setattr("gymnasium.make", lambda *_, **__: pytest.fail("made"))
     with pytest.raises(SpecError, match=r"lacks observation_space or action_space"):
-        datasets.Episodes("toy/forged-v0", spaces)
+        datasets.MinariEpisodes("toy/forged-v0", spaces)
 
 
 def test_what_stands_in_a_dataset_is_what_the_environment_knows():
@@ -141,7 +141,7 @@ def test_images_are_read_in_the_order_that_the_agent_declares(tmp_path, declared
     written = Spaces.read({**image, "shape": (3, 20, 18)}, FLAT[1])
     trace = drawn(written, [4])
     datasets.write("slides/random-v0", written, [trace])
-    (read,) = datasets.Episodes("slides/random-v0", Spaces.read({**image, "shape": declared}, FLAT[1]))
+    (read,) = datasets.MinariEpisodes("slides/random-v0", Spaces.read({**image, "shape": declared}, FLAT[1]))
     seen = trace.observation["state"]
     np.testing.assert_array_equal(
         read.observation["state"], seen if declared[0] == 3 else np.moveaxis(seen, 1, -1)
@@ -171,12 +171,12 @@ def test_what_is_wrong_is_said(monkeypatch):
     spaces, agent = Spaces.read(*FLAT), Spaces.read({"type": "float", "shape": (4,)}, FLAT[1])
     datasets.write("toy/some-v0", spaces, [drawn(spaces, [2])])
     with pytest.raises(SpecError, match=r"no Minari dataset 'toy/none-v0' .* Local datasets: toy/some-v0"):
-        datasets.Episodes("toy/none-v0", spaces)
+        datasets.MinariEpisodes("toy/none-v0", spaces)
     with pytest.raises(
         SpecError, match=r"Episode 0 of the Minari dataset 'toy/some-v0' does not fit .* \(4,\)"
     ):
-        datasets.Episodes("toy/some-v0", agent)[0]
-    found = datasets.Episodes("toy/some-v0", spaces)
+        datasets.MinariEpisodes("toy/some-v0", agent)[0]
+    found = datasets.MinariEpisodes("toy/some-v0", spaces)
     (whole,) = found._dataset.iterate_episodes([0])
     none = {name: getattr(whole, name)[:0] for name in ("actions", "rewards", "terminations", "truncations")}
     empty = dataclasses.replace(whole, observations=whole.observations[:1], **none)
@@ -193,4 +193,4 @@ def test_what_is_wrong_is_said(monkeypatch):
         datasets.write("toy/empty-v0", spaces, [])
     monkeypatch.setitem(sys.modules, "minari", None)
     with pytest.raises(UsageError, match=r"pip install 'operant\[minari\]'"):
-        datasets.Episodes("toy/some-v0", spaces)
+        datasets.MinariEpisodes("toy/some-v0", spaces)

@@ -9,12 +9,12 @@ import pytest
 from tests import plain_actor_critic as plain
 from tests.small_agents import Countdown, compiled, equal, learner, small
 
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.learner import Learner
-from operant.agents.parts.off_policy import Acting, Seen
+from operant.agents.parts.off_policy import ContinuousPolicyState, NetworkInputs
 from operant.errors import SpaceError
 from operant.spec.spaces import Spaces
-from operant.types import Block
+from operant.types import Rollout
 
 HEADS = ("arm", "leg")
 
@@ -40,7 +40,7 @@ def one_action(name, **options):
         actions={"type": "float", "shape": (1,), "min_value": 0.0, "max_value": 4.0},
     )
     network = [{"type": "dense", "size": 2, "activation": "relu"}]
-    definition = define(name, actor_model=network, critic_model=network, **options)
+    definition = parse_agent(name, actor_model=network, critic_model=network, **options)
     return definition.cls.create(definition.config, spaces, 1)
 
 
@@ -55,7 +55,7 @@ def test_target_by_hand():
     batch = plain.transitions()._replace(
         reward=jnp.array([0.5, 0.5]),
         discount=jnp.array([0.9, 0.0]),
-        following=Seen({"state": jnp.full((2, 1), 2.0)}),
+        following=NetworkInputs({"state": jnp.full((2, 1), 2.0)}),
     )
     np.testing.assert_allclose(made.target(state, batch), [7.05632, 0.5], rtol=1e-5)
 
@@ -106,7 +106,9 @@ def test_a_tau_of_one_copies_the_networks():
 def acts(made, state, filling, n=20_000, explore=True):
     noise = made.noise(jax.random.key(3), n)
     observation = {"state": jnp.broadcast_to(jnp.array([0.3, -1.0, 0.2]), (n, 3))}
-    action = made.act(Acting(state.actor, jnp.bool_(filling), {}), observation, (), noise, explore).action
+    action = made.act(
+        ContinuousPolicyState(state.actor, jnp.bool_(filling), {}), observation, (), noise, explore
+    ).action
     return {name: np.asarray(x) for name, x in action.items()}
 
 
@@ -172,7 +174,7 @@ def test_critics_read_replayed_actions_in_units(name):
         "arm": np.full((3, 2, 2), (3.0, 0.0), np.float32),
         "leg": np.full((3, 2), 7.5, np.float32),
     }
-    block = Block({"state": states}, action, states[:3, :, 0], no, no, ~no, (), ())
+    block = Rollout({"state": states}, action, states[:3, :, 0], no, no, ~no, (), ())
     batch = jax.jit(lambda key: made._sampled(made.memory.add(empty, block), key))(jax.random.key(0))
     np.testing.assert_allclose(batch.action["arm"], [[1.0, -0.5]] * 8)
     np.testing.assert_allclose(batch.action["leg"], [0.5] * 8)
@@ -223,7 +225,7 @@ def make(name="ddpg", states=None, actions=None, **options):
         states=states or {"type": "float", "shape": (3,)},
         actions=actions or {"type": "float", "shape": (1,), "min_value": -1.0, "max_value": 1.0},
     )
-    definition = define(name, **small(name, **options))
+    definition = parse_agent(name, **small(name, **options))
     return definition.cls.create(definition.config, spaces, 1)
 
 
@@ -249,10 +251,10 @@ def test_a_state_with_the_name_of_an_action_keeps_it():
     observation = {"x": jnp.ones((4, 1)), "y": jnp.ones((4, 2))}
     action = {"x": jnp.ones((4, 1)), "z_mask": jnp.ones(4)}
     values = [
-        made.value("critic", critic, Seen(observation), action),
-        made.value("critic", critic, Seen({**observation, "x": jnp.zeros((4, 1))}), action),
-        made.value("critic", critic, Seen(observation), {**action, "x": jnp.zeros((4, 1))}),
-        made.value("critic", critic, Seen(observation), {**action, "z_mask": jnp.zeros(4)}),
+        made.value("critic", critic, NetworkInputs(observation), action),
+        made.value("critic", critic, NetworkInputs({**observation, "x": jnp.zeros((4, 1))}), action),
+        made.value("critic", critic, NetworkInputs(observation), {**action, "x": jnp.zeros((4, 1))}),
+        made.value("critic", critic, NetworkInputs(observation), {**action, "z_mask": jnp.zeros(4)}),
     ]
     assert len({float(v[0]) for v in values}) == 4
 
@@ -275,7 +277,7 @@ def test_an_action_with_one_value_only_is_harmless():
 
 
 def test_auto_is_two_layers_of_256_rectifiers():
-    definition = define("ddpg")
+    definition = parse_agent("ddpg")
     made = definition.cls.create(definition.config, Countdown(kind="float").spaces, 1)
     actor = Learner(made).algorithm.actor
     shapes = {k: v.shape for k, v in actor.init(jax.random.key(0))["params"].items() if "kernel" in k}

@@ -335,9 +335,9 @@ def test_pytree_through_transformations(kind):
 
 
 KINDS_OF_PRODUCT = {
-    "steer": distributions.Kind(distributions.SquashedNormal, (2,)),
-    "gear": distributions.Kind(distributions.Categorical, (4,)),
-    "lights": distributions.Kind(distributions.Bernoulli, ()),
+    "steer": distributions.NoiseKind(distributions.SquashedNormal, (2,)),
+    "gear": distributions.NoiseKind(distributions.Categorical, (4,)),
+    "lights": distributions.NoiseKind(distributions.Bernoulli, ()),
 }
 
 
@@ -385,7 +385,7 @@ def test_product_noise_depends_on_names_and_not_on_their_order(key):
 
 
 def test_components_of_a_product_have_noise_of_their_own(key):
-    kinds = {name: distributions.Kind(distributions.Normal, ()) for name in "ab"}
+    kinds = {name: distributions.NoiseKind(distributions.Normal, ()) for name in "ab"}
     noise = distributions.Product.noise(key, kinds, (8,))
     assert not np.allclose(noise["a"], noise["b"])
 

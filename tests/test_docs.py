@@ -130,11 +130,11 @@ def test_the_page_on_adding_an_algorithm_followed_literally_works(monkeypatch):
     """The file of the page, put where the page says, with the line that the page says, learns."""
     import jax
 
-    from operant.agents.base.agent_spec import define
+    from operant.agents.base.agent_spec import parse_agent
     from operant.agents.base.learner import Learner
     from operant.envs.native import ids as native_ids
     from operant.training.drivers.device import DeviceDriver
-    from operant.training.episodes import Score
+    from operant.training.episodes import RollingScore
 
     source = code_of("docs/add-an-algorithm.md", '"""REINFORCE')
     line = code_of("docs/add-an-algorithm.md", '    "reinforce"')
@@ -143,12 +143,12 @@ def test_the_page_on_adding_an_algorithm_followed_literally_works(monkeypatch):
     exec(compile(source, "docs/add-an-algorithm.md", "exec"), module.__dict__)
     entry = eval("{" + line + "}", {"Entry": agents.Entry})
     monkeypatch.setitem(AGENTS, "reinforce", entry["reinforce"])
-    definition = define("reinforce", lr=5e-3, n_steps=64)
-    assert define(definition.to_dict()) == definition
+    definition = parse_agent("reinforce", lr=5e-3, n_steps=64)
+    assert parse_agent(definition.to_dict()) == definition
     env = native_ids.make("jax:CartPole-v1")
     learner = Learner(definition.cls.create(definition.config, env.spaces, 16))
     driver = DeviceDriver(learner, env, 16, jax.random.key(0))
-    score = Score(100)
+    score = RollingScore(100)
     while driver.step < 150_000:
         for episode in driver.advance(driver.blocks):
             score.add(episode.reward, episode.length)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from operant import cli
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.envs.catalog import is_own
 
 ROOT = Path(__file__).parents[1]
@@ -59,7 +59,7 @@ def begun(monkeypatch, tmp_path):
     begun = []
 
     def train(plan, *_):
-        define(plan.agent, **plan.options)
+        parse_agent(plan.agent, **plan.options)
         begun.append(plan)
 
     def begins(result=None):

@@ -12,11 +12,11 @@ from tests.test_distributional import projected_slowly
 from tests.test_drivers import assert_agree
 
 from operant.agents import dqn
-from operant.agents.base.agent_spec import define
-from operant.agents.base.learner import Train
+from operant.agents.base.agent_spec import parse_agent
+from operant.agents.base.learner import TrainState
 from operant.agents.base.protocol import fold
 from operant.agents.parts import noisy
-from operant.agents.parts.value_heads import Categorical, Expected, Quantiles
+from operant.agents.parts.value_heads import CategoricalValue, ExpectedValue, QuantileValue
 from operant.errors import SpecError
 from operant.types import Transition
 
@@ -113,7 +113,7 @@ def test_loss_equals_a_plain_loop(distributional, double, dueling):
 
 def test_terminal_target_of_c51_is_all_mass_at_the_reward():
     """Atoms -1, 0, 1 and reward 0.5: half on 0, half on 1; even logits give a cross-entropy of log 3."""
-    values = Categorical(3, -1.0, 1.0)
+    values = CategoricalValue(3, -1.0, 1.0)
     following = jnp.array([[[3.0, 0.0, -2.0]]])
     fit = values.fit(jnp.zeros((1, 1, 3)), jnp.full((1, 1), 0.5), jnp.zeros((1, 1)), following)
     np.testing.assert_allclose(fit.loss, [[np.log(3)]], rtol=1e-6)
@@ -124,15 +124,15 @@ def test_terminal_target_of_c51_is_all_mass_at_the_reward():
 
 def test_one_quantile_of_a_sure_return_is_half_the_huber_loss():
     args = (jnp.array([[[1.0]]]), jnp.array([[2.0]]), jnp.array([[0.5]]), jnp.array([[[4.0]]]))
-    np.testing.assert_allclose(Quantiles(1, None).fit(*args).loss, [[0.5 * 2.5]])  # error 3, κ 1
-    np.testing.assert_allclose(Quantiles(1, 2.0).fit(*args).loss, [[0.5 * 4.0]])
-    np.testing.assert_allclose(Quantiles(1, None).fit(*args).error, [[3.0]])
+    np.testing.assert_allclose(QuantileValue(1, None).fit(*args).loss, [[0.5 * 2.5]])  # error 3, κ 1
+    np.testing.assert_allclose(QuantileValue(1, 2.0).fit(*args).loss, [[0.5 * 4.0]])
+    np.testing.assert_allclose(QuantileValue(1, None).fit(*args).error, [[3.0]])
     flat = [x[..., 0] if x.ndim == 3 else x for x in args]
-    np.testing.assert_allclose(Expected(1.0).fit(*flat).loss, [[2.5]])
-    np.testing.assert_allclose(Expected().fit(*flat).loss, [[9.0]])
+    np.testing.assert_allclose(ExpectedValue(1.0).fit(*flat).loss, [[2.5]])
+    np.testing.assert_allclose(ExpectedValue().fit(*flat).loss, [[9.0]])
 
 
-@pytest.mark.parametrize("values", [Categorical(4, -1.0, 2.0), Quantiles(4, None), Expected()])
+@pytest.mark.parametrize("values", [CategoricalValue(4, -1.0, 2.0), QuantileValue(4, None), ExpectedValue()])
 def test_targets_are_constants(values):
     taken, following = (jax.random.normal(jax.random.key(i), (2, 3, *values.atoms)) for i in range(2))
     grad = jax.grad(lambda x: values.fit(taken, jnp.ones((2, 1)), jnp.full((2, 3), 0.9), x).loss.sum())
@@ -365,21 +365,21 @@ def test_settings_that_do_not_fit_are_refused():
     with pytest.raises(
         SpecError, match=r"value_min must be below value_max\. Received: value_min=3\.0, value_max=1\.0"
     ):
-        define("dqn", value_min=3.0, value_max=1.0)
+        parse_agent("dqn", value_min=3.0, value_max=1.0)
     with pytest.raises(SpecError, match=r"value_min must be below value_max\. Received: value_min=Schedule"):
-        define("dqn", value_min={"type": "linear", "start": 0.0, "end": 2.0, "steps": 9}, value_max=1.0)
+        parse_agent("dqn", value_min={"type": "linear", "start": 0.0, "end": 2.0, "steps": 9}, value_max=1.0)
     for name in ("beta1", "beta2"):  # Adam would divide 0 by 0
         with pytest.raises(SpecError, match=rf"{name} must be below 1\. Received: {name}=1\.0"):
-            define("dqn", **{name: 1.0})
+            parse_agent("dqn", **{name: 1.0})
     with pytest.raises(
         SpecError,
         match=r"cross-entropy\. Received: huber=1\.0\. Leave it out, or use distributional='quantile'",
     ):
-        define("dqn", distributional="c51", huber=1.0)
+        parse_agent("dqn", distributional="c51", huber=1.0)
     with pytest.raises(SpecError, match="atoms"):
-        define("dqn", atoms=1)
+        parse_agent("dqn", atoms=1)
     with pytest.raises(SpecError, match="distributional"):
-        define("dqn", distributional="c52")
+        parse_agent("dqn", distributional="c52")
     with pytest.raises(
         SpecError, match=r"noisy needs a network with dense layers\. Received weights: conv/kernel"
     ):
@@ -414,7 +414,7 @@ def test_all_options_together_run_and_repeat(variant, kind, masked):
     assert differing(one, two) == []
     assert all(np.isfinite(x) for x in metrics[-1].values()), metrics[-1]
     assert metrics[-1]["update/skipped"] == 0
-    assert isinstance(one, Train)
+    assert isinstance(one, TrainState)
 
 
 @pytest.mark.exhaustive

@@ -16,7 +16,7 @@ from operant.agents.parts import imitation, noisy, sequences
 from operant.agents.parts.actor_critic import evaluate
 from operant.errors import SpecError
 from operant.spec.spaces import masks_of
-from operant.types import Block
+from operant.types import Rollout
 
 BURN, LENGTH, GAMMA = 2, 6, 0.9
 TERMINATED = [(4, 0), (0, 1), (5, 2)]
@@ -45,7 +45,7 @@ def block_of(algorithm, key):
     valid = np.concatenate([np.ones((1, B), bool), ~(ends[0] | ends[1])[:-1]])
     start = algorithm.initial_carry(B)
     carry = {name: jax.random.normal(fold(key, 3), x.shape) for name, x in start.items()}
-    return Block(
+    return Rollout(
         observation={name: x.reshape(T + 1, B, *x.shape[1:]) for name, x in drawn.items()},
         action={"action": jax.random.randint(fold(key, 1), (T, B), 0, 3)},
         reward=jax.random.normal(fold(key, 2), (T, B)),

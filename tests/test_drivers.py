@@ -31,20 +31,20 @@ from tests.small_agents import (
 )
 
 from operant import checkpoint
-from operant.agents.base.agent_spec import define
-from operant.agents.base.learner import METER_SLOTS, Train
+from operant.agents.base.agent_spec import parse_agent
+from operant.agents.base.learner import METER_SLOTS, TrainState
 from operant.agents.table import config_class
 from operant.envs.native.classic import CartPole
 from operant.envs.native.native_env import NativeEnv, TimeLimit
 from operant.errors import SpaceError, SpecError
 from operant.execution.agent import Agent
-from operant.execution.agent_callbacks import Writers
+from operant.execution.agent_callbacks import AgentCallbacks
 from operant.memory.recent import Recent, RecentState
 from operant.memory.ring import VALID
 from operant.spec import options
 from operant.training.drivers.device import DeviceDriver
 from operant.training.drivers.host import HostDriver
-from operant.training.drivers.seeds import Population
+from operant.training.drivers.seeds import MultiSeedRunner
 
 BLOCKS, SEED = 12, 5
 
@@ -77,17 +77,17 @@ def on_host(agent: Compiled, seed: int, blocks: int) -> HostDriver:
 def interactive(agent: Compiled, seed: int, batched: bool = True) -> Agent:
     """Make the agent of a program, with the compiled functions of the others."""
     made = Agent.__new__(Agent)
-    made.definition = define(agent.name, **agent.learner.algorithm.config.to_dict())
+    made.definition = parse_agent(agent.name, **agent.learner.algorithm.config.to_dict())
     made.spaces, made.seed = agent.env.spaces, seed
     made.parallel_interactions, made.max_episode_timesteps = agent.n, None
     made.learner, made.engine = agent.learner, agent.engine(seed)
-    made._reported, made._draws, made._last_block, made._writers = 0, 0, None, Writers()
+    made._reported, made._draws, made._last_block, made._writers = 0, 0, None, AgentCallbacks()
     made._limit, made._debug = None, False
     made._start()
     return made
 
 
-def comparable(train: Train) -> Train:
+def comparable(train: TrainState) -> TrainState:
     """Blank what means nothing: actions and extras that a memory holds of an episode's last observation."""
     if train.memory == ():
         return train
@@ -195,7 +195,7 @@ def test_drivers_agree_with_a_recurrent_network(name, kind):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ONCE)
 def test_drivers_agree_with_normalisation_and_schedules(name):
-    config = define(name).config
+    config = parse_agent(name).config
     options = {"normalize_observations": True, "lr": "linear:0.02:0.001:60"}
     if hasattr(config, "normalize_rewards"):
         options["normalize_rewards"] = True
@@ -260,7 +260,7 @@ def test_finished_episodes_are_what_happened(name):
 def test_population_of_three_seeds_equals_three_runs(name, mapped):
     agent = compiled(name, countdown(name))
     keys = jax.vmap(jax.random.key)(jnp.arange(3))
-    population = Population(agent.learner, agent.env, agent.n, keys, mapped=mapped)
+    population = MultiSeedRunner(agent.learner, agent.env, agent.n, keys, mapped=mapped)
     population.advance(4)
     population.advance(BLOCKS - 4)
     told = [population.metrics(seed) for seed in range(3)]
@@ -297,7 +297,7 @@ def test_device_driver_resumes_bit_for_bit_in_fresh_objects(name, recurrent, tmp
     options = small(name, normalize_observations=True, **(networks(name, RECURRENT) if recurrent else {}))
 
     def fresh(seed: int) -> DeviceDriver:
-        definition, env = define(name, **options), countdown(name)
+        definition, env = parse_agent(name, **options), countdown(name)
         from operant.agents.base.learner import Learner
 
         made = Learner(definition.cls.create(definition.config, env.spaces, 3))

@@ -9,7 +9,7 @@ import pytest
 
 from operant.agents.modules.reward_estimation import estimate, known, newest, newest_episodes
 from operant.ops import returns
-from operant.types import Block
+from operant.types import Rollout
 
 # Three steps of an episode, the row of its last observation, and the first step of another that goes on.
 REWARD = [1.0, 2.0, 3.0, 0.0, 4.0]
@@ -19,14 +19,14 @@ STEPS = [0, 1, 2, 4]
 """The rows that count."""
 
 
-def block(end: str, reward=REWARD, valid=VALID) -> Block:
+def block(end: str, reward=REWARD, valid=VALID) -> Rollout:
     ended = np.array([False, False, True, False, False])
     column = [
         np.asarray(x)[:, None]
         for x in (reward, ended & (end == "terminated"), ended & (end == "truncated"), valid)
     ]
     reward, terminated, truncated, valid = map(jnp.asarray, column)
-    return Block({}, {}, reward.astype(jnp.float32), terminated, truncated, valid, (), ())
+    return Rollout({}, {}, reward.astype(jnp.float32), terminated, truncated, valid, (), ())
 
 
 def estimated(end: str, values=VALUES, **settings) -> list[float]:
@@ -142,7 +142,7 @@ def test_newest_episodes_are_the_last_to_end():
     ended[[1, 4, 3], [0, 0, 1]] = True
     valid = np.ones((7, 2), bool)
     valid[[2, 5, 4], [0, 0, 1]] = False
-    made = Block(
+    made = Rollout(
         {}, {}, jnp.zeros((7, 2)), jnp.asarray(ended), jnp.zeros((7, 2), bool), jnp.asarray(valid), (), ()
     )
 

@@ -6,14 +6,14 @@ import gymnasium
 import numpy as np
 import pytest
 
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.learner import Learner
 from operant.envs.vector import create
 from operant.errors import SpecError
 from operant.spec.run import RunConfig
 from operant.training.environments import host_vector
 from operant.training.evaluate import evaluate
-from operant.training.train import Plan, opened, train
+from operant.training.train import ExperimentConfig, opened, train
 
 NET = [{"type": "dense", "size": 8}]
 
@@ -42,7 +42,7 @@ def made():
     import jax
 
     with create.create([Length(2), Length(10)]) as env:
-        definition = define("ppo", model=NET, mini_batches=1)
+        definition = parse_agent("ppo", model=NET, mini_batches=1)
         learner = Learner(definition.cls.create(definition.config, env.spaces, 2))
         yield learner, learner.init(jax.random.key(0), learner.hyper()), env
 
@@ -81,7 +81,7 @@ def test_episodes_are_checked(made):
 @pytest.mark.parametrize("env", [pytest.param("CartPole-v1", marks=pytest.mark.slow), "jax:CartPole-v1"])
 def test_a_run_is_opened_again(env, tmp_path):
     run = RunConfig(env=env, n_envs=2, max_steps=500, seed=1, quiet=True, run_dir=str(tmp_path / "run"))
-    outcome = train(Plan("ppo", {"model": NET, "n_steps": 16}, run), command="").outcome
+    outcome = train(ExperimentConfig("ppo", {"model": NET, "n_steps": 16}, run), command="").outcome
     session, run = opened(tmp_path / "run")
     assert session.driver.step == outcome.step
     assert int(session.driver.train.counters.timesteps) == outcome.step

@@ -14,7 +14,7 @@ import pytest
 
 import operant
 from operant import checkpoint
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.checkpoint import compare
 from operant.cli import main
 from operant.envs.native.classic import CartPole
@@ -27,11 +27,11 @@ from operant.tracking.figures import PlotConfig, plot
 from operant.training.environments import host_vector, make_environments
 from operant.training.evaluate import Evaluation, Evaluator
 from operant.training.multi_seed import replicate
-from operant.training.progress import Evaluated
+from operant.training.progress import EvaluationScores
 from operant.training.reproduce import replay
 from operant.training.run_dir import runs_in
-from operant.training.session import Session
-from operant.training.train import Plan, opened, resumed, train
+from operant.training.session import ExperimentSetup
+from operant.training.train import ExperimentConfig, opened, resumed, train
 
 NET = [{"type": "dense", "size": 8}]
 OPTIONS = {"model": NET, "lr": 0.01}
@@ -48,7 +48,7 @@ def plan(env="jax:CartPole-v1", max_steps=600, **told):
         **told,
         "max_steps": max_steps,
     }
-    return Plan("a2c", OPTIONS, RunConfig.from_dict(run))
+    return ExperimentConfig("a2c", OPTIONS, RunConfig.from_dict(run))
 
 
 def rows(path="run"):
@@ -94,7 +94,7 @@ def test_a_target_is_reached_where_it_is_without_evaluations():
 
 def test_an_evaluator_explores_by_the_seed_of_each_call():
     run = plan().run
-    session = Session(define("a2c", **OPTIONS), make_environments(run), run)
+    session = ExperimentSetup(parse_agent("a2c", **OPTIONS), make_environments(run), run)
     with host_vector(run, 2) as envs:
         fresh, used = (Evaluator(session.learner, envs) for _ in range(2))
         used.run(session.driver.train, 2, seed=1, explore=True)
@@ -294,8 +294,8 @@ def test_options_without_effect_are_refused(capsys):
 
 
 def test_of_equal_evaluations_the_first_is_the_best():
-    found = Evaluated().next(10, -5.0).next(20, -5.0).next(30, -7.0)
-    assert found == Evaluated(30, -7.0, -5.0, 10)
+    found = EvaluationScores().next(10, -5.0).next(20, -5.0).next(30, -7.0)
+    assert found == EvaluationScores(30, -7.0, -5.0, 10)
 
 
 class Games(gymnasium.Env):
@@ -333,7 +333,7 @@ def test_classes_evaluate_and_call_back(envs):
     outcome = agent.fit(max_steps=2000, callback=lambda agent, record: record.step < 300)
     assert (outcome.reason, outcome.message) == ("callback", "Ended by the callback") and outcome.step < 700
     assert agent.fit(max_steps=outcome.step + 100).reason == "max_steps"
-    agent._progress.evaluated = Evaluated()  # as where it was interrupted
+    agent._progress.evaluated = EvaluationScores()  # as where it was interrupted
     step = agent.steps
     assert agent.fit(max_steps=10_000, callback=lambda *told: False).reason == "callback"
     assert agent.steps == step
@@ -360,7 +360,7 @@ def test_classes_evaluate_in_what_they_are_given():
             operant.PPO(games, NET, eval_envs=shared, eval_frequency=100, **SMALL)
     agent = operant.PPO(games, NET, eval_envs=[Games()], eval_frequency=100, eval_episodes=4, **SMALL)
     agent.fit(max_steps=120)
-    assert agent.evaluated == Evaluated(*agent.evaluated[:1], 7.0, 7.0, agent.evaluated[0])
+    assert agent.evaluated == EvaluationScores(*agent.evaluated[:1], 7.0, 7.0, agent.evaluated[0])
     agent.close()
 
 

@@ -415,14 +415,14 @@ def test_pretraining_of_recurrent_networks_goes_on_from_the_states_of_what_was_l
     states, actions = draw.normal(size=(n, 3)).astype(np.float32), draw.integers(0, 3, n)
     trace = Trace.read(agent.spaces, states, actions, np.arange(n) == n - 1, np.ones(n))
     traces.write(tmp_path / "t.npz", agent.spaces, trace)
-    cut, seen = pretraining.Cloning._cut, []
+    cut, seen = pretraining.BehavioralCloning._cut, []
 
     def noted(self, trace):
         found = cut(self, trace)
         seen.append([np.concatenate(jax.tree.leaves(column[0].carry)) for column in found])
         return found
 
-    monkeypatch.setattr(pretraining.Cloning, "_cut", noted)
+    monkeypatch.setattr(pretraining.BehavioralCloning, "_cut", noted)
     agent.pretrain(tmp_path, num_iterations=2, num_updates=3, lr=0.05)
     (start, before), (start_again, after) = seen
     np.testing.assert_array_equal(start, start_again)

@@ -39,7 +39,7 @@ def test_a_conversion_that_is_not_faithful_is_found(monkeypatch):
     data = formats.onnx(function)
     with pytest.raises(SpecError, match="differs from the agent's in 'actions'"):
         formats._compare(other, data)
-    assert exported_policy.Policy  # the loader is there without the converter
+    assert exported_policy.ExportedPolicy  # the loader is there without the converter
 
 
 def _parts(agent):

@@ -11,7 +11,7 @@ from gymnasium import spaces
 import operant
 from operant import Agent, create_envs
 from operant.envs.gymnasium.atari import preprocessed
-from operant.envs.gymnasium.preprocessing import Preprocessed, Preprocessing
+from operant.envs.gymnasium.preprocessing import PreprocessingOptions, PreprocessingWrapper
 from operant.envs.native.classic import CartPole
 from operant.envs.vector import create
 from operant.errors import SpaceError, SpecError, UsageError
@@ -88,11 +88,11 @@ class Screen(gymnasium.Env):
         return np.full((8, 8, 3), self.t, np.uint8), 1.0, self.t == 12, False, {}
 
 
-class Ready(Preprocessed):
+class Ready(PreprocessingWrapper):
     """Is preprocessed by itself."""
 
     def __init__(self):
-        super().__init__(Screen(), Preprocessing())
+        super().__init__(Screen(), PreprocessingOptions())
 
 
 @pytest.fixture(scope="module")

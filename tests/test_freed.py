@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from operant import DQN, Agent
-from operant.agents.base.compiled import Engine
+from operant.agents.base.compiled import CompiledAgent
 from operant.spec.run import RunConfig
 from operant.training.multi_seed import replicate
-from operant.training.train import Plan
+from operant.training.train import ExperimentConfig
 
 CAPACITY = 4099
 STATE = np.zeros(7, np.float32)
@@ -59,13 +59,13 @@ def test_of_an_agent_that_is_closed_or_dropped(memories, config):
 
 def test_of_an_agent_whose_first_state_brings_masks(memories, monkeypatch):
     made = created()
-    before, init = [], Engine.__init__
+    before, init = [], CompiledAgent.__init__
 
     def counting(*given, **named):
         before.append(memories())
         init(*given, **named)
 
-    monkeypatch.setattr(Engine, "__init__", counting)
+    monkeypatch.setattr(CompiledAgent, "__init__", counting)
     made.act(states={"state": STATE, "action_mask": np.array([True, False, True])})
     assert before == [0] and memories() == 1
 
@@ -76,15 +76,15 @@ def cartpole(capacity):
 
 @pytest.mark.slow
 def test_of_seeds_that_are_trained_one_after_another(memories, monkeypatch, tmp_path):
-    before, init = [], Engine.__init__
+    before, init = [], CompiledAgent.__init__
 
     def counting(*given, **named):
         before.append(cartpole(CAPACITY))
         init(*given, **named)
 
-    monkeypatch.setattr(Engine, "__init__", counting)
+    monkeypatch.setattr(CompiledAgent, "__init__", counting)
     given = {"env": "CartPole-v1", "max_steps": 50, "quiet": True, "run_dir": str(tmp_path / "runs")}
-    plan = Plan("dqn", {"buffer_max_size": CAPACITY}, RunConfig.from_dict({**given, "seed": 0}))
+    plan = ExperimentConfig("dqn", {"buffer_max_size": CAPACITY}, RunConfig.from_dict({**given, "seed": 0}))
     replicate(plan, 3)
     assert before == [0, 0, 0] and cartpole(CAPACITY) == 0
 

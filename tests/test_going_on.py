@@ -22,7 +22,7 @@ import pytest
 from tests.test_agent import CHOICE, NET, REPLAY, ROLLOUT, STATE
 
 from operant import Agent, Environment, Runner, checkpoint
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.learner import Learner
 from operant.agents.modules.sizes import block_rows, interval
 from operant.checkpoint import durable
@@ -43,8 +43,8 @@ from operant.training import signals
 from operant.training.drivers.device import DeviceDriver
 from operant.training.reproduce import replay
 from operant.training.run_dir import claimed, held, new_directory
-from operant.training.session import Weights
-from operant.training.train import Plan, opened, resumed, resuming, train
+from operant.training.session import WeightFiles
+from operant.training.train import ExperimentConfig, opened, resumed, resuming, train
 
 A2C = {"agent": "a2c", "model": NET}
 CRITIC = {"agent": "ac", "batch_size": 64, "network": NET}
@@ -215,7 +215,7 @@ def test_the_open_episodes_of_a_loaded_run_end_where_they_were_left(env, tmp_pat
     run = RunConfig.from_dict(
         {"env": env, "n_envs": 2, "max_steps": 64, "quiet": True, "run_dir": str(tmp_path / "run")}
     )
-    train(Plan("dqn", options, run))
+    train(ExperimentConfig("dqn", options, run))
     agent = Agent.load(tmp_path / "run")
     rows = [actor.rows for actor in agent.actors]
     assert [len(own) for own in rows] == [1, 1]
@@ -280,7 +280,9 @@ def test_a_memory_that_is_younger_than_the_run_fills_before_one_learns_from_it(t
 def test_a_share_of_the_batch_is_the_same_number_for_blocks_and_for_what_is_due():
     for batch in (50, 100, 200, 1000):
         for percent in range(1, 100):
-            settings = define("modular", unit="timesteps", batch_size=batch, frequency=percent / 100).config
+            settings = parse_agent(
+                "modular", unit="timesteps", batch_size=batch, frequency=percent / 100
+            ).config
             rows = block_rows(settings, 1)
             assert rows == max(1, percent * batch // 100)
             assert interval(settings, jax.numpy.float32(percent / 100)) == rows
@@ -428,7 +430,7 @@ def test_training_outlives_a_checkpoint_that_cannot_be_written(monkeypatch, tmp_
         {"env": "jax:CartPole-v1", "max_steps": 40_000, "save_seconds": 0, "quiet": True, "run_dir": "run"}
     )
     with pytest.warns(RuntimeWarning, match="No checkpoint at step .*No space left"):
-        outcome = train(Plan("a2c", {"model": NET}, run)).outcome
+        outcome = train(ExperimentConfig("a2c", {"model": NET}, run)).outcome
     assert outcome.step >= 40_000 and checkpoint.latest("run/checkpoints").name == f"step-{outcome.step:012d}"
 
 
@@ -473,7 +475,7 @@ def test_training_outlives_weights_that_cannot_be_written(monkeypatch, tmp_path)
         raise OSError(28, "No space left on device")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Weights, "save", full)
+    monkeypatch.setattr(WeightFiles, "save", full)
     told = {
         "env": "jax:CartPole-v1",
         "max_steps": 4000,
@@ -482,7 +484,7 @@ def test_training_outlives_weights_that_cannot_be_written(monkeypatch, tmp_path)
         "checkpoints": ("a.tf",),
     }
     with pytest.warns(RuntimeWarning, match="No checkpoint at step .*No space left"):
-        outcome = train(Plan("a2c", {"model": NET}, RunConfig.from_dict(told))).outcome
+        outcome = train(ExperimentConfig("a2c", {"model": NET}, RunConfig.from_dict(told))).outcome
     assert outcome.step >= 4000 and checkpoint.latest("run/checkpoints") is not None
 
 
@@ -683,7 +685,9 @@ def test_a_history_that_others_continued_keeps_their_rows(tmp_path, monkeypatch)
 
     def run(name, steps):
         told = {"env": "jax:CartPole-v1", "quiet": True, "history_checkpoint": "h.parquet", "run_dir": name}
-        return train(Plan("a2c", {"model": NET}, RunConfig.from_dict({**told, "max_steps": steps})))
+        return train(
+            ExperimentConfig("a2c", {"model": NET}, RunConfig.from_dict({**told, "max_steps": steps}))
+        )
 
     run("one", 500)
     run("other", 1000)
@@ -702,7 +706,7 @@ def test_checkpoints_every_so_many_steps_and_how_many_are_kept(monkeypatch, tmp_
 
     def steps(name, **own):
         train(
-            Plan(
+            ExperimentConfig(
                 "a2c",
                 {"model": NET},
                 RunConfig.from_dict({**told, "run_dir": name, "max_steps": 3500, **own}),
@@ -726,7 +730,7 @@ def test_checkpoints_every_so_many_steps_and_how_many_are_kept(monkeypatch, tmp_
 
 def test_a_run_is_not_resumed_while_a_process_trains_in_it(tmp_path):
     told = {"env": "jax:CartPole-v1", "max_steps": 64, "quiet": True, "run_dir": str(tmp_path / "run")}
-    train(Plan("a2c", {"model": NET}, RunConfig.from_dict(told)))
+    train(ExperimentConfig("a2c", {"model": NET}, RunConfig.from_dict(told)))
     with held(tmp_path / "run"), pytest.raises(UsageError, match="Another process trains in"):
         train(resumed(tmp_path / "run", {"max_steps": 128}))
     assert train(resumed(tmp_path / "run", {"max_steps": 128})).outcome.step >= 128
@@ -797,7 +801,7 @@ def test_a_file_system_without_locks_is_no_obstacle(monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_counters_beyond_their_range_stay_large():
     """32 bits are minutes of the fastest environments: schedules must not begin again then, nor exploration."""
-    definition, env = define("pqn", model=NET, n_steps=8, epsilon_decay_steps=1000), CartPole()
+    definition, env = parse_agent("pqn", model=NET, n_steps=8, epsilon_decay_steps=1000), CartPole()
     driver = DeviceDriver(
         Learner(definition.cls.create(definition.config, env.spaces, 4)), env, 4, jax.random.key(0)
     )
@@ -824,7 +828,7 @@ def test_ctrl_c_while_the_last_checkpoint_is_written_waits_for_it(monkeypatch, t
 
     monkeypatch.setattr(checkpoint, "save", interrupted)
     run = RunConfig.from_dict({"env": "jax:CartPole-v1", "max_steps": 64, "quiet": True, "run_dir": "run"})
-    assert train(Plan("a2c", {"model": NET}, run)).outcome.reason == "max_steps"
+    assert train(ExperimentConfig("a2c", {"model": NET}, run)).outcome.reason == "max_steps"
     assert saved and checkpoint.latest("run/checkpoints").absolute() == saved[-1]
 
 
@@ -888,7 +892,7 @@ def test_an_interrupted_resumption_goes_on_to_the_limits_that_it_was_given(monke
     run = RunConfig.from_dict(
         {"env": "jax:CartPole-v1", "max_steps": 64, "quiet": True, "run_dir": "run", "seed": 1}
     )
-    train(Plan("a2c", {"model": NET}, run))
+    train(ExperimentConfig("a2c", {"model": NET}, run))
     train(resumed("run", {"max_steps": 128}))
     assert resumed("run", {}).run.max_steps == 128
     assert resumed("run", {"target_reward": 9.0}).run.target_reward == 9.0
@@ -904,9 +908,9 @@ def test_options_without_effect_are_refused_but_those_of_stored_runs_forgotten(m
     assert RunConfig.from_dict({**told, **idle, "divergence_monitoring_steps": 0}).early_stop_patience == 1
     for name in ("clip_rewards", "episodic_life"):
         with pytest.raises(SpecError, match=f"{name} is for preprocessed games"):
-            train(Plan("a2c", {"model": NET}, RunConfig.from_dict({**told, name: False})))
+            train(ExperimentConfig("a2c", {"model": NET}, RunConfig.from_dict({**told, name: False})))
     with pytest.raises(SpecError, match="vector is for environments that are not JAX-native.*'processes'"):
-        train(Plan("a2c", {"model": NET}, RunConfig.from_dict({**told, "vector": "processes"})))
+        train(ExperimentConfig("a2c", {"model": NET}, RunConfig.from_dict({**told, "vector": "processes"})))
     (tmp_path / "run").mkdir()
     stored = {**RunConfig.from_dict(told).to_dict(), **idle, "clip_rewards": False, "vector": "in-process"}
     (tmp_path / "run" / "run.json").write_text(json.dumps({"agent": {"type": "a2c"}, "run": stored}))
@@ -928,7 +932,7 @@ def test_a_target_is_reached_at_the_same_step_in_two_parts_as_in_one(monkeypatch
         told |= {"target_reward": 40.0, "max_steps": 400_000, "reward_buffer_size": 20}
         if first is not None:
             train(
-                Plan(
+                ExperimentConfig(
                     "a2c",
                     {"model": NET},
                     RunConfig.from_dict(told | {"target_reward": None, "max_steps": first}),
@@ -936,7 +940,7 @@ def test_a_target_is_reached_at_the_same_step_in_two_parts_as_in_one(monkeypatch
             )
             plan = resumed(name, {"target_reward": 40.0, "max_steps": 400_000})
         else:
-            plan = Plan("a2c", {"model": NET}, RunConfig.from_dict(told))
+            plan = ExperimentConfig("a2c", {"model": NET}, RunConfig.from_dict(told))
         outcome = train(plan).outcome
         assert outcome.reason == "target" and outcome.step > 8192
         steps.append(outcome.step)
@@ -947,14 +951,16 @@ def test_a_run_goes_on_without_the_weights_from_which_it_began(monkeypatch, tmp_
     monkeypatch.chdir(tmp_path)
     told = {"env": "jax:CartPole-v1", "max_steps": 64, "quiet": True}
     train(
-        Plan(
+        ExperimentConfig(
             "a2c",
             {"model": NET},
             RunConfig.from_dict({**told, "run_dir": "first", "checkpoints": ("wt/a.tf",)}),
         )
     )
     train(
-        Plan("a2c", {"model": NET}, RunConfig.from_dict({**told, "run_dir": "run", "weights": ("wt/a.tf",)}))
+        ExperimentConfig(
+            "a2c", {"model": NET}, RunConfig.from_dict({**told, "run_dir": "run", "weights": ("wt/a.tf",)})
+        )
     )
     shutil.rmtree("wt")
     assert train(resumed("run", {"max_steps": 128})).outcome.step >= 128
@@ -980,7 +986,7 @@ def test_a_run_in_environments_of_a_program_is_not_resumed_in_others(tmp_path):
 def test_a_limit_above_the_native_environments_own_is_refused():
     run = RunConfig.from_dict({"env": "jax:CartPole-v1", "max_steps": 64, "max_episode_timesteps": 10_000})
     with pytest.raises(SpecError, match="max_episode_timesteps must be at most 500"):
-        train(Plan("a2c", {"model": NET}, run))
+        train(ExperimentConfig("a2c", {"model": NET}, run))
 
 
 def test_two_runs_at_once_do_not_share_a_folder(monkeypatch, tmp_path):
@@ -991,8 +997,8 @@ def test_two_runs_at_once_do_not_share_a_folder(monkeypatch, tmp_path):
     assert not (tmp_path / "runs").exists()  # nothing was written
     named = run.replace(run_dir="here")
     with claimed(named, "a2c"), pytest.raises(UsageError, match="run_dir must be a new or empty folder"):
-        train(Plan("a2c", {"model": NET}, named))
-    assert train(Plan("a2c", {"model": NET}, named)).outcome.step >= 64
+        train(ExperimentConfig("a2c", {"model": NET}, named))
+    assert train(ExperimentConfig("a2c", {"model": NET}, named)).outcome.step >= 64
     assert sorted(path.name for path in (tmp_path / "here").iterdir())[0] != ".claim"
 
 
@@ -1016,8 +1022,8 @@ def test_the_claim_of_a_process_that_died_keeps_nobody_out(monkeypatch, tmp_path
         path.touch()  # and it died before it wrote what its run is, or in the midst of it
     with monkeypatch.context() as patch, pytest.raises(UsageError, match="run_dir must be a new or empty"):
         patch.setattr("fcntl.flock", without_locks)  # nobody can tell whether it died
-        train(Plan("a2c", {"model": NET}, run))
-    assert train(Plan("a2c", {"model": NET}, run)).outcome.step >= 64
+        train(ExperimentConfig("a2c", {"model": NET}, run))
+    assert train(ExperimentConfig("a2c", {"model": NET}, run)).outcome.step >= 64
     assert not claim.exists() and not list(claim.parent.glob(".tmp-*"))
     claim.touch()  # it died later
     train(resumed(claim.parent, {"max_steps": 128}))
@@ -1025,7 +1031,7 @@ def test_the_claim_of_a_process_that_died_keeps_nobody_out(monkeypatch, tmp_path
 
 
 def test_a_ctrl_c_that_a_callback_swallowed_ends_the_run_in_order(monkeypatch):
-    monkeypatch.setattr(signals._Asked, "now", False)
+    monkeypatch.setattr(signals._SignalFlags, "now", False)
     before, stopped = signal.getsignal(signal.SIGINT), []
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)

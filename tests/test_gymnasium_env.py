@@ -84,7 +84,7 @@ def flat(observation):
 def test_the_same_numbers_as_gymnasium(name):
     theirs, ours = gymnasium.make(name), Environment.create(name)
     if name == "CartPole-v1":  # created through the same single environment, not its vectorised form
-        assert isinstance(ours.environment, adapter.Gymnasium)
+        assert isinstance(ours.environment, adapter.GymnasiumEnv)
     theirs.action_space.seed(0)
     observation, _ = theirs.reset(seed=5)
     np.testing.assert_equal(ours.reset(seed=5), flat(observation))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operant.errors import SpecError
-from operant.tracking import Episode, History, Record, read_history
+from operant.tracking import EpisodeRecord, History, Record, read_history
 from operant.tracking import history as module
 
 NAMES = ["mean_reward", "best_reward", "episode_reward", "step", "time", "episode_length", "actor"]
@@ -21,7 +21,7 @@ NAMES = ["mean_reward", "best_reward", "episode_reward", "step", "time", "episod
 
 def episode(i):
     """Episode number i of a made-up run: ten steps each, a tenth of a second each."""
-    return Episode(10 * (i + 1), 0.1 * (i + 1), float(i % 7), 10, i % 4, float(i % 5), 4.0)
+    return EpisodeRecord(10 * (i + 1), 0.1 * (i + 1), float(i % 7), 10, i % 4, float(i % 5), 4.0)
 
 
 def assert_holds(path, count):

@@ -18,8 +18,8 @@ from operant.envs import Environment
 from operant.envs.native.classic import CartPole
 from operant.envs.vector.create import create
 from operant.errors import EnvironmentError, SpecError, UsageError
-from operant.tracking import Episode, History, read_history
-from operant.training.episodes import Score, info_means
+from operant.tracking import EpisodeRecord, History, read_history
+from operant.training.episodes import RollingScore, info_means
 from operant.training.reproduce import replay
 
 GOAL = "tests.info_envs:Goal"
@@ -165,19 +165,19 @@ def test_games_in_ales_own_vector_tell_theirs():
 def test_means_are_of_the_episodes_that_told():
     nothing = math.nan
     assert info_means([{"a": 1.0}, {"a": nothing, "b": nothing}, {}, {"a": 0.0}]) == {"info/a": 0.5}
-    score = Score(2)
+    score = RollingScore(2)
     for value in (5.0, 1.0, nothing):
         score.add(0.0, 1, {"a": value})
     assert info_means(score.infos) == {"info/a": 1.0}  # over the window of the mean reward
-    again = Score(2)
+    again = RollingScore(2)
     again.restore(score.to_dict())
     assert again.infos == score.infos
     old = {name: value for name, value in score.to_dict().items() if name != "infos"}
-    Score(2).restore(old)
+    RollingScore(2).restore(old)
 
 
 def episode(step, **info):
-    return Episode(step, 0.1, 1.0, 4, 0, 1.0, 1.0, info)
+    return EpisodeRecord(step, 0.1, 1.0, 4, 0, 1.0, 1.0, info)
 
 
 def test_the_history_has_columns_for_them(tmp_path):

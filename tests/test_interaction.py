@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operant import Environment
-from operant.envs.connection import Answer, Local
-from operant.execution.runner.connections import Vectorized
-from operant.execution.runner.interaction import Interaction, Plan
-from operant.execution.runner.run_statistics import Ledger, Order
-from operant.execution.runner.slots import Seat, join, take
+from operant.envs.connection import Answer, LocalConnection
+from operant.execution.runner.connections import VectorizedConnection
+from operant.execution.runner.interaction import Interaction, RunLimits
+from operant.execution.runner.run_statistics import RunOptions, RunStatistics
+from operant.execution.runner.slots import EnvSlot, join, take
 
 EXAMPLES = 60
 
@@ -88,7 +88,7 @@ class Wide(Crowd):
         return self.alive, Script.reset(self)
 
 
-class Late(Local):
+class Late(LocalConnection):
     """Answers after being asked so many times; loses the environment in the middle of some episodes."""
 
     def __init__(self, environment, delays=(0,), lose_at=None):
@@ -195,11 +195,11 @@ def run(connections, plan, evaluates=False, callback=None, rows=3, **order):
     seats, first = [], 0
     for i, connection in enumerate(connections):
         trains = not (evaluates and i == len(connections) - 1)
-        seats.append(Seat(connection, first, trains, trains))
+        seats.append(EnvSlot(connection, first, trains, trains))
         first += connection.num_actors
     agent = Checker(first, rows)
-    read = Order.read(callback=callback, **order)
-    ledger = Ledger(None, read, first, evaluates)
+    read = RunOptions.read(callback=callback, **order)
+    ledger = RunStatistics(None, read, first, evaluates)
     Interaction(agent, seats, plan, ledger, seed=0).run()
     assert not any(seat.request for seat in seats)
     assert "acted" not in agent.state and "open" not in agent.state
@@ -216,8 +216,10 @@ DELAYS = st.lists(st.integers(0, 3), min_size=1, max_size=4)
 SINGLES = st.lists(
     st.builds(lambda a, d, c: Late(Script(a, c), d), LENGTHS, DELAYS, st.booleans()), min_size=1, max_size=4
 )
-CROWDS = st.lists(st.builds(lambda a: Local(Environment.create(Crowd(a))), SEVERAL), min_size=1, max_size=2)
-WIDE = st.builds(lambda a: [Vectorized(Environment.create(Wide(a)), len(a))], SEVERAL)
+CROWDS = st.lists(
+    st.builds(lambda a: LocalConnection(Environment.create(Crowd(a))), SEVERAL), min_size=1, max_size=2
+)
+WIDE = st.builds(lambda a: [VectorizedConnection(Environment.create(Wide(a)), len(a))], SEVERAL)
 ANY = st.one_of(SINGLES, CROWDS, WIDE)
 MANNER = st.fixed_dictionaries(
     {
@@ -232,9 +234,9 @@ MANNER = st.fixed_dictionaries(
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(ANY, MANNER, st.integers(1, 12))
 def test_episodes_are_exact(connections, manner, number):
-    agent, ledger = run(connections, Plan(num_episodes=number, **manner))
+    agent, ledger = run(connections, RunLimits(num_episodes=number, **manner))
     assert ledger.episodes == len(ledger.training.returns) == number
-    if all(c.num_actors == 1 or isinstance(c, Vectorized) for c in connections):
+    if all(c.num_actors == 1 or isinstance(c, VectorizedConnection) for c in connections):
         assert agent.cuts == 0 and agent.ends == number  # no more are begun than are wanted
         assert ledger.timesteps == sum(ledger.training.timesteps)
 
@@ -242,7 +244,7 @@ def test_episodes_are_exact(connections, manner, number):
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(ANY, MANNER, st.integers(1, 30))
 def test_timesteps_are_exact(connections, manner, number):
-    agent, ledger = run(connections, Plan(num_timesteps=number, **manner))
+    agent, ledger = run(connections, RunLimits(num_timesteps=number, **manner))
     assert ledger.timesteps == agent.acts == number
     assert agent.ends == ledger.episodes == len(ledger.training.returns)
     assert agent.cuts <= sum(c.num_actors for c in connections)
@@ -251,14 +253,14 @@ def test_timesteps_are_exact(connections, manner, number):
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(SINGLES, MANNER, st.integers(1, 10), st.integers(1, 5))
 def test_updates_are_exact(connections, manner, number, rows):
-    agent, ledger = run(connections, Plan(num_updates=number, **manner), rows=rows)
+    agent, ledger = run(connections, RunLimits(num_updates=number, **manner), rows=rows)
     assert agent.updates == ledger.updates == number
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(ANY, MANNER, st.integers(1, 10), st.integers(1, 10), st.integers(1, 5))
 def test_the_first_limit_counts(connections, manner, episodes, timesteps, updates):
-    _, ledger = run(connections, Plan(episodes, timesteps, updates, **manner))
+    _, ledger = run(connections, RunLimits(episodes, timesteps, updates, **manner))
     assert ledger.episodes <= episodes and ledger.timesteps <= timesteps
     assert ledger.episodes == episodes or ledger.timesteps == timesteps or ledger.updates >= updates
 
@@ -272,7 +274,7 @@ def test_a_callback_ends_the_run_at_its_episode(connections, manner, number, eve
         heard.append(parallel)
         return len(heard) < number
 
-    _, ledger = run(connections, Plan(**manner), callback=callback, every_episodes=every)
+    _, ledger = run(connections, RunLimits(**manner), callback=callback, every_episodes=every)
     assert len(heard) == number
     assert ledger.episodes == len(ledger.training.returns) == number * every
 
@@ -286,7 +288,7 @@ def test_a_callback_ends_the_run_at_its_timestep(connections, manner, number, ev
         heard.append(parallel)
         return len(heard) < number
 
-    _, ledger = run(connections, Plan(**manner), callback=callback, every_timesteps=every)
+    _, ledger = run(connections, RunLimits(**manner), callback=callback, every_timesteps=every)
     assert len(heard) == number
     assert number * every <= ledger.timesteps < number * every + len(connections)  # those already under way
 
@@ -298,7 +300,7 @@ def test_a_callback_ends_the_run_at_its_timestep(connections, manner, number, ev
     st.integers(1, 8),
 )
 def test_evaluation_does_not_count(connections, manner, number):
-    agent, ledger = run(connections, Plan(num_episodes=number, **manner), evaluates=True)
+    agent, ledger = run(connections, RunLimits(num_episodes=number, **manner), evaluates=True)
     assert ledger.episodes == number and agent.state[-1] == "closed"
     assert ledger.timesteps == sum(ledger.training.timesteps)  # none of the evaluation's
     if manner["sync_episodes"]:
@@ -315,14 +317,14 @@ def test_evaluation_does_not_count(connections, manner, number):
     MANNER,
 )
 def test_a_lost_environment_ends_its_episode(connections, manner):
-    _, ledger = run_lost(connections, Plan(num_episodes=8, **manner))
+    _, ledger = run_lost(connections, RunLimits(num_episodes=8, **manner))
     assert ledger.episodes == 8
 
 
 def run_lost(connections, plan):
-    seats = [Seat(connection, i, True, True) for i, connection in enumerate(connections)]
+    seats = [EnvSlot(connection, i, True, True) for i, connection in enumerate(connections)]
     agent = Checker(len(seats))
-    ledger = Ledger(None, Order.read(), len(seats), False)
+    ledger = RunStatistics(None, RunOptions.read(), len(seats), False)
     Interaction(agent, seats, plan, ledger, seed=0).run()
     assert agent.ends == 8
     return agent, ledger
@@ -331,9 +333,9 @@ def run_lost(connections, plan):
 def test_a_lost_evaluation_runs_no_more_episodes_than_asked():
     """Only actors whose episodes were wanted get others in their place."""
     connection = Late(Crowd([2, 2]), lose_at=3)
-    ledger = Ledger(None, Order.read(), 2, False)
-    seat = Seat(connection, 0, trains=False, counts=True)
-    Interaction(Checker(2), [seat], Plan(num_episodes=3), ledger, seed=0).run()
+    ledger = RunStatistics(None, RunOptions.read(), 2, False)
+    seat = EnvSlot(connection, 0, trains=False, counts=True)
+    Interaction(Checker(2), [seat], RunLimits(num_episodes=3), ledger, seed=0).run()
     assert connection.restarts == 1 and ledger.episodes == 3
 
 
@@ -342,9 +344,9 @@ def scripts(*lengths):
 
 
 def test_batched_calls_hold_all_environments():
-    agent, _ = run(scripts([2], [2], [2]), Plan(num_timesteps=12, batch_agent_calls=True))
+    agent, _ = run(scripts([2], [2], [2]), RunLimits(num_timesteps=12, batch_agent_calls=True))
     assert agent.batches == [3, 3, 3, 3]
-    agent, _ = run(scripts([2], [2], [2]), Plan(num_timesteps=12, sync_timesteps=True))
+    agent, _ = run(scripts([2], [2], [2]), RunLimits(num_timesteps=12, sync_timesteps=True))
     assert agent.batches == [1] * 12
 
 
@@ -353,7 +355,7 @@ def test_environments_in_step_take_turns_and_others_do_not():
     order = []
     run(
         slow,
-        Plan(num_timesteps=20, num_sleep_secs=0),
+        RunLimits(num_timesteps=20, num_sleep_secs=0),
         callback=lambda _, p: order.append(p),
         every_timesteps=1,
     )
@@ -362,7 +364,7 @@ def test_environments_in_step_take_turns_and_others_do_not():
     slow = [Late(Script([100]), [0]), Late(Script([100]), [9])]
     run(
         slow,
-        Plan(num_timesteps=20, sync_timesteps=True),
+        RunLimits(num_timesteps=20, sync_timesteps=True),
         callback=lambda _, p: order.append(p),
         every_timesteps=1,
     )
@@ -378,11 +380,11 @@ def test_episodes_in_step_begin_together():
             return super().reset()
 
     short, long = Told([1]), Told([5])
-    run([Late(short), Late(long)], Plan(num_episodes=6, sync_episodes=True))
+    run([Late(short), Late(long)], RunLimits(num_episodes=6, sync_episodes=True))
     assert begun == [short, long] * 3
     begun.clear()
     short, long = Told([1]), Told([5])
-    run([Late(short), Late(long)], Plan(num_episodes=6))
+    run([Late(short), Late(long)], RunLimits(num_episodes=6))
     assert begun.count(short) > begun.count(long)
 
 
@@ -405,7 +407,7 @@ def test_environments_are_seeded_once_and_each_otherwise(manner):
     connections = [Late(each) for each in made]
     for each in made:
         each.seeds.clear()  # the first reset was to see whether masks come with it
-    run(connections, Plan(num_episodes=12, **manner))
+    run(connections, RunLimits(num_episodes=12, **manner))
     first = [each.seeds[0] for each in made]
     assert None not in first and len(set(first)) == 3
     assert all(len(each.seeds) > 2 and set(each.seeds[1:]) == {None} for each in made)
@@ -429,14 +431,14 @@ class Remembering(Checker):
 )
 def test_recurrent_states_begin_anew_with_each_episode_of_an_evaluation(connection, number):
     made = connection()
-    ledger = Ledger(None, Order.read(), made.num_actors, False)
-    seat = Seat(made, 0, trains=False, counts=True)
-    Interaction(Remembering(made.num_actors), [seat], Plan(num_episodes=number), ledger, seed=0).run()
+    ledger = RunStatistics(None, RunOptions.read(), made.num_actors, False)
+    seat = EnvSlot(made, 0, trains=False, counts=True)
+    Interaction(Remembering(made.num_actors), [seat], RunLimits(num_episodes=number), ledger, seed=0).run()
     assert ledger.episodes == number
 
 
 def test_the_state_at_a_cut_is_the_true_last_one():
-    agent, ledger = run(scripts([100]), Plan(num_timesteps=7))  # Checker compares the state
+    agent, ledger = run(scripts([100]), RunLimits(num_timesteps=7))  # Checker compares the state
     assert (agent.cuts, ledger.episodes) == (1, 0)
 
 
@@ -445,14 +447,14 @@ def test_reported_returns_win():
         def episode_return(self, parallel=None):
             return 42.0
 
-    ledger = Ledger(None, Order.read(), 1, False)
-    seat = Seat(Late(Reports([3])), 0, True, True)
-    Interaction(Checker(1), [seat], Plan(num_episodes=2), ledger, seed=0).run()
+    ledger = RunStatistics(None, RunOptions.read(), 1, False)
+    seat = EnvSlot(Late(Reports([3])), 0, True, True)
+    Interaction(Checker(1), [seat], RunLimits(num_episodes=2), ledger, seed=0).run()
     assert ledger.training.returns == [42.0, 42.0] and ledger.training.timesteps == [3, 3]
 
 
 def test_clocks():
-    _, ledger = run(scripts([5]), Plan(num_episodes=2))
+    _, ledger = run(scripts([5]), RunLimits(num_episodes=2))
     for total, agent, env in zip(
         ledger.training.seconds, ledger.training.agent_seconds, ledger.training.env_seconds, strict=True
     ):

@@ -26,7 +26,7 @@ from tests.small_agents import (
     small,
 )
 
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.errors import SpecError
 from operant.spec import Config, options
 
@@ -53,7 +53,7 @@ class Knob:
         context = dict(self.context)
         if self.recurrent:
             context |= networks(name, RECURRENT)
-        if owner == "BaselineConfig" and define(name, **small(name)).config.baseline_model is None:
+        if owner == "BaselineConfig" and parse_agent(name, **small(name)).config.baseline_model is None:
             context.setdefault("baseline_model", MODEL)
         return dataclasses.replace(self, context=context)
 
@@ -252,7 +252,7 @@ def declared(config: type[Config]) -> dict[str, str]:
 
 def knobs(name: str) -> dict[str, Knob]:
     """Return what is known of the options of an agent."""
-    config = type(define(name).config)
+    config = type(parse_agent(name).config)
     return {
         option: KNOBS[owner][option].of(name, owner)
         for option, owner in declared(config).items()
@@ -271,7 +271,7 @@ def missing(config: type[Config]) -> list[str]:
 
 @pytest.mark.parametrize("name", ONCE)
 def test_every_option_has_a_line(name):
-    config = type(define(name).config)
+    config = type(parse_agent(name).config)
     assert missing(config) == []
     for owner in set(declared(config).values()):
         stale = set(KNOBS[owner]) - set(options(config))
@@ -294,7 +294,7 @@ def cases(traced: bool) -> list[Any]:
     found = []
     for entry in ONCE:
         name = entry if isinstance(entry, str) else entry.values[0]
-        config = type(define(name).config)
+        config = type(parse_agent(name).config)
         for option, knob in knobs(name).items():
             if options(config)[option].traced is not traced:
                 continue
@@ -306,7 +306,7 @@ def cases(traced: bool) -> list[Any]:
 
 def other(name: str, option: str, knob: Knob) -> Any:
     """Return a value that the small settings do not have already."""
-    now = getattr(define(name, **small(name, **knob.context)).config, option)
+    now = getattr(parse_agent(name, **small(name, **knob.context)).config, option)
     return not now if isinstance(now, bool) else knob.value
 
 
@@ -332,7 +332,7 @@ def test_option_makes_a_difference(name, option):
     knob = knobs(name)[option]
     env = countdown(name, knob.kind)
     value = other(name, option, knob)
-    assert getattr(define(name, **small(name, **knob.context)).config, option) != value
+    assert getattr(parse_agent(name, **small(name, **knob.context)).config, option) != value
     changed = {**knob.context, option: value}
     shapes = [shape_of(learner(name, env, 3, **chosen)) for chosen in (knob.context, changed)]
     assert (shapes[0] != shapes[1]) == (knob.changes == "shapes")
@@ -345,15 +345,15 @@ def test_option_makes_a_difference(name, option):
 NEEDY = {
     (owner, option): name
     for name in (entry if isinstance(entry, str) else entry.values[0] for entry in ONCE)
-    for option, owner in declared(type(define(name).config)).items()
-    if options(type(define(name).config))[option].needs is not None
+    for option, owner in declared(type(parse_agent(name).config)).items()
+    if options(type(parse_agent(name).config))[option].needs is not None
 }
 """An agent for each option that says which other it needs."""
 
 
 def test_what_an_option_needs_is_an_option():
     for (_, option), name in NEEDY.items():
-        config = type(define(name).config)
+        config = type(parse_agent(name).config)
         switch, wanted = options(config)[option].needs
         for value in wanted if isinstance(wanted, tuple) else (wanted,):
             config(**{switch: value})
@@ -363,12 +363,12 @@ def test_what_an_option_needs_is_an_option():
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "option"), [(name, option) for (_, option), name in NEEDY.items()])
 def test_without_what_it_needs_an_option_makes_no_difference_and_that_is_told(name, option):
-    own = define(name, **small(name)).config
+    own = parse_agent(name, **small(name)).config
     switch = options(type(own))[option].needs[0]
     off = {"distributional": "none"}.get(switch, False)
     knob = knobs(name)[option]
     context, value = {switch: off}, knob.value
-    told = define(name, **{**context, option: value}).remarks(None)
+    told = parse_agent(name, **{**context, option: value}).remarks(None)
     assert len(told) == 1 and told[0].startswith(f"{option}={value!r} has no effect without {switch}=")
     one, two = (
         compile_agent(name, countdown(name, knob.kind), **context, **more) for more in ({}, {option: value})
@@ -403,20 +403,20 @@ def idle(config: Config) -> set[str]:
 
 @pytest.mark.parametrize("name", ONCE)
 def test_every_traced_option_takes_a_schedule(name):
-    own = define(name).config
+    own = parse_agent(name).config
     config = type(own)
     for option, meta in options(config).items():
         if option in idle(own):
             continue
         if meta.traced:
             now = float(getattr(config(), option) or 0.001)
-            changed = define(
+            changed = parse_agent(
                 name, **{option: {"type": "linear", "start": now, "end": now, "steps": 10}}
             ).config
             assert getattr(changed, option).range() == (now, now), option
         elif not option.endswith(("model", "state_preprocessing")):  # which may be any dict
             with pytest.raises(SpecError, match=option):
-                define(name, **{option: {"type": "linear", "start": 1.0, "end": 1.0, "steps": 10}})
+                parse_agent(name, **{option: {"type": "linear", "start": 1.0, "end": 1.0, "steps": 10}})
 
 
 @pytest.mark.exhaustive

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from operant.errors import SpecError, UsageError
-from operant.memory import Cursor, Replay, Row
-from operant.types import Block
+from operant.memory import Cursor, Replay, RowSpec
+from operant.types import Rollout
 
 GAMMA = 0.5  # powers are exact in binary
 SETTINGS = settings(
@@ -93,7 +93,7 @@ class PlainMemory:
             observation["camera"] = jnp.asarray(np.stack([ids // 256, ids % 256], axis=2), jnp.uint8)
         flags = [leaf(name, bool) for name in ("terminated", "truncated", "valid")]
         extras = {"twice": leaf("s", jnp.int32) * 2, "carry": leaf("s", jnp.float32)}
-        return Block(observation, {"a": leaf("a", jnp.int32)}, leaf("r", jnp.float32), *flags, extras, ())
+        return Rollout(observation, {"a": leaf("a", jnp.int32)}, leaf("r", jnp.float32), *flags, extras, ())
 
     def held(self, c):
         """The rows of a column that are held: the last ones, while the frames of all of them are there."""
@@ -138,7 +138,7 @@ def example(stacked=False, k=3):
     observation = {"id": jnp.int32(0)}
     if stacked:
         observation["camera"] = jnp.zeros((2, k), jnp.uint8)
-    return Row(observation, {"a": jnp.int32(0)}, {"twice": jnp.int32(0), "carry": jnp.float32(0)})
+    return RowSpec(observation, {"a": jnp.int32(0)}, {"twice": jnp.int32(0), "carry": jnp.float32(0)})
 
 
 @functools.cache
@@ -348,9 +348,9 @@ def test_n_step_by_hand(key):
     truncated = jnp.zeros((9, 1), bool).at[5].set(True)
     valid = ~jnp.isnan(rewards)
     observation = {"id": jnp.arange(10, dtype=jnp.int32)[:, None]}
-    block = Block(observation, {}, rewards, terminated, truncated, valid, (), ())
+    block = Rollout(observation, {}, rewards, terminated, truncated, valid, (), ())
     replay = Replay(20)
-    state = jax.jit(replay.add)(replay.init(Row({"id": jnp.int32(0)}, {})), block)
+    state = jax.jit(replay.add)(replay.init(RowSpec({"id": jnp.int32(0)}, {})), block)
     batch = jax.jit(lambda state, key: replay.sample(state, key, 300, GAMMA, n_step=3))(state, key)
     expected = {
         0: (1 + 2 / 2 + 4 / 4, 0.0, 3),  # all three rows, the last terminated
@@ -373,11 +373,11 @@ def test_a_step_is_whole_with_all_its_rewards_or_up_to_the_end_of_its_episode():
     kinds = "..t x .c x .x ..... ".replace(" ", "")
     n, replay = 3, Replay(20)
     add, whole = jax.jit(replay.add), jax.jit(replay.whole, static_argnums=2)
-    state = replay.init(Row({"id": jnp.int32(0)}, {}))
+    state = replay.init(RowSpec({"id": jnp.int32(0)}, {}))
     for t in range(len(kinds)):
         terminated, truncated, valid = (jnp.full((1, 1), kinds[t] == k) for k in "tcx")
         ids = {"id": jnp.asarray([[t], [t + 1]], jnp.int32)}
-        state = add(state, Block(ids, {}, jnp.ones((1, 1)), terminated, truncated, ~valid, (), ()))
+        state = add(state, Rollout(ids, {}, jnp.ones((1, 1)), terminated, truncated, ~valid, (), ()))
         rows = [r for r in range(t) if kinds[r] != "x"]
         expected = [
             r + n <= t or any(k in "tc" for k in kinds[r : min(r + n, t)]) or "x" in kinds[r : t + 1]
@@ -558,7 +558,7 @@ def test_reading_before_writing_would_copy():
 
 
 def test_bytes_of_a_million_atari_rows():
-    row = Row(
+    row = RowSpec(
         {"screen": jax.ShapeDtypeStruct((84, 84, 4), jnp.uint8)},
         {"action": jax.ShapeDtypeStruct((), jnp.int32)},
     )
@@ -644,7 +644,7 @@ def test_a_memory_has_begun_with_so_many_rows_or_where_a_column_is_full():
         like = jax.tree.map(lambda x: jnp.zeros((T, n, *x.shape), x.dtype), row)
         after = {name: jnp.zeros((T + 1, n, *x.shape), x.dtype) for name, x in row.observation.items()}
         no = jnp.zeros((T, n), bool)
-        return Block(after, like.action, jnp.zeros((T, n)), no, no, ~no, like.extras, ())
+        return Rollout(after, like.action, jnp.zeros((T, n)), no, no, ~no, like.extras, ())
 
     for _ in range(3):
         assert not replay.begun(state, 12)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operant.memory import Replay, Row, sum_tree
-from operant.types import Block
+from operant.memory import Replay, RowSpec, sum_tree
+from operant.types import Rollout
 
 SIZE = 100
 assign = jax.jit(sum_tree.assign)
@@ -74,7 +74,7 @@ def test_empty_tree_draws_weight_zero(key):
     assert not index.any()
 
 
-ROW = Row({"id": jnp.int32(0)}, {}, ())
+ROW = RowSpec({"id": jnp.int32(0)}, {}, ())
 REPLAY = Replay(20, 2, prioritised=True)
 add = jax.jit(REPLAY.add)
 update = jax.jit(REPLAY.update_priorities)
@@ -89,7 +89,7 @@ def block(start, T, ends=()):
     ids = jnp.stack([time, time + 100], axis=1)
     no = jnp.zeros((T, 2), bool)
     invalid = jnp.isin(ids[:-1], jnp.asarray(ends, jnp.int32))
-    return Block({"id": ids}, {}, jnp.ones((T, 2)), no, no, ~invalid, (), ())
+    return Rollout({"id": ids}, {}, jnp.ones((T, 2)), no, no, ~invalid, (), ())
 
 
 def counted(state, key, beta=1.0):

@@ -15,7 +15,7 @@ import operant
 from operant import checkpoint
 from operant.cli import main
 from operant.errors import EnvironmentError, SpecError
-from operant.tracking import MetricsFile, Record, Tracker
+from operant.tracking import LoggerGroup, MetricsFile, Record
 
 NET = [{"type": "dense", "size": 8}]
 SMALL = {"n_steps": 16, "mini_batches": 2, "ppo_epochs": 1, "quiet": True, "seed": 1, "n_envs": 2}
@@ -111,7 +111,7 @@ def test_what_a_full_disk_did_not_take_follows(tmp_path, monkeypatch):
 
     monkeypatch.setattr(io, "FileIO", Disk)
     path = tmp_path / "metrics.jsonl"
-    tracker = Tracker([MetricsFile(path)])
+    tracker = LoggerGroup([MetricsFile(path)])
     with pytest.warns(RuntimeWarning, match="MetricsFile failed, training goes on: OSError"):
         tracker.record(Record(10, 1.0, {"a": 1.0}))
     tracker.record(Record(20, 2.0, {"a": 2.0}))

@@ -11,11 +11,11 @@ import pytest
 from tests.small_agents import MODEL, RECURRENT, Countdown, compile_agent, compiled, interact, learner
 
 from operant import Agent
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.learner import Learner
 from operant.agents.base.protocol import Counters
 from operant.agents.modules import exploration, gradient_steps, objectives
-from operant.agents.modules.batch import Preparation
+from operant.agents.modules.batch import BatchPreparation
 from operant.agents.modules.objectives import Rows, View
 from operant.agents.modules.sizes import block_rows, recent_rows
 from operant.envs.native import ids as native_ids
@@ -23,8 +23,8 @@ from operant.errors import SpaceError, SpecError
 from operant.ops import optimise
 from operant.spec.spaces import Spaces
 from operant.training.drivers.device import DeviceDriver
-from operant.training.episodes import Score
-from operant.types import Block
+from operant.training.episodes import RollingScore
+from operant.types import Rollout
 
 STATES = {"type": "float", "shape": (2,)}
 ACTIONS = {"type": "int", "num_values": 2}
@@ -152,7 +152,7 @@ def test_frequency_zero_never_updates():
     ],
 )
 def test_blocks_are_as_long_as_updates_are_apart(options, actors, rows):
-    assert block_rows(define("modular", **options).config, actors) == rows
+    assert block_rows(parse_agent("modular", **options).config, actors) == rows
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_blocks_are_as_long_as_updates_are_apart(options, actors, rows):
     ],
 )
 def test_memory_has_room_for_a_batch(options, actors, rows):
-    config = define("modular", **options).config
+    config = parse_agent("modular", **options).config
     assert recent_rows(config, actors, block_rows(config, actors)) == rows
 
 
@@ -212,7 +212,7 @@ def test_only_rows_that_count_take_part_whatever_their_number():
             optimizer,
             jnp.asarray(rows),
             jnp.asarray(counts),
-            gradient_steps.Plan(2),
+            gradient_steps.UpdatePlan(2),
             key,
         )
     )()
@@ -235,7 +235,7 @@ def test_a_sample_has_so_many_rows_and_another_each_step(fraction, size):
         key = jax.random.key(3)
         moved = gradient_steps.fit(
             loss, params, optimizer.init(params), optimizer, jnp.arange(1500), jnp.asarray(counts),
-            gradient_steps.Plan(number, fraction), key,
+            gradient_steps.UpdatePlan(number, fraction), key,
         )[0]  # fmt: skip
         return -moved["a"]
 
@@ -261,7 +261,7 @@ def test_l2_is_a_share_of_the_parameters():
         optimizer,
         jnp.ones(2),
         jnp.ones(2, bool),
-        gradient_steps.Plan(1, None, 0.5),
+        gradient_steps.UpdatePlan(1, None, 0.5),
         key,
     )[0]
     assert float(moved["a"]) == pytest.approx(3 - 0.1 * (1 + 2 * 0.5 * 3))
@@ -392,7 +392,7 @@ class Told(objectives.ActionValue):
 
 def told(actions, **options):
     spaces = Spaces.read(states=STATES, actions=actions)
-    config = define("modular", objective="action_value", baseline_model=None, **options).config
+    config = parse_agent("modular", objective="action_value", baseline_model=None, **options).config
     return Told(config, spaces, {})
 
 
@@ -439,7 +439,7 @@ class Certain(objectives.PolicyGradient):
 )
 def test_the_loss_of_a_policy_by_hand(options, losses, slopes):
     """Advantages 3 and -5; the slope in the logit of the first action is -ρ A (1 - p) where it is taken, ρ A p where not."""
-    config = define("modular", entropy_regularization=0.0, baseline_model=None, **options).config
+    config = parse_agent("modular", entropy_regularization=0.0, baseline_model=None, **options).config
     objective = Certain(config, Spaces.read(states=STATES, actions=ACTIONS), {})
     logits = {"action/logits": jnp.broadcast_to(jnp.log(jnp.array([0.25, 0.75])), (2, 2))}
     old = jnp.log(jnp.array([0.125, 1.0])) if options else jnp.zeros(2)
@@ -484,16 +484,16 @@ def test_targets_move_with_every_so_manieth_update():
 
 def test_a_baseline_is_subtracted_from_replayed_returns_too(monkeypatch):
     """State t is worth 10 t; rewards are 1 and γ is 1/2: A = 1 + 10 (t + 1) / 2 - 10 t. Row 2 terminates: 1 - 20."""
-    monkeypatch.setattr(Preparation, "values", lambda self, view: 10.0 * view.observation["state"])
+    monkeypatch.setattr(BatchPreparation, "values", lambda self, view: 10.0 * view.observation["state"])
     spaces = Spaces.read(states={"type": "float", "shape": (1,)}, actions=ACTIONS)
     options = {"memory": "replay", "horizon": 1, "gamma": 0.5, "batch_size": 32}
-    definition = define("modular", **options, model=MODEL, baseline_model=MODEL)
+    definition = parse_agent("modular", **options, model=MODEL, baseline_model=MODEL)
     algorithm = definition.cls.create(definition.config, spaces, 1)
     empty = algorithm.memory.init(Learner(algorithm).example())
     state = jax.eval_shape(algorithm.init, jax.random.key(0))
     state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state)
     row = np.arange(6)[:, None]
-    block = Block(
+    block = Rollout(
         {"state": np.arange(7, dtype=np.float32)[:, None, None]}, {"action": np.zeros((6, 1), np.int32)},
         np.ones((6, 1), np.float32), row == 2, row < 0, row != 3, (), (),
     )  # fmt: skip
@@ -582,7 +582,7 @@ TUNED = {
 
 @pytest.mark.exhaustive
 def test_the_tuned_configuration_is_accepted_and_learns_in_a_program():
-    definition = define("ppo", **TUNED)
+    definition = parse_agent("ppo", **TUNED)
     c = definition.config
     assert (definition.name, c.unit, c.batch_size, c.frequency, c.horizon) == (
         "modular",
@@ -626,18 +626,18 @@ def test_the_tuned_configuration_is_accepted_and_learns_in_a_program():
     ],
 )  # fmt: skip
 def test_named_agents_understand_their_words(agent, options, wanted):
-    definition = define(agent, **options)
+    definition = parse_agent(agent, **options)
     found = {name: getattr(definition.config, name) for name in wanted}
     assert found == wanted
 
 
 def test_own_words_stay_own_and_both_together_are_refused():
-    assert define("ppo", learning_rate=0.1, discount=0.9, ppo_epochs=3).name == "ppo"
-    assert define("dqn", memory=500, batch_size=16).name == "dqn"
+    assert parse_agent("ppo", learning_rate=0.1, discount=0.9, ppo_epochs=3).name == "ppo"
+    assert parse_agent("dqn", memory=500, batch_size=16).name == "dqn"
     with pytest.raises(SpecError, match="ppo with 'multi_step' takes no argument 'ppo_epochs'"):
-        define("ppo", multi_step=3, ppo_epochs=3)
+        parse_agent("ppo", multi_step=3, ppo_epochs=3)
     with pytest.raises(SpecError, match="ppo takes no argument 'multi_stepp'"):
-        define("ppo", multi_stepp=3)
+        parse_agent("ppo", multi_stepp=3)
 
 
 DETERMINISTIC = {
@@ -862,9 +862,9 @@ def test_preprocessing_that_is_elsewhere_is_answered():
 
 def score(name: str, steps_: int, env: str = "jax:CartPole-v1", last: int = 100, **options) -> float:
     env = native_ids.make(env)
-    definition = define(name, **options).limited(env.max_episode_timesteps)
+    definition = parse_agent(name, **options).limited(env.max_episode_timesteps)
     made = DeviceDriver(definition_learner(definition, env), env, 8, jax.random.key(0))
-    found = Score(last)
+    found = RollingScore(last)
     while made.step < steps_:
         for episode in made.advance(made.blocks):
             found.add(episode.reward, episode.length)

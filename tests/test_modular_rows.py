@@ -10,7 +10,7 @@ import pytest
 from tests.small_agents import MODEL
 
 from operant import Agent, Runner
-from operant.agents.modules.batch import Preparation
+from operant.agents.modules.batch import BatchPreparation
 
 GRU = [{"type": "gru", "size": 4, "horizon": 16}]
 SHARED = {"baseline_model": "shared"}
@@ -19,7 +19,7 @@ SHARED = {"baseline_model": "shared"}
 @pytest.fixture
 def learned(monkeypatch):
     """What rows were learned from: the state of each, which is its number."""
-    found, judged = [], Preparation._judged
+    found, judged = [], BatchPreparation._judged
 
     def note(counts, states):
         found.append(states[counts].astype(int).tolist())
@@ -28,7 +28,7 @@ def learned(monkeypatch):
         jax.debug.callback(note, counts, block.observation["state"][: len(counts)])
         return judged(self, block, counts)
 
-    monkeypatch.setattr(Preparation, "_judged", watched)
+    monkeypatch.setattr(BatchPreparation, "_judged", watched)
     return found
 
 
@@ -121,14 +121,14 @@ def test_updates_half_as_often_leave_the_older_half_out(learned):
 @pytest.mark.slow
 def test_returns_from_a_replay_memory_wait_for_their_rewards(monkeypatch):
     """Every reward is 1, nothing ends or is predicted: every return of five rewards is 5. One that ends sooner is whole."""
-    found, batch = [], Preparation.batch
+    found, batch = [], BatchPreparation.batch
 
     def watched(self, memory, key):
         rows, counts, metrics = batch(self, memory, key)
         jax.debug.callback(lambda x, c: found.append(set(x[c, 0].tolist())), rows.target, counts)
         return rows, counts, metrics
 
-    monkeypatch.setattr(Preparation, "batch", watched)
+    monkeypatch.setattr(BatchPreparation, "batch", watched)
 
     def returns(ends):
         found.clear()

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from operant.envs.native import native_env
 from operant.envs.native.classic import CartPole, Pendulum
-from operant.envs.native.native_env import HostVector, NativeEnv, Step, TimeLimit
-from operant.envs.vector.batched import Single, from_native
+from operant.envs.native.native_env import NativeEnv, NativeHostVector, TimeLimit, TimeStep
+from operant.envs.vector.batched import SingleEnv, from_native
 from operant.errors import SpaceError, SpecError, UsageError
 from operant.spec.spaces import Spaces
 
@@ -38,7 +38,7 @@ class Countdown:
 
     def step(self, state, action, key):
         left = state - 1
-        return left, Step({"state": left.astype(jnp.float32)[None]}, jax.random.uniform(key), left <= 0)
+        return left, TimeStep({"state": left.astype(jnp.float32)[None]}, jax.random.uniform(key), left <= 0)
 
 
 def run(env, key, n, rows, actions=None):
@@ -217,11 +217,11 @@ def test_host_vector_equals_device_driver_bit_for_bit(env):
         return actors.observation, jax.lax.scan(body, actors, actions)[1]
 
     first, expected = device()
-    host = HostVector(env, n, key)
+    host = NativeHostVector(env, n, key)
     assert equal(host.reset(None), first)
     for t in range(rows):
         observation, reward, terminated, truncated = host.step({"action": np.asarray(actions[t])})
-        got = native_env.Row(observation, reward, terminated, truncated)
+        got = native_env.NativeStep(observation, reward, terminated, truncated)
         assert equal(got, [x[t] for x in jax.tree.leaves(expected)])
     assert expected.terminated.any()
     assert isinstance(reward, np.ndarray)
@@ -230,7 +230,7 @@ def test_host_vector_equals_device_driver_bit_for_bit(env):
 
 
 def test_host_vector_seeds():
-    host = HostVector(CartPole(), 4)
+    host = NativeHostVector(CartPole(), 4)
     assert host.num_envs == 4
     assert host.spaces == CartPole().spaces
     seeded = host.reset(7)
@@ -247,7 +247,7 @@ def test_host_vector_seeds():
 
 
 def test_host_vector_takes_any_integer_type_but_no_other_shape():
-    host = HostVector(CartPole(), 4)
+    host = NativeHostVector(CartPole(), 4)
     with pytest.raises(UsageError, match="Call reset first"):
         host.step({"action": np.zeros(4, np.int32)})
     host.reset(0)
@@ -262,11 +262,11 @@ def test_host_vector_takes_any_integer_type_but_no_other_shape():
 
 
 def test_equal_environments_share_their_program():
-    HostVector(CartPole(), 4).reset(0)
+    NativeHostVector(CartPole(), 4).reset(0)
     compiled = native_env._start._cache_size()
-    HostVector(CartPole(), 4).reset(1)
+    NativeHostVector(CartPole(), 4).reset(1)
     assert native_env._start._cache_size() == compiled
-    HostVector(CartPole(max_episode_timesteps=3), 4).reset(0)
+    NativeHostVector(CartPole(max_episode_timesteps=3), 4).reset(0)
     assert native_env._start._cache_size() == compiled + 1
 
 
@@ -275,7 +275,7 @@ def test_bad_counts_are_refused(value):
     with pytest.raises(SpecError, match="max_episode_timesteps must be a whole number of at least 1"):
         TimeLimit(CartPole(), value)
     with pytest.raises(SpecError, match="num_envs must be a whole number of at least 1"):
-        HostVector(CartPole(), value)
+        NativeHostVector(CartPole(), value)
 
 
 def test_protocol():
@@ -287,7 +287,7 @@ def test_protocol():
 
 
 def test_one_by_itself_has_the_episodes_of_a_vector_of_one():
-    single, vector = Single(from_native(CartPole(), 1, "CartPole")), from_native(CartPole(), 1, "CartPole")
+    single, vector = SingleEnv(from_native(CartPole(), 1, "CartPole")), from_native(CartPole(), 1, "CartPole")
     push = {"action": np.ones(1, np.int64)}
     first = [single.reset(3)]
     np.testing.assert_array_equal(first[0], vector.reset(3)["state"][0])

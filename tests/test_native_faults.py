@@ -22,7 +22,7 @@ from operant.envs import Environment, check_env
 from operant.envs.env_spec import lacking
 from operant.envs.native import native_env
 from operant.envs.native.classic import CartPole
-from operant.envs.native.native_env import Step
+from operant.envs.native.native_env import TimeStep
 from operant.envs.native.validate import Cast, accepted
 from operant.envs.vector import create
 from operant.errors import EnvironmentError, SpecError
@@ -227,7 +227,7 @@ class Line:
     def step(self, state: Any, action: Any, key: Any) -> Any:
         moved = jnp.where(action["action"] == 1, jnp.float32(1.0), jnp.float32(0.5))
         state = {"at": state["at"] + moved, "age": state["age"] + jnp.int32(1)}
-        return state, Step({"state": state["at"]}, state["at"][0], state["age"] > 5)
+        return state, TimeStep({"state": state["at"]}, state["at"][0], state["age"] > 5)
 
 
 def begun(change):
@@ -258,7 +258,7 @@ def branches(self, state, action, key):
 def test_a_good_one_stays_as_it_is():
     env = Line()
     assert accepted(env, "Line") is env and accepted(CartPole(), "CartPole") == CartPole()
-    docs = Step({"state": jnp.zeros(1)}, jnp.where(jnp.bool_(True), 1.0, -0.1), jnp.bool_(False))
+    docs = TimeStep({"state": jnp.zeros(1)}, jnp.where(jnp.bool_(True), 1.0, -0.1), jnp.bool_(False))
     plain = stepped(lambda s, o, r, t: (s, docs))
     assert accepted(plain, "Line") is plain  # a reward may be of a Python number
 
@@ -276,17 +276,17 @@ def test_a_good_one_stays_as_it_is():
         (stepped(lambda s, o, r, t: (s, o, r, t)), r"step of 'X' must return \(state, Step\(observation, reward, terminated\)\), with Step of operant\.envs\.native\. Received: a tuple of 4"),
         (stepped(lambda s, o, r, t: (s, (o, r, t))), r"step of 'X' must return .* Received: \(state, a tuple of 3\)"),
         (stepped(lambda s, o, r, t: None), r"step of 'X' must return .* Received: None"),
-        (stepped(lambda s, o, r, t: (s, Step(o, s["at"], t))), r"step of 'X': The reward must be a number of shape \(\)\. Received: float32\[1\]"),
-        (stepped(lambda s, o, r, t: (s, Step(o, "much", t))), r"step of 'X': The reward must be a number .* Received: 'much' \(str\)"),
-        (stepped(lambda s, o, r, t: (s, Step(o, t, r))), r"step of 'X': The reward must be a number of shape \(\)\. Received: bool\[\]"),
-        (stepped(lambda s, o, r, t: (s, Step(o, r, s["age"]))), r"The flag terminated must be True or False of shape \(\)\. Received: int32\[\]"),
-        (stepped(lambda s, o, r, t: (s, Step({"state": jnp.zeros(2)}, r, t))), r"step of 'X' returned an observation .* The state must be float32\[1\]\. Received: float32\[2\]"),
-        (stepped(lambda s, o, r, t: ({"at": s["at"]}, Step(o, r, t))), r"step of 'X' must return a state of the same structure as reset and the step before\. Received: one without state\['age'\]"),
-        (stepped(lambda s, o, r, t: ({**s, "new": r}, Step(o, r, t))), r"Received: one with state\['new'\]"),
-        (stepped(lambda s, o, r, t: (s["at"], Step(o, r, t))), r"Received: one without state\['age'\], without state\['at'\], with state"),
-        (stepped(lambda s, o, r, t: ({**s, "age": r}, Step(o, r, t))), r"step of 'X' must return a state of the same shapes and dtypes as reset\. Received: state\['age'\] of float32\[\], where reset returned int32\[\]"),
-        (stepped(lambda s, o, r, t: ({**s, "at": r}, Step(o, r, t))), r"Received: state\['at'\] of float32\[\], where reset returned float32\[1\]"),
-        (stepped(lambda s, o, r, t: ({**s, "age": s["age"] * 0.5}, Step(o, r, t))), r"Received: state\['age'\] of float32\[\], where reset returned int32"),
+        (stepped(lambda s, o, r, t: (s, TimeStep(o, s["at"], t))), r"step of 'X': The reward must be a number of shape \(\)\. Received: float32\[1\]"),
+        (stepped(lambda s, o, r, t: (s, TimeStep(o, "much", t))), r"step of 'X': The reward must be a number .* Received: 'much' \(str\)"),
+        (stepped(lambda s, o, r, t: (s, TimeStep(o, t, r))), r"step of 'X': The reward must be a number of shape \(\)\. Received: bool\[\]"),
+        (stepped(lambda s, o, r, t: (s, TimeStep(o, r, s["age"]))), r"The flag terminated must be True or False of shape \(\)\. Received: int32\[\]"),
+        (stepped(lambda s, o, r, t: (s, TimeStep({"state": jnp.zeros(2)}, r, t))), r"step of 'X' returned an observation .* The state must be float32\[1\]\. Received: float32\[2\]"),
+        (stepped(lambda s, o, r, t: ({"at": s["at"]}, TimeStep(o, r, t))), r"step of 'X' must return a state of the same structure as reset and the step before\. Received: one without state\['age'\]"),
+        (stepped(lambda s, o, r, t: ({**s, "new": r}, TimeStep(o, r, t))), r"Received: one with state\['new'\]"),
+        (stepped(lambda s, o, r, t: (s["at"], TimeStep(o, r, t))), r"Received: one without state\['age'\], without state\['at'\], with state"),
+        (stepped(lambda s, o, r, t: ({**s, "age": r}, TimeStep(o, r, t))), r"step of 'X' must return a state of the same shapes and dtypes as reset\. Received: state\['age'\] of float32\[\], where reset returned int32\[\]"),
+        (stepped(lambda s, o, r, t: ({**s, "at": r}, TimeStep(o, r, t))), r"Received: state\['at'\] of float32\[\], where reset returned float32\[1\]"),
+        (stepped(lambda s, o, r, t: ({**s, "age": s["age"] * 0.5}, TimeStep(o, r, t))), r"Received: state\['age'\] of float32\[\], where reset returned int32"),
         (stepped(lambda s, o, r, t: s["speed"]), r"step of 'X' raised KeyError: 'speed' \(.*test_native_faults.py, line \d+: .*\)\. It is called as step\(state, \{'action': int32\[\]\}, key\)"),
         (having(step=branches), r"step of 'X' raised TracerBoolConversionError: Attempted boolean conversion of traced array with shape bool\[\].*line \d+: if action.*decide by jax.numpy.where"),
         (having(reset=lambda self: None), r"reset of 'X' raised TypeError: .*takes 1 positional argument but 2 were given.*called as reset\(key\)"),
@@ -309,13 +309,13 @@ def test_mistakes_are_told(env, message):
 
 @jax.numpy_dtype_promotion("standard")
 def test_complex_numbers_do_not_lose_their_imaginary_part():
-    seen = stepped(lambda s, o, r, t: (s, Step({"state": o["state"] * (1 + 2j)}, r, t)))
+    seen = stepped(lambda s, o, r, t: (s, TimeStep({"state": o["state"] * (1 + 2j)}, r, t)))
     with pytest.raises(EnvironmentError, match=r"The state must be float32\[1\]\. Received: complex64\[1\]"):
         accepted(seen, "X")
 
     def step(self, state, action, key):
         reward = action["action"] * jnp.float32(1.0)
-        return jnp.float32(1.0), Step({"state": jnp.zeros(1)}, reward, jnp.bool_(False))
+        return jnp.float32(1.0), TimeStep({"state": jnp.zeros(1)}, reward, jnp.bool_(False))
 
     state = having(reset=lambda self, key: (2j, {"state": jnp.zeros(1)}), step=step)
     with pytest.raises(
@@ -352,7 +352,7 @@ class Loose:
 
     def step(self, state: Any, action: Any, key: Any) -> Any:
         age, ticks, start = state
-        return (age + 0.5, ticks + 1, start), Step({"age": ticks + 1, "kind": 2}, 1.0, False)
+        return (age + 0.5, ticks + 1, start), TimeStep({"age": ticks + 1, "kind": 2}, 1.0, False)
 
 
 @pytest.mark.slow
@@ -449,7 +449,7 @@ class CountsOn:
     def step(self, state: Any, action: Any, key: Any) -> Any:
         first, second = action["action"]
         reward = (100 * first + second).astype(jnp.float32)
-        return state + 1, Step({"near": 3 + state % 5, "far": jnp.float32(0)}, reward, jnp.bool_(False))
+        return state + 1, TimeStep({"near": 3 + state % 5, "far": jnp.float32(0)}, reward, jnp.bool_(False))
 
 
 class CountsOnTheHost(Environment):

@@ -17,8 +17,8 @@ import pytest
 
 from operant import Agent, Environment
 from operant.cli import main
-from operant.execution.runner.logging import Following
-from operant.execution.runner.repeats import Repeats
+from operant.execution.runner.logging import RunnerLogger
+from operant.execution.runner.repeats import RunCollector
 from operant.spec import options
 from operant.spec.run import SHORT, RunnerConfig
 from operant.tracking.tensorboard import TensorBoard
@@ -133,7 +133,7 @@ def test_a_full_disk_ends_a_run_at_its_end_alone(tmp_path, monkeypatch):
         episode_timesteps=[9],
     )
     Full.engine = None
-    following = Following(str(tmp_path), str(tmp_path / "events"), 1)
+    following = RunnerLogger(str(tmp_path), str(tmp_path / "events"), 1)
     with pytest.warns(RuntimeWarning, match=f"The agent is not saved in '{tmp_path}': .*No space left"):
         assert following(runner, 0)
     with pytest.raises(OSError, match="No space left"):
@@ -157,7 +157,7 @@ def test_what_follows_a_run_averages_over_its_horizon(tmp_path, monkeypatch):
         evaluation_returns=[100.0, 4.0, 4.0, 7.0],
         evaluation_timesteps=[50, 1, 1, 4],
     )
-    assert Following(None, str(tmp_path / "events"), 3)(runner, 0)
+    assert RunnerLogger(None, str(tmp_path / "events"), 3)(runner, 0)
     assert records == [
         {
             "episode/count": 5.0,
@@ -197,7 +197,7 @@ def test_repeats_of_unequal_length_are_as_long_as_the_shortest(tmp_path):
             for name in ("returns", "timesteps", "seconds", "agent_seconds"):
                 setattr(self, f"episode_{name}", list(range(n)))
 
-    repeats = Repeats()
+    repeats = RunCollector()
     repeats.add(Run(3))
     repeats.add(Run(2))
     assert repeats.data()["rewards"] == [[0, 0], [1, 1]]
@@ -214,7 +214,7 @@ def test_videos(tiny):
 
 
 def test_a_request_to_terminate_saves_as_ctrl_c_does(tiny, monkeypatch):
-    monkeypatch.setattr(Following, "__call__", lambda *_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(RunnerLogger, "__call__", lambda *_: signal.raise_signal(signal.SIGTERM))
     places = ["--checkpoints", "kept", "--path", "plot"]
     with pytest.raises(SystemExit) as ended:
         main([*tiny, "--episodes", "1000000", "--repeat", "2", *places])

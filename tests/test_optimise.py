@@ -183,5 +183,5 @@ def test_steps_without_decay_do_not_depend_on_the_size_of_parameters(name, kind)
         return optimise.apply(made, params, made.init(params), grads)[0]["x"] - params["x"]
 
     np.testing.assert_allclose(step(0.0), step(8.0), rtol=1e-4)
-    given = optimise.Given(optax.sgd(0.1))
+    given = optimise.CustomOptimizer(optax.sgd(0.1))
     assert optimise.without_decay(given) is given

@@ -10,7 +10,7 @@ import pytest
 
 from operant import Agent
 from operant.agents.base import updates
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.errors import SpecError
 from operant.nn.backend import keras, numpy_promotion
 from operant.nn.keras_optimizers import keras_optimizer, options_of
@@ -39,7 +39,7 @@ def steps_of_keras(optimizer):
 
 
 def steps_of_ours(options):
-    config = define(
+    config = parse_agent(
         "ppo", grad_norm=options.get("grad_norm"), **{n: v for n, v in options.items() if n != "grad_norm"}
     ).config
     optimizer = optimise.optimizer(
@@ -111,7 +111,7 @@ def test_numbers_of_a_keras_optimizer_become_options():
     assert options_of(given) == {"optimizer": "adam", **numbers, "grad_norm": 3.0}
     assert options_of("adam") == options_of(o.Adam())
     assert options_of(o.Adam())["lr"] == 1e-3 and "grad_norm" not in options_of(o.Adam())
-    config = define("ppo", optimizer=o.SGD(0.25, momentum=0.5), lr=0.5).config
+    config = parse_agent("ppo", optimizer=o.SGD(0.25, momentum=0.5), lr=0.5).config
     assert config.optimizer == {"type": "sgd", "momentum": 0.5}
     assert config.lr == 0.5  # given beside it
 
@@ -133,19 +133,21 @@ def test_numbers_of_a_keras_optimizer_become_options():
     ],
 )
 def test_dicts_and_names(given, expected):
-    definition = define("ppo", optimizer=given)
+    definition = parse_agent("ppo", optimizer=given)
     config = vars(definition.config)
     assert {name: config[name] for name in expected} == expected
-    assert define(json.loads(json.dumps(definition.to_dict()))) == definition
+    assert parse_agent(json.loads(json.dumps(definition.to_dict()))) == definition
 
 
 def test_a_decay_survives_as_data():
-    definition = define("ppo", optimizer=o.SGD(schedules.PiecewiseConstantDecay([2, 5], [0.5, 0.25, 1.0])))
+    definition = parse_agent(
+        "ppo", optimizer=o.SGD(schedules.PiecewiseConstantDecay([2, 5], [0.5, 0.25, 1.0]))
+    )
     # Keras changes after the step at a boundary, operant with it
     assert definition.config.optimizer["decay"]["boundaries"] == (3, 6)
     assert definition.config.optimizer["decay"]["values"] == (0.5, 2.0)
     assert definition.config.lr == 0.5
-    assert define(json.loads(json.dumps(definition.to_dict()))) == definition
+    assert parse_agent(json.loads(json.dumps(definition.to_dict()))) == definition
 
 
 @pytest.mark.parametrize(
@@ -206,7 +208,7 @@ def test_a_decay_survives_as_data():
 )
 def test_optimizers_that_are_refused(given, message):
     with pytest.raises(SpecError, match=message):
-        define("ppo", optimizer=given)
+        parse_agent("ppo", optimizer=given)
 
 
 @pytest.mark.parametrize("by", ["name", "variable"])
@@ -258,7 +260,7 @@ def test_keras_optimizers_that_are_none(given, message):
 
 def steps(given, **options):
     """Steps of an agent's optimizer, made of its options."""
-    optimizer = updates.optimizer(define("ppo", optimizer=given, grad_norm=None, **options).config)
+    optimizer = updates.optimizer(parse_agent("ppo", optimizer=given, grad_norm=None, **options).config)
     params, found = jax.tree.map(jnp.asarray, START), []
     state = optimizer.init(params)
     for step in range(3):
@@ -275,7 +277,7 @@ def test_an_optax_transformation_is_used_as_it_is():
 
 def test_gradients_are_clipped_before_an_optax_transformation():
     # the norm of (3, 4) is 5, the bound 0.5: a tenth is left
-    config = define("ppo", optimizer=optax.sgd(1.0), grad_norm=0.5).config
+    config = parse_agent("ppo", optimizer=optax.sgd(1.0), grad_norm=0.5).config
     optimizer = updates.optimizer(config)
     params = {"x": jnp.zeros(2)}
     new, _, _ = optimise.apply(optimizer, params, optimizer.init(params), {"x": jnp.asarray([3.0, 4.0])})
@@ -283,20 +285,20 @@ def test_gradients_are_clipped_before_an_optax_transformation():
 
 
 def test_what_an_optax_transformation_makes_idle_is_said():
-    told = define("sac", optimizer=optax.sgd(1.0), lr=0.5, critic_lr=0.1, gamma=0.9).remarks(None)
+    told = parse_agent("sac", optimizer=optax.sgd(1.0), lr=0.5, critic_lr=0.1, gamma=0.9).remarks(None)
     assert [each.partition(": ")[0] for each in told] == [
         "lr=0.5 has no effect",
         "critic_lr=0.1 has no effect",
     ]
-    assert define("ppo", optimizer=optax.sgd(1.0)).remarks(None) == []
-    assert define("ppo", optimizer="sgd", lr=0.5).remarks(None) == []
+    assert parse_agent("ppo", optimizer=optax.sgd(1.0)).remarks(None) == []
+    assert parse_agent("ppo", optimizer="sgd", lr=0.5).remarks(None) == []
     own = {"baseline_model": "auto", "baseline_optimizer": "sgd", "baseline_lr": 0.1}
-    assert define("modular", optimizer=optax.sgd(1.0), **own).remarks(None) == []  # the baseline's
+    assert parse_agent("modular", optimizer=optax.sgd(1.0), **own).remarks(None) == []  # the baseline's
 
 
 def test_the_learning_rate_of_an_optax_transformation_is_not_reported():
-    assert np.isnan(updates.lr(define("ppo", optimizer=optax.sgd(0.1)).config))
-    assert updates.lr(define("ppo", lr=0.5).config) == 0.5
+    assert np.isnan(updates.lr(parse_agent("ppo", optimizer=optax.sgd(0.1)).config))
+    assert updates.lr(parse_agent("ppo", lr=0.5).config) == 0.5
 
 
 def test_an_optax_transformation_is_given_again_on_loading(tmp_path):
@@ -312,11 +314,11 @@ def test_an_optax_transformation_is_given_again_on_loading(tmp_path):
         with pytest.raises(SpecError, match=r"an object of optax, which no file holds. Give it again"):
             Agent.load(directory=tmp_path / "agent", agent=agent)
     again = Agent.load(directory=tmp_path / "agent", agent={"type": "ppo", "optimizer": optax.trace(0.5)})
-    assert isinstance(again.definition.config.optimizer, optimise.Given)
+    assert isinstance(again.definition.config.optimizer, optimise.CustomOptimizer)
 
 
 def test_a_definition_keeps_the_object():
-    definition = define("ppo", optimizer=optax.adam(0.1))
-    assert define(definition) == definition
-    assert define(definition, gamma=0.5).config.optimizer is definition.config.optimizer
-    assert define(definition, optimizer="sgd").config.optimizer == "sgd"
+    definition = parse_agent("ppo", optimizer=optax.adam(0.1))
+    assert parse_agent(definition) == definition
+    assert parse_agent(definition, gamma=0.5).config.optimizer is definition.config.optimizer
+    assert parse_agent(definition, optimizer="sgd").config.optimizer == "sgd"

@@ -11,11 +11,11 @@ import pytest
 
 import operant
 from operant.cli import main
-from operant.envs.native.native_env import Step
+from operant.envs.native.native_env import TimeStep
 from operant.envs.vector import create
 from operant.spec.run import RunConfig
 from operant.spec.spaces import Spaces
-from operant.training.episodes import Score
+from operant.training.episodes import RollingScore
 from operant.training.monitor import Monitor
 from operant.training.train import opened
 
@@ -29,7 +29,7 @@ def watching(**changes):
 
 def test_checks_by_hand():
     """Every second episode; two checks without a better mean are a plateau, two plateaus without one between them the end."""
-    score = Score(2)
+    score = RollingScore(2)
     monitor = Monitor(
         watching(divergence_monitoring_steps=3, plateau_reduce_patience=2, early_stop_patience=2)
     )
@@ -45,7 +45,7 @@ def test_checks_by_hand():
 
 def test_what_is_due_is_kept_in_a_checkpoint():
     run = watching(plateau_reduce_patience=1, early_stop_patience=9)
-    monitor, score, again = Monitor(run), Score(2), Monitor(run)
+    monitor, score, again = Monitor(run), RollingScore(2), Monitor(run)
     for step in range(8):
         score.add(1.0, 1)
         monitor.check(step, score)
@@ -70,7 +70,7 @@ class Constant:
 
     def step(self, state: Any, action: Any, key: Any) -> Any:
         reward = jnp.where(action["action"] >= 0, 1.0, 0.0)
-        return state, Step({"state": state}, reward, jnp.bool_(True))
+        return state, TimeStep({"state": state}, reward, jnp.bool_(True))
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from operant.cli import main
 from operant.errors import EnvironmentError, SpecError
 from operant.execution.algorithm.inputs import create_envs
 from operant.execution.play import PlayConfig, play
-from operant.execution.render import Filmed, Pictures, Video, Window
+from operant.execution.render import Pictures, RenderWrapper, Video, Window
 from operant.tracking import read_history
 from operant.training.evaluate import Evaluator
 
@@ -270,7 +270,7 @@ def test_mujocos_camera_follows_unless_another_view_was_chosen(env, chosen, foll
     """
     made = gymnasium.make(env, render_mode="rgb_array", **chosen)
     gymnasiums = made.unwrapped.mujoco_renderer.camera_id
-    filmed = Filmed(made, Pictures(tmp_path, 1))
+    filmed = RenderWrapper(made, Pictures(tmp_path, 1))
     assert filmed.unwrapped.mujoco_renderer.camera_id == (0 if follows else gymnasiums)
 
 
@@ -315,7 +315,7 @@ def test_what_cannot_be_drawn_is_told(draw, error, message, output, tmp_path, mo
     with pytest.raises(error, match=message):
         operant.Random(Draws).play(env=env, **{output: str(tmp_path)})
     with pytest.raises(error, match=message):  # as a Runner films
-        Filmed(env, Pictures(tmp_path, 1)).reset()
+        RenderWrapper(env, Pictures(tmp_path, 1)).reset()
 
 
 def test_pictures_of_a_video_have_one_size(tmp_path, monkeypatch):

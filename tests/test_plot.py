@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operant.errors import SpecError
-from operant.tracking import Episode, History, interval, learning_curve, plot_history
+from operant.tracking import EpisodeRecord, History, interval, learning_curve, plot_history
 from operant.tracking.bootstrap import band, estimate
 
 
@@ -26,7 +26,7 @@ def histories(tmp_path):
         path = tmp_path / f"{name}.parquet"
         history = History(path)
         history.episodes([
-            Episode(1000 * (i + 1), 1800.0 * (i + 1), 5.0 * i, 10, 0, factor * i, factor * i) for i in range(4)
+            EpisodeRecord(1000 * (i + 1), 1800.0 * (i + 1), 5.0 * i, 10, 0, factor * i, factor * i) for i in range(4)
         ])  # fmt: skip
         history.close()
         paths.append(path)

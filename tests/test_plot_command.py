@@ -10,7 +10,7 @@ import pytest
 
 from operant.cli import main
 from operant.errors import SpecError, UsageError
-from operant.tracking import Episode, History
+from operant.tracking import EpisodeRecord, History
 from operant.tracking import trials as pictures
 from operant.tracking.bootstrap import stratified
 from operant.tracking.figures import PlotConfig, _beginning, aggregates, plot
@@ -39,7 +39,7 @@ def history(path, final):
     sink = History(path)
     means = np.linspace(0, final, 50)
     sink.episodes([
-        Episode(20 * (i + 1), 36.0 * (i + 1), float(mean), 20, 0, float(mean), float(mean)) for i, mean in enumerate(means)
+        EpisodeRecord(20 * (i + 1), 36.0 * (i + 1), float(mean), 20, 0, float(mean), float(mean)) for i, mean in enumerate(means)
     ])  # fmt: skip
     sink.close()
     return path
@@ -277,7 +277,7 @@ def episodes(folder, rows, env="A", agent="ppo", seed=1):
     sink = History(folder / "history.parquet")
     sink.episodes(
         [
-            Episode(step, 1.0 * step, float(x), length, actor, float(x), float(x))
+            EpisodeRecord(step, 1.0 * step, float(x), length, actor, float(x), float(x))
             for step, x, length, actor in rows
         ]
     )

@@ -13,7 +13,7 @@ from tests.small_agents import Countdown, compiled, equal
 
 from operant.spec.runtime import processors
 from operant.training.drivers.device import DeviceDriver
-from operant.training.drivers.seeds import Member, Population, _Apart
+from operant.training.drivers.seeds import MultiSeedRunner, SeedDriver, _SeparateRuns
 
 
 @pytest.fixture
@@ -21,12 +21,14 @@ def three():
     """Three runs, each by itself."""
     agent = compiled("a2c", Countdown(), 2)
     keys = jax.vmap(jax.random.key)(jnp.arange(3))
-    return Population(agent.learner, agent.env, agent.n, keys, mapped=False)
+    return MultiSeedRunner(agent.learner, agent.env, agent.n, keys, mapped=False)
 
 
 @pytest.mark.slow
 def test_runs_on_a_cpu_advance_at_the_same_time_each_as_by_itself(three):
-    assert isinstance(Population(three.learner, three.loop.env, 2, jax.random.key(0)[None])._runs, _Apart)
+    assert isinstance(
+        MultiSeedRunner(three.learner, three.loop.env, 2, jax.random.key(0)[None])._runs, _SeparateRuns
+    )
     assert three._runs._threads._max_workers == min(3, processors())
     loop, together = three._runs.compiled, threading.Barrier(2)
 
@@ -78,10 +80,12 @@ def test_runs_go_on_where_one_failed(three):
 @pytest.mark.parametrize("name", ["dqn", "modular"])  # with a replay memory, and with one of recent rows
 def test_changing_one_run_leaves_the_others_and_the_replay_memories_where_they_are(name, mapped):
     agent = compiled(name, Countdown(), 2)
-    runs = Population(agent.learner, agent.env, 2, jax.vmap(jax.random.key)(jnp.arange(3)), mapped=mapped)
+    runs = MultiSeedRunner(
+        agent.learner, agent.env, 2, jax.vmap(jax.random.key)(jnp.arange(3)), mapped=mapped
+    )
     runs.advance(2)
     before = jax.device_get([runs.train(i) for i in range(3)])
-    member = Member(runs, 1)
+    member = SeedDriver(runs, 1)
     assert jax.tree.leaves(member.train.memory)
     assert (member.learnt.memory == ()) == (name == "dqn")
     assert equal(member.learnt._replace(memory=()), member.train._replace(memory=()))

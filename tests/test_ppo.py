@@ -19,12 +19,12 @@ from tests.small_agents import (
 )
 
 from operant.agents.base import updates
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.agents.parts.minibatches import passes
-from operant.agents.ppo import Batch, loss
+from operant.agents.ppo import PPOBatch, loss
 from operant.errors import SpecError
 from operant.ops import optimise, prng
-from operant.training.drivers.seeds import Population
+from operant.training.drivers.seeds import MultiSeedRunner
 
 EPOCHS, PARTS, N = 3, 4, 4
 SETTINGS = {"mini_batches": PARTS, "ppo_epochs": EPOCHS, "lr": 0.03}
@@ -61,7 +61,7 @@ def slowly(agent, train, block):
         block = updates.filled(block, algorithm.spaces) if model.averages else block
         rows = {k: x[:-1] for k, x in block.observation.items()}
         estimate = algorithm.estimate(state.variables, block)
-        batch = Batch(rows, block.action, block.extras["log_prob"], *estimate, block.valid)
+        batch = PPOBatch(rows, block.action, block.extras["log_prob"], *estimate, block.valid)
         return batch if axis else jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
 
     @jax.jit
@@ -167,7 +167,7 @@ def test_seeds_that_train_at_once_end_their_updates_each_for_itself():
     limits, blocks = (1e-5, 0.01, 1e6), 4
     hyper = jnp.stack([limited(agent, agent.begin(0)[0], limit).hyper for limit in limits])
     keys = jax.vmap(jax.random.key)(jnp.array([4, 4, 5]))
-    population = Population(agent.learner, agent.env, N, keys, hyper, mapped=True)
+    population = MultiSeedRunner(agent.learner, agent.env, N, keys, hyper, mapped=True)
     population.advance(blocks)
     steps = []
     for i, (seed, row) in enumerate(zip((4, 4, 5), hyper, strict=True)):
@@ -196,7 +196,7 @@ def test_means_of_metrics_leave_out_minibatches_to_which_they_do_not_apply():
 @pytest.mark.parametrize("value", [0.0, -0.1])
 def test_a_limit_is_above_zero(value):
     with pytest.raises(SpecError, match=f"target_kl must be above 0.* Received: target_kl={value}"):
-        define("ppo", target_kl=value)
+        parse_agent("ppo", target_kl=value)
 
 
 @pytest.mark.slow

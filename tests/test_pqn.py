@@ -9,10 +9,10 @@ import pytest
 from tests.small_agents import RECURRENT, Countdown, compiled, learner, small
 
 from operant.agents import pqn
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.learner import reset_carry
 from operant.errors import SpaceError, SpecError
-from operant.types import Block
+from operant.types import Rollout
 
 
 def run(kind="int", masked=False, **options):
@@ -51,7 +51,7 @@ def test_lambda_returns_by_hand(monkeypatch):
     reward = jnp.array([[1.0], [2.0], [3.0], [4.0]])
 
     def targets(terminated, truncated):
-        block = Block({}, {}, reward, terminated, truncated, ~never, (), ())
+        block = Rollout({}, {}, reward, terminated, truncated, ~never, (), ())
         found = algorithm.targets({}, block)
         assert found.shape == (4, 1, 1)
         return found[:, 0, 0]
@@ -87,7 +87,7 @@ def test_loss_is_the_mean_squared_error_of_valid_rows_and_all_elements():
     agent, train, block = run("discrete")
     algorithm = agent.learner.algorithm
     target = jax.random.normal(jax.random.key(1), (6, 3, 3))
-    rows = pqn.Batch({k: x[:-1] for k, x in block.observation.items()}, block.action, target, block.valid)
+    rows = pqn.PQNBatch({k: x[:-1] for k, x in block.observation.items()}, block.action, target, block.valid)
     batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
     params, state = train.state.variables["params"], train.state.variables["state"]
     total, metrics = pqn.loss(params, state, algorithm, batch)
@@ -115,7 +115,7 @@ def test_one_step_of_gradient_descent_goes_against_the_mean_gradient():
     after, metrics = agent.absorb(train, block)
     variables = train.state.variables
     target = algorithm.targets(variables, block)
-    rows = pqn.Batch({k: x[:-1] for k, x in block.observation.items()}, block.action, target, block.valid)
+    rows = pqn.PQNBatch({k: x[:-1] for k, x in block.observation.items()}, block.action, target, block.valid)
     batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
     grads = jax.grad(lambda p: pqn.loss(p, variables["state"], algorithm, batch)[0])(variables["params"])
     for name, x in variables["params"].items():
@@ -236,4 +236,4 @@ def test_settings_that_do_not_fit_are_refused():
     with pytest.raises(
         SpecError, match=r"epsilon_end must be at most epsilon_start\. Received: epsilon_end=0\.5"
     ):
-        define("pqn", epsilon_start=0.1, epsilon_end=0.5)
+        parse_agent("pqn", epsilon_start=0.1, epsilon_end=0.5)

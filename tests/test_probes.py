@@ -24,16 +24,23 @@ from tests.small_agents import (
     serves,
 )
 
-from operant.agents.base.agent_spec import define
-from operant.agents.base.compiled import Engine
-from operant.agents.base.learner import ENV, Learner, Train
+from operant.agents.base.agent_spec import parse_agent
+from operant.agents.base.compiled import CompiledAgent
+from operant.agents.base.learner import ENV, Learner, TrainState
 from operant.agents.base.protocol import fold
 from operant.agents.modules.objectives import View
 from operant.agents.parts.action_scaling import with_actions
 from operant.agents.table import config_class
 from operant.envs.native import native_env
 from operant.envs.native.native_env import NativeEnv
-from operant.envs.native.probe import PROBES, Constant, Discount, Memory, Observation, Truncation
+from operant.envs.native.probe import (
+    PROBES,
+    ConstantProbe,
+    DiscountProbe,
+    MemoryProbe,
+    ObservationProbe,
+    TruncationProbe,
+)
 from operant.execution.agent import Agent
 from operant.execution.interactive import Settings
 from operant.ops import losses
@@ -45,7 +52,7 @@ from operant.types import Array, Arrays, Tree
 
 GAMMA, ACTORS = 0.9, 8
 VALUE_TOLERANCE, ACTION_TOLERANCE = 0.15, 0.1
-INDIFFERENT = (Constant, Observation, Discount, Truncation)
+INDIFFERENT = (ConstantProbe, ObservationProbe, DiscountProbe, TruncationProbe)
 """Probes that pay the same whatever is done."""
 
 
@@ -261,7 +268,7 @@ def make(name: str, probe: str, **options: Any) -> tuple[Learner, NativeEnv]:
     chosen = dict(learning.options)
     if "memory" in probe:
         chosen |= learning.recurrent or {}
-    definition = define(name, **{**chosen, **options})
+    definition = parse_agent(name, **{**chosen, **options})
     return Learner(definition.cls.create(definition.config, env.spaces, ACTORS)), env
 
 
@@ -276,11 +283,11 @@ class Found(NamedTuple):
     """Whether the action of the row matters."""
 
 
-def look(name: str, made: Learner, env: NativeEnv, train: Train, rows: int = 12) -> Found:
+def look(name: str, made: Learner, env: NativeEnv, train: TrainState, rows: int = 12) -> Found:
     """Let the agent act greedily, and ask it at every row for the value."""
 
     @jax.jit
-    def play(train: Train) -> Any:
+    def play(train: TrainState) -> Any:
         acting, key = made.acting(train), fold(jax.random.key(99), ENV)
         noise = made.noise(key, jnp.uint32(0), ACTORS)
 
@@ -297,7 +304,7 @@ def look(name: str, made: Learner, env: NativeEnv, train: Train, rows: int = 12)
             after, _ = native_env.step(env, actors, made.emit(action.action), key)
             expected = env.expected_value(seen, GAMMA)
             best, pays = env.best_action(seen, started), jnp.full(ACTORS, not isinstance(env, INDIFFERENT))
-            if isinstance(env, Memory):
+            if isinstance(env, MemoryProbe):
                 pays = seen["state"][..., 1] > 0.99  # the answer, after the delay
             answers = (value, expected, action.action, best, pays, ~actors.ended)
             return (after, action.carry, started, actors.ended), answers
@@ -376,7 +383,7 @@ def test_every_agent_has_settings_for_the_probes():
 def test_agents_learn_probes_on_the_host(name, probe):
     made, env = make(name, probe)
     key = jax.random.key(1)
-    driver = HostDriver(Engine(made, key, ACTORS), Stream(env, ACTORS, key), 0)
+    driver = HostDriver(CompiledAgent(made, key, ACTORS), Stream(env, ACTORS, key), 0)
     while driver.step < LEARNING[name].steps:
         driver.advance(driver.blocks)
     check(name, probe, look(name, made, env, driver.train))
@@ -387,7 +394,7 @@ def test_agents_learn_probes_on_the_host(name, probe):
 def test_agents_learn_probes_in_a_program(name, probe):
     env, learning = PROBES[probe](), LEARNING[name]
     agent = Agent(
-        define(name, **learning.options),
+        parse_agent(name, **learning.options),
         env.spaces,
         parallel_interactions=ACTORS,
         settings=Settings.from_dict({"seed": 1}),

@@ -8,7 +8,7 @@ import pytest
 
 from operant import __version__
 from operant.training import provenance
-from operant.training.reproduce import Replayed, _remedy
+from operant.training.reproduce import Reproduction, _remedy
 
 
 def git(folder, *arguments):
@@ -81,8 +81,8 @@ def test_what_decides_about_the_bits_of_a_gpu_is_recorded(monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: [gpu])
     monkeypatch.setenv("XLA_FLAGS", "")
     assert provenance.machine()["deterministic"] is False
-    assert provenance.DETERMINISTIC in str(Replayed(["x"], [], 1, "all", _remedy()))
-    assert provenance.DETERMINISTIC not in str(Replayed([], [], 1, "all", _remedy()))
+    assert provenance.DETERMINISTIC in str(Reproduction(["x"], [], 1, "all", _remedy()))
+    assert provenance.DETERMINISTIC not in str(Reproduction([], [], 1, "all", _remedy()))
     monkeypatch.setenv("XLA_FLAGS", f"--other {provenance.DETERMINISTIC}")
     assert provenance.machine()["deterministic"] is True and _remedy() == ""
 

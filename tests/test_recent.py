@@ -9,21 +9,21 @@ import pytest
 
 from operant.errors import SpecError
 from operant.memory.recent import Recent
-from operant.memory.ring import Row
-from operant.types import Block
+from operant.memory.ring import RowSpec
+from operant.types import Rollout
 
-EXAMPLE = Row(
+EXAMPLE = RowSpec(
     {"state": jax.ShapeDtypeStruct((2,), jnp.float32)},
     {"action": jax.ShapeDtypeStruct((), jnp.int32)},
     {"log_prob": jax.ShapeDtypeStruct((), jnp.float32)},
 )
 
 
-def rows(first: int, count: int, n: int) -> Block:
+def rows(first: int, count: int, n: int) -> Rollout:
     """Rows numbered from `first`; row `t` of actor `i` is `10 t + i` in all fields."""
     number = 10 * (first + np.arange(count + 1))[:, None] + np.arange(n)
     at = jnp.asarray(number[:-1])
-    return Block(
+    return Rollout(
         observation={"state": jnp.stack([jnp.asarray(number, jnp.float32)] * 2, axis=-1)},
         action={"action": at.astype(jnp.int32)},
         reward=at.astype(jnp.float32),
@@ -35,7 +35,7 @@ def rows(first: int, count: int, n: int) -> Block:
     )
 
 
-def assert_holds(block: Block, expected: Block) -> None:
+def assert_holds(block: Rollout, expected: Rollout) -> None:
     for one, other in zip(jax.tree.leaves(block), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -57,7 +57,7 @@ def test_actors_out_of_step_keep_their_own_rows():
     memory = Recent(4, 2)
     state = memory.init(EXAMPLE)
 
-    def column(first: int, actor: int) -> Block:
+    def column(first: int, actor: int) -> Rollout:
         return jax.tree.map(lambda x: x[:, actor : actor + 1], rows(first, 2, 2)._replace(carry=()))
 
     for first, actor in ((0, 0), (2, 0), (0, 1), (4, 0)):

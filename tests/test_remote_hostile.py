@@ -16,7 +16,7 @@ from operant.envs.remote import connect
 from operant.envs.remote.auth import _PROOF, _derive, greet
 from operant.envs.remote.channel import Channel
 from operant.envs.remote.server import Server
-from operant.envs.remote.wire import RESET, STEP, Seal, frame
+from operant.envs.remote.wire import MAC, RESET, STEP, frame
 
 HOST = "127.0.0.1"
 TOKEN = b"0123456789abcdef0123456789abcdef"
@@ -98,7 +98,7 @@ def attack_inside(server, kind, chance):
     ours = channel._seal
     stranger.sock.settimeout(10)
     if kind == "sealed":
-        bad = frame(RESET, struct.pack("<q", -1), Seal(chance.randbytes(32)))
+        bad = frame(RESET, struct.pack("<q", -1), MAC(chance.randbytes(32)))
     elif kind == "truncated-sealed":
         bad = frame(RESET, bytes(chance.randrange(8)), ours)
     elif kind == "oversized-sealed":  # more than any request of this environment, and only begun
@@ -194,9 +194,9 @@ def test_steps_out_of_order_and_actions_that_are_none(server):
 
 
 def test_many_that_only_hold_the_line_do_not_lock_others_out():
-    from operant.envs.remote.server import Patience
+    from operant.envs.remote.server import Timeouts
 
-    patience = Patience(greeting_seconds=1.0)
+    patience = Timeouts(greeting_seconds=1.0)
     with Server(resolve("CartPole-v1"), token=TOKEN, processes=False, patience=patience) as server:
         strangers = [Stranger(server) for _ in range(100)]
         time.sleep(0.2)

@@ -25,9 +25,9 @@ from operant.envs.catalog import resolve
 from operant.envs.remote import connect, wire
 from operant.envs.remote.auth import greet, is_loopback, read_token, welcome
 from operant.envs.remote.channel import Channel
-from operant.envs.remote.restarting import Limits
+from operant.envs.remote.restarting import ConnectionLimits
 from operant.envs.remote.serve import ServeConfig, start
-from operant.envs.remote.server import PORT, Patience, Server, tls_context
+from operant.envs.remote.server import PORT, Server, Timeouts, tls_context
 from operant.envs.remote.service import describe
 from operant.envs.vector.spawn import LostError
 from operant.errors import EnvironmentError, SpecError, UsageError
@@ -476,7 +476,7 @@ def test_an_error_in_the_servers_own_process_comes_with_its_traceback(module):
 
 @pytest.mark.slow
 def test_environments_that_fail_too_often_are_made_anew_for_the_next_client(module):
-    with serving(module.Count, processes=True, limits=Limits(max_restarts=0)) as server:
+    with serving(module.Count, processes=True, limits=ConnectionLimits(max_restarts=0)) as server:
         with clients(server.ports[0], max_restarts=0) as (connection,):
             ask(connection)
             with pytest.raises(
@@ -645,7 +645,7 @@ def test_one_client_for_one_environment():
 
 
 def test_silent_clients_lose_their_environment():
-    patience = Patience(idle_seconds=0.2)
+    patience = Timeouts(idle_seconds=0.2)
     with serving("CartPole-v1", patience=patience) as server, clients(server.ports[0]) as (silent,):
         ask(silent)
         time.sleep(0.4)
@@ -655,14 +655,14 @@ def test_silent_clients_lose_their_environment():
 
 def test_both_sides_wait_without_limit():
     with (
-        serving("CartPole-v1", patience=Patience(1e10, 1e10)) as server,
+        serving("CartPole-v1", patience=Timeouts(1e10, 1e10)) as server,
         clients(server.ports[0], timeout_seconds=1e10, start_seconds=float("inf")) as (connection,),
     ):
         assert ask(connection).terminal == ask(connection, 0).terminal == 0
 
 
 def test_silent_strangers_are_sent_away():
-    with serving("CartPole-v1", patience=Patience(greeting_seconds=0.2)) as server:
+    with serving("CartPole-v1", patience=Timeouts(greeting_seconds=0.2)) as server:
         stranger = socket.create_connection((HOST, server.ports[0]), timeout=5)
         assert stranger.recv(100)[5:12] == b"operant"
         assert stranger.recv(100) == b""  # the end

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from operant.envs.connection import Answer
 from operant.envs.remote import wire
-from operant.envs.remote.restarting import Description
-from operant.envs.remote.wire import Frames, Schema, Seal, WireError, frame
+from operant.envs.remote.restarting import EnvDescription
+from operant.envs.remote.wire import MAC, Frames, Schema, WireError, frame
 from operant.errors import SpaceError, SpecError
 from operant.spec.spaces import Spaces
 
@@ -54,12 +54,12 @@ def feed(frames, data, cuts=()):
 
 def frames(sealed=False, limit=LIMIT):
     new = Frames(limit)
-    new.seal = Seal(KEY) if sealed else None
+    new.seal = MAC(KEY) if sealed else None
     return new
 
 
 def sealed(messages):
-    seal = Seal(KEY)
+    seal = MAC(KEY)
     return [frame(kind, content, seal) for kind, content in messages]
 
 
@@ -115,7 +115,7 @@ def test_frames_cannot_be_replayed_left_out_or_swapped(messages, data):
 
 def test_another_key_is_noticed():
     with pytest.raises(WireError, match=r"a frame with a wrong tag"):
-        feed(frames(True), frame(17, b"x", Seal(bytes(32))))
+        feed(frames(True), frame(17, b"x", MAC(bytes(32))))
 
 
 @pytest.mark.parametrize("length", [0, LIMIT + 1, 2**31, 2**32 - 1])
@@ -129,7 +129,7 @@ def test_lengths_out_of_bounds_are_refused_before_anything_is_stored(length):
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 65535, 65536, 65537, 1 << 24])
 def test_frames_of_all_sizes(size):
     content = (bytes(range(251)) * (size // 251 + 1))[:size]
-    seal = Seal(KEY)
+    seal = MAC(KEY)
     data = frame(33, content, seal) + frame(34, b"", seal)
     assert feed(frames(True, (1 << 24) + 17), data, range(0, len(data), 65_000)) == [(33, content), (34, b"")]
 
@@ -313,11 +313,11 @@ def test_seeds_that_are_none(content):
 
 
 def test_descriptions_arrive_as_they_were():
-    for description in (Description("A", SPACES, None, 1), Description("B", SPACES, 500, 3)):
+    for description in (EnvDescription("A", SPACES, None, 1), EnvDescription("B", SPACES, 500, 3)):
         assert wire.unpack_description(memoryview(wire.pack_description(description))) == description
 
 
-PLAIN = json.loads(wire.pack_description(Description("A", SPACES, None, 1)))
+PLAIN = json.loads(wire.pack_description(EnvDescription("A", SPACES, None, 1)))
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_texts_of_the_other_side_steer_no_terminal():
         *["[2J\nINFO all fine"] * 2,
     )
     assert SINGLE.unpack_answer(memoryview(good(lost=forged)), 1)[0].lost == "[2J\nINFO all fine"
-    description = wire.pack_description(Description(forged, SPACES, None, 1))
+    description = wire.pack_description(EnvDescription(forged, SPACES, None, 1))
     assert wire.unpack_description(memoryview(description)).name == "[2JINFO all fine"
 
 

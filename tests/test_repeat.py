@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.small_agents import Countdown, assert_close, compile_agent, countdown, equal, learner
 
-from operant.agents.base.compiled import Engine
+from operant.agents.base.compiled import CompiledAgent
 from operant.ops import repeat as module
 from operant.ops.repeat import compiled_for, once_if, repeat
 
@@ -64,7 +64,7 @@ def test_default_is_the_platform_of_the_default_device(monkeypatch):
 def test_an_engine_compiles_for_the_device_that_it_is_on(monkeypatch):
     made, asked = learner("dqn", Countdown(), 2), []
     monkeypatch.setattr(module, "_platform", lambda: asked.append(module._PLATFORM.get()) or "cpu")
-    engine = Engine(made, jax.random.key(0), 2)
+    engine = CompiledAgent(made, jax.random.key(0), 2)
     key = jax.random.key_data(jax.random.key(1))
     with compiled_for("gpu"):
         jax.eval_shape(engine._absorb, engine.train, engine.meter, made.block_shape(2), key)

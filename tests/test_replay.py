@@ -13,7 +13,7 @@ import pytest
 from operant import checkpoint
 from operant.checkpoint import compare
 from operant.cli import main
-from operant.tracking import Episode, History, read_history
+from operant.tracking import EpisodeRecord, History, read_history
 from operant.training import reproduce
 from operant.training.drivers.device import DeviceDriver
 
@@ -120,7 +120,7 @@ def test_episodes_that_a_later_run_added_to_the_history_are_not_compared(run, kn
     before = read_history(run / "history.parquet")
     assert before["step"][-1] < last - 1
     later = History(run / "history.parquet")
-    later.episodes([Episode(step, 1e3, 9.0, 9, 0, 9.0, 99.0) for step in (last - 1, last + 9)])
+    later.episodes([EpisodeRecord(step, 1e3, 9.0, 9, 0, 9.0, 99.0) for step in (last - 1, last + 9)])
     later.close()
     status, text = replayed(capsys)
     assert status == 0 and f"the {len(before['step'])} episodes of the history" in text, text

@@ -18,7 +18,7 @@ import pytest
 from tests.small_agents import MODEL
 
 from operant import Agent
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.cli import main
 from operant.errors import SpecError, UsageError
 from operant.spec import runtime
@@ -31,7 +31,7 @@ from operant.training.loop import Outcome
 from operant.training.multi_seed import replicate
 from operant.training.run_dir import held
 from operant.training.session import build
-from operant.training.train import Plan, Result, resumed, train
+from operant.training.train import ExperimentConfig, TrainingResult, resumed, train
 
 OPTIONS = {"model": MODEL, "n_steps": 16, "mini_batches": 2, "ppo_epochs": 2}
 
@@ -46,7 +46,7 @@ def plan(directory, env="jax:CartPole-v1", **changes):
         "run_dir": str(directory),
         **changes,
     }
-    return Plan("ppo", OPTIONS, RunConfig.from_dict(settings))
+    return ExperimentConfig("ppo", OPTIONS, RunConfig.from_dict(settings))
 
 
 def episodes(directory):
@@ -58,7 +58,7 @@ def episodes(directory):
 def test_no_batch_of_matrices_is_factorised():
     """On CPU two such kernels at once may wait for each other's threads for ever."""
     run = RunConfig.from_dict({"env": "jax:CartPole-v1", "n_envs": 2, "max_steps": 1, "seed": 1})
-    learner = build(define("ppo", n_steps=4, mini_batches=1), make_environments(run), run)
+    learner = build(parse_agent("ppo", n_steps=4, mini_batches=1), make_environments(run), run)
     keys, hyper = jax.random.split(jax.random.key(0), 2), jnp.stack([learner.hyper()] * 2)
     for how, given, batched in (
         (learner.init, (keys[0], hyper[0]), False),
@@ -179,7 +179,7 @@ def test_a_request_to_terminate_ends_the_seeds_that_have_not_begun(tmp_path, mon
 def test_an_interrupted_seed_is_named_and_there_is_no_interval(tmp_path, monkeypatch, capsys):
     def trained(plan, command, base):
         reason = "interrupted" if plan.run.seed == 6 else "max_steps"
-        return Result(Outcome(reason, "", 400, 9, 20.0, 20.0, 1.0), Path(plan.run.run_dir))
+        return TrainingResult(Outcome(reason, "", 400, 9, 20.0, 20.0, 1.0), Path(plan.run.run_dir))
 
     monkeypatch.setattr("operant.training.multi_seed.train", trained)
     replicate(plan(tmp_path / "two", env="CartPole-v1", quiet=False), 2)

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 
 from operant import Agent, checkpoint
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.cli import main
 from operant.errors import SpecError
 from operant.spec.run import RunConfig
-from operant.tracking import Tracker, read_history
+from operant.tracking import LoggerGroup, read_history
 from operant.tracking.runs import read
-from operant.training.loop import Training
+from operant.training.loop import TrainingLoop
 from operant.training.reproduce import replay
 from operant.training.train import finished, opened, resumed
 
@@ -310,7 +310,7 @@ def test_a_number_that_changed_stays_so_where_the_part_came_to_no_checkpoint(tmp
         raise RuntimeError("the power fails")
 
     with monkeypatch.context() as patched:
-        patched.setattr("operant.training.loop.Training.loop", fail)
+        patched.setattr("operant.training.loop.TrainingLoop.loop", fail)
         with pytest.raises(RuntimeError, match="power"):
             main(["train", "--resume", "run", "--max-steps", "600", "--lr", "0.25"])
     assert main(["train", "--resume", "run", "--max-steps", "900"]) == 0
@@ -335,9 +335,9 @@ def test_a_schedule_written_with_fewer_parts_has_not_changed(tmp_path, monkeypat
 
     monkeypatch.setattr(checkpoint, "read_header", older)
     taken = []
-    restore = Training.restore
+    restore = TrainingLoop.restore
     monkeypatch.setattr(
-        Training,
+        TrainingLoop,
         "restore",
         lambda self, path, changed: (taken.append(changed), restore(self, path, changed))[1],
     )
@@ -360,7 +360,7 @@ def test_what_may_change_when_a_run_is_resumed(agent, given, refused, tmp_path):
     options = {"separate": False} if agent == "ppo" else {}
     env = "jax:Pendulum-v1" if agent == "sac" else "jax:CartPole-v1"
     saved = {
-        "agent": define(agent, **options).to_dict(),
+        "agent": parse_agent(agent, **options).to_dict(),
         "run": RunConfig.from_dict({"env": env, "max_steps": 9}).to_dict(),
     }
     (tmp_path / "run.json").write_text(json.dumps(saved))
@@ -387,7 +387,7 @@ def test_a_rate_that_plateaus_reduced_is_that_which_is_given(tmp_path, monkeypat
     session, _ = opened("run")
     session.driver.scale_lr(0.01)
     training = session.training(
-        RunConfig.from_dict({"env": "jax:CartPole-v1", "max_steps": 1, "seed": 3}), Tracker()
+        RunConfig.from_dict({"env": "jax:CartPole-v1", "max_steps": 1, "seed": 3}), LoggerGroup()
     )
     training.restore(checkpoint.newest("run/checkpoints"))
     session.driver.scale_lr(0.01)

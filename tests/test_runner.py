@@ -12,12 +12,12 @@ import pytest
 
 from operant import Agent, Environment, Runner, checkpoint
 from operant.envs.check import check_env
-from operant.envs.connection import Local
+from operant.envs.connection import LocalConnection
 from operant.envs.vector import create
 from operant.errors import SpaceError, SpecError, UsageError
 from operant.execution import traces
 from operant.execution.runner.bar import Bar
-from operant.execution.runner.run_statistics import Ledger
+from operant.execution.runner.run_statistics import RunStatistics
 
 NET = [{"type": "dense", "size": 8}]
 PPO = {"agent": "ppo", "n_steps": 8, "mini_batches": 2, "ppo_epochs": 1, "model": NET, "lr": 0.01}
@@ -452,7 +452,7 @@ def test_a_request_to_terminate_ends_the_run_and_then_the_program(environment, m
         manner = {"callback": ask, "num_timesteps": 10**9}
     else:  # of blocks of a driver
         manner = {"num_updates": 10**9, "batch_agent_calls": True}
-        monkeypatch.setattr(Ledger, "show", ask)
+        monkeypatch.setattr(RunStatistics, "show", ask)
     with pytest.raises(SystemExit) as ended, runner:
         runner.run(**manner, **QUIET)
     assert ended.value.code == 143 and 0 < runner.timesteps < 10**5
@@ -603,7 +603,7 @@ def test_refused_agents(agent, message):
 def test_environments_that_answer_late(agent, monkeypatch):
     """What other processes and machines do, without them: each answer is ready at the third look."""
 
-    class Late(Local):
+    class Late(LocalConnection):
         looks = 0
 
         def ready(self, seconds=0.0):
@@ -612,7 +612,7 @@ def test_environments_that_answer_late(agent, monkeypatch):
 
     import operant.execution.runner.connections as connections
 
-    monkeypatch.setattr(connections, "Local", Late)
+    monkeypatch.setattr(connections, "LocalConnection", Late)
     with Runner(agent, Walk, num_parallel=3) as runner:
         runner.run(num_episodes=9, num_sleep_secs=0, **QUIET)
         assert runner.episode_timesteps == [5] * 9

@@ -9,8 +9,8 @@ import pytest
 from tests import plain_actor_critic as plain
 from tests.small_agents import equal
 
-from operant.agents.base.agent_spec import define
-from operant.agents.parts.off_policy import Acting, Seen
+from operant.agents.base.agent_spec import parse_agent
+from operant.agents.parts.off_policy import ContinuousPolicyState, NetworkInputs
 from operant.agents.sac import temperature_loss
 from operant.ops import optimise
 from operant.ops.distributions import SquashedNormal
@@ -57,7 +57,7 @@ def test_log_probability_is_the_slope_of_the_probability(made):
     mean, std, z = 0.4, 0.6, 0.8
     variables = gaussian(made, mean, np.log(std))
     noise = {"arm": jnp.full((1, 2), z), "leg": jnp.full((1,), z)}
-    action, log_prob = made.draw(made.outputs(variables, Seen({"state": jnp.ones((1, 3))})), noise)
+    action, log_prob = made.draw(made.outputs(variables, NetworkInputs({"state": jnp.ones((1, 3))})), noise)
     a = float(action["leg"][0])
     assert a == pytest.approx(np.tanh(mean + std * z), rel=1e-6)
     below = [0.5 * (1 + erf((np.arctanh(x) - mean) / (std * sqrt(2)))) for x in (a - 1e-4, a + 1e-4)]
@@ -70,11 +70,16 @@ def test_probabilities_of_units_sum_to_one(made):
     variables = gaussian(made, -0.3, np.log(0.7))
     z = np.linspace(-8, 8, 4001)
     noise = {"arm": jnp.zeros((4001, 2)), "leg": jnp.asarray(z, jnp.float32)}
-    action, log_prob = made.draw(made.outputs(variables, Seen({"state": jnp.ones((4001, 3))})), noise)
+    action, log_prob = made.draw(
+        made.outputs(variables, NetworkInputs({"state": jnp.ones((4001, 3))})), noise
+    )
     still = {"arm": jnp.zeros((1, 2)), "leg": jnp.zeros(1)}
     u = -0.3
     own = -np.log(0.7) - 0.5 * np.log(2 * np.pi) - np.log(1 - np.tanh(u) ** 2)
-    others = float(made.draw(made.outputs(variables, Seen({"state": jnp.ones((1, 3))})), still)[1][0]) - own
+    others = (
+        float(made.draw(made.outputs(variables, NetworkInputs({"state": jnp.ones((1, 3))})), still)[1][0])
+        - own
+    )
     density = np.exp(np.asarray(log_prob, float) - others)
     assert np.trapezoid(density, np.asarray(action["leg"], float)) == pytest.approx(1.0, abs=2e-3)
 
@@ -82,7 +87,7 @@ def test_probabilities_of_units_sum_to_one(made):
 def test_log_probability_stays_finite_where_tanh_rounds_to_one(made):
     variables = gaussian(made, 15.0, 0.0)
     noise = {"arm": jnp.zeros((1, 2)), "leg": jnp.zeros(1)}
-    action, log_prob = made.draw(made.outputs(variables, Seen({"state": jnp.ones((1, 3))})), noise)
+    action, log_prob = made.draw(made.outputs(variables, NetworkInputs({"state": jnp.ones((1, 3))})), noise)
     assert float(action["leg"][0]) == 1.0
     assert float(log_prob[0]) == pytest.approx(
         3 * (2 * 15 - 2 * np.log(2) - 0.5 * np.log(2 * np.pi)), rel=1e-4
@@ -95,7 +100,8 @@ def test_exploring_draws_and_greedy_takes_the_mean(made):
     noise, observation = made.noise(jax.random.key(1), n), {"state": jnp.ones((n, 3))}
     act = jax.jit(made.act, static_argnums=4)
     drawn, greedy = (
-        act(Acting(variables, jnp.bool_(False), {}), observation, (), noise, e).action for e in (True, False)
+        act(ContinuousPolicyState(variables, jnp.bool_(False), {}), observation, (), noise, e).action
+        for e in (True, False)
     )
     np.testing.assert_allclose(greedy["leg"], 5 + 5 * np.tanh(0.2), rtol=1e-5)
     u = np.arctanh((np.asarray(drawn["leg"], float) - 5) / 5)
@@ -266,8 +272,8 @@ def test_the_entropy_becomes_the_target_where_rewards_call_for_certainty(target)
             own = jax.random.wrap_key_data(jnp.stack([i, jnp.uint32(0)]))
             action = jax.random.uniform(own, (64, 3), minval=-1.0, maxval=1.0)
             batch = plain.transitions()._replace(
-                now=Seen({"state": jnp.ones((64, 3))}),
-                following=Seen({"state": jnp.ones((64, 3))}),
+                now=NetworkInputs({"state": jnp.ones((64, 3))}),
+                following=NetworkInputs({"state": jnp.ones((64, 3))}),
                 action={"arm": action[:, :2], "leg": action[:, 2]},
                 reward=-jnp.sum(jnp.square(action - 0.3), axis=1),
                 discount=jnp.zeros(64),
@@ -279,7 +285,7 @@ def test_the_entropy_becomes_the_target_where_rewards_call_for_certainty(target)
 
     state, metrics = many(made.init(jax.random.key(0)))
     assert np.asarray(metrics["policy/entropy"])[-300:].mean() == pytest.approx(target, abs=0.25)
-    best = made.greedy(made.outputs(state.actor, Seen({"state": jnp.ones((1, 3))})))
+    best = made.greedy(made.outputs(state.actor, NetworkInputs({"state": jnp.ones((1, 3))})))
     np.testing.assert_allclose(plain.side_by_side(best), 0.3, atol=0.15)
 
 
@@ -297,7 +303,7 @@ def test_an_element_with_one_value_has_no_part_in_entropy():
         states={"type": "float", "shape": (3,)},
         actions={"type": "float", "shape": (2,), "min_value": [-1.0, 2.0], "max_value": [1.0, 2.0]},
     )
-    definition = define("sac", actor_model=plain.NETWORK, critic_model=plain.NETWORK)
+    definition = parse_agent("sac", actor_model=plain.NETWORK, critic_model=plain.NETWORK)
     algorithm = definition.cls.create(definition.config, spaces, 1)
     assert algorithm.target_entropy == -1.0
     outputs = {"action/mean": jnp.asarray([[0.3, 0.7]]), "action/log_std": jnp.asarray([[-1.0, 0.5]])}

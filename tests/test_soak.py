@@ -19,7 +19,7 @@ import pytest
 
 from operant import Runner, checkpoint
 from operant.tracking import History, read_history
-from operant.tracking.record import Episode
+from operant.tracking.record import EpisodeRecord
 
 
 def short_and_long(short, long):
@@ -172,7 +172,7 @@ def test_a_million_episodes_are_written_in_a_moment_and_stay_readable(tmp_path):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for first in range(0, count, at_once):
         episodes = [
-            Episode(20 * i, i * 1e-4, float(i), 20, i % 4, float(i), float(i))
+            EpisodeRecord(20 * i, i * 1e-4, float(i), 20, i % 4, float(i), float(i))
             for i in range(first, first + at_once)
         ]
         own = time.process_time()

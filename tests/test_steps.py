@@ -9,7 +9,7 @@ import pytest
 from tests.small_agents import MODEL
 
 from operant import Agent
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.agents.modules import gradient_steps
 from operant.errors import SpecError
 from operant.ops import optimise
@@ -29,7 +29,7 @@ def fit(loss, params, rows, *, lr=0.1, count=None, **plan):
             optimizer,
             rows,
             counts,
-            gradient_steps.Plan(**{"steps": 1, **plan}),
+            gradient_steps.UpdatePlan(**{"steps": 1, **plan}),
             KEY,
         )
     )(params)
@@ -53,7 +53,7 @@ def kl(old, new):
 
 
 def natural(max_kl, damping=1e-4):
-    return gradient_steps.Natural(
+    return gradient_steps.NaturalGradient(
         lambda params, rows: jnp.broadcast_to(params, (len(rows), K)),
         lambda rows, old, new: kl(old, new),
         max_kl,
@@ -94,7 +94,7 @@ def test_the_fisher_matrix_speaks_of_all_of_a_long_batch():
         each = -rows[:, 2] * jnp.take_along_axis(log_probs, rows[:, 1:2].astype(jnp.int32), 1)[:, 0]
         return each, {"loss/policy": each}
 
-    way = gradient_steps.Natural(logits, lambda rows, old, new: kl(old, new), max_kl, 20, damping)
+    way = gradient_steps.NaturalGradient(logits, lambda rows, old, new: kl(old, new), max_kl, 20, damping)
     moved, _ = fit(loss, start, own, natural=way)
     gradient = jax.grad(lambda p: -jnp.mean(loss(p, own)[0]))(start)
     fisher = damping * jnp.eye(4)
@@ -120,9 +120,11 @@ def test_estimated_gradients_are_right_in_the_mean():
         each = jnp.sum(jnp.square(params - target)) + 0.0 * rows[:, 0]
         return each, {"loss/policy": each}
 
-    moved, _ = fit(loss, start, jnp.zeros((8, 1)), lr=1.0, evolution=gradient_steps.Evolution(20_000, 0.1))
+    moved, _ = fit(
+        loss, start, jnp.zeros((8, 1)), lr=1.0, evolution=gradient_steps.EvolutionStrategy(20_000, 0.1)
+    )
     np.testing.assert_allclose(start - moved, 2.0 * (start - target), atol=0.15)
-    few, _ = fit(loss, start, jnp.zeros((8, 1)), lr=1.0, evolution=gradient_steps.Evolution(2, 0.1))
+    few, _ = fit(loss, start, jnp.zeros((8, 1)), lr=1.0, evolution=gradient_steps.EvolutionStrategy(2, 0.1))
     assert np.abs(start - few - 2.0 * (start - target)).max() > 0.5  # it is estimated, not computed
 
 
@@ -133,7 +135,7 @@ def test_a_search_shortens_a_step_until_the_loss_is_lower():
         each = jnp.sum(jnp.square(params)) + 0.0 * rows[:, 0]
         return each, {"loss/policy": each}
 
-    search = gradient_steps.Search(10, 0.5)
+    search = gradient_steps.LineSearch(10, 0.5)
     over, _ = fit(loss, start, seen, lr=4.0)
     assert float(over[0]) == pytest.approx(3.0 - 4.0 * 6.0)
     moved, watched = fit(loss, start, seen, lr=4.0, search=search)
@@ -141,7 +143,7 @@ def test_a_search_shortens_a_step_until_the_loss_is_lower():
         3.0 - 4.0 * 6.0 / 8
     )  # 24 and 12 go too far, 6 just as far, 3 to the middle
     assert watched["update/accepted"] == 1.0
-    stuck, watched = fit(loss, start, seen, lr=4.0, search=gradient_steps.Search(2, 0.5))
+    stuck, watched = fit(loss, start, seen, lr=4.0, search=gradient_steps.LineSearch(2, 0.5))
     assert (stuck == start).all() and watched["update/accepted"] == 0.0
 
 
@@ -152,21 +154,21 @@ def test_the_search_looks_at_the_weight_of_squared_parameters_too():
         each = 0.0 * rows[:, 0] * params[0]
         return each, {"loss/policy": each}
 
-    moved, watched = fit(flat, start, seen, lr=0.1, l2=1.0, search=gradient_steps.Search(3, 0.5))
+    moved, watched = fit(flat, start, seen, lr=0.1, l2=1.0, search=gradient_steps.LineSearch(3, 0.5))
     assert float(moved[0]) == pytest.approx(3.0 - 0.1 * 6.0) and watched["update/accepted"] == 1.0
 
 
 def test_running_averages_are_no_part_of_penalties_and_estimates():
     params, optimizer = {"w": jnp.asarray(3.0), "average": jnp.asarray(100.0)}, optimise.optimizer("sgd", 0.1)
-    learning = gradient_steps.Learning(
+    learning = gradient_steps.TrainingPass(
         None, lambda words, before, after, rows: after, lambda p: {**p, "average": jnp.zeros(())}
     )
 
     def loss(p, rows):
         return rows * p["w"] + 0.0 * p["average"], {}
 
-    for evolution in (None, gradient_steps.Evolution(4, 0.1)):
-        plan = gradient_steps.Plan(1, l2=0.5, evolution=evolution)
+    for evolution in (None, gradient_steps.EvolutionStrategy(4, 0.1)):
+        plan = gradient_steps.UpdatePlan(1, l2=0.5, evolution=evolution)
         moved, _, watched = gradient_steps.fit(
             loss,
             params,
@@ -195,8 +197,8 @@ def test_what_contradicts_itself_is_refused():
         ({"gradient": "natural", "baseline_model": "auto"}, "of its own"),
     ]:
         with pytest.raises(SpecError, match=message):
-            define("modular", **options)
-    define("modular", gradient="natural", baseline_model="auto", baseline_optimizer="adam")
+            parse_agent("modular", **options)
+    parse_agent("modular", gradient="natural", baseline_model="auto", baseline_optimizer="adam")
 
 
 @pytest.mark.slow

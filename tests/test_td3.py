@@ -9,8 +9,8 @@ import pytest
 from tests import plain_actor_critic as plain
 from tests.small_agents import Countdown, compiled, equal
 
-from operant.agents.base.agent_spec import define
-from operant.agents.parts.off_policy import Seen
+from operant.agents.base.agent_spec import parse_agent
+from operant.agents.parts.off_policy import NetworkInputs
 from operant.spec.spaces import Spaces
 
 HEADS = ("arm", "leg")
@@ -258,7 +258,7 @@ def test_critics_take_no_notice_of_an_element_with_one_value_only():
         states={"type": "float", "shape": (3,)},
         actions={"type": "float", "shape": (2,), "min_value": [-1.0, 2.0], "max_value": [1.0, 2.0]},
     )
-    definition = define(
+    definition = parse_agent(
         "td3", actor_model=[{"type": "dense", "size": 8}], critic_model=[{"type": "dense", "size": 8}]
     )
     algorithm = definition.cls.create(definition.config, spaces, 1)
@@ -266,7 +266,7 @@ def test_critics_take_no_notice_of_an_element_with_one_value_only():
     observation = {"state": jnp.ones((1, 3))}
 
     def value(units):
-        return algorithm.value("critic1", state.critic1, Seen(observation), {"action": units})[0]
+        return algorithm.value("critic1", state.critic1, NetworkInputs(observation), {"action": units})[0]
 
     slope = jax.grad(value)(jnp.array([[0.3, 0.4]]))
     assert slope[0, 0] != 0 and slope[0, 1] == 0

@@ -6,7 +6,7 @@ import resource
 import pytest
 
 from operant.cli import main
-from operant.tracking import Episode, Record, TensorBoard, Tracker
+from operant.tracking import EpisodeRecord, LoggerGroup, Record, TensorBoard
 
 accumulator = pytest.importorskip(
     "tensorboard.backend.event_processing.event_accumulator", reason="the viewer is an extra"
@@ -22,7 +22,7 @@ def test_scalars_at_their_steps(tmp_path):
     sink = TensorBoard(tmp_path / "events")
     sink.record(Record(240, 1.5, {"episode/reward_mean": 22.5, "loss/policy": -0.25}))
     sink.record(Record(1_000_000, 3.0, {"episode/reward_mean": float("inf")}))
-    sink.episodes([Episode(240, 1.0, 1.0, 10, 0, 1.0, 1.0)])
+    sink.episodes([EpisodeRecord(240, 1.0, 1.0, 10, 0, 1.0, 1.0)])
     sink.message("not for the file")
     sink.close()
     assert scalars(tmp_path / "events") == {
@@ -58,7 +58,7 @@ def test_training_outlives_a_full_disk_and_what_it_did_not_take_follows(tmp_path
     sink = TensorBoard(tmp_path)
     [file] = tmp_path.iterdir()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    tracker = Tracker([sink])
+    tracker = LoggerGroup([sink])
     resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + room, limits[1]))
     try:
         with pytest.warns(RuntimeWarning, match="TensorBoard failed, training goes on: OSError"):

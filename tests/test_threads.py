@@ -7,7 +7,7 @@ import os
 import jax
 import pytest
 
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.spec import runtime
 from operant.spec.runtime import LARGE_PRODUCT, LIBRARY_FLAG, prepare, start, threads_for
 
@@ -26,7 +26,7 @@ from operant.spec.runtime import LARGE_PRODUCT, LIBRARY_FLAG, prepare, start, th
     ],
 )
 def test_largest_product_of_a_gradient_step(agent, options, actors, product):
-    assert define(agent, **options).product(actors) == product
+    assert parse_agent(agent, **options).product(actors) == product
 
 
 def test_threads_for_products_and_images():

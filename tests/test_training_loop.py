@@ -10,10 +10,10 @@ import pytest
 
 from operant.spec.run import RunConfig
 from operant.tracking.record import Origin
-from operant.training.episodes import Finished
+from operant.training.episodes import EpisodeResult
 from operant.training.evaluate import Evaluation
-from operant.training.loop import Training
-from operant.training.progress import Evaluated, Progress
+from operant.training.loop import TrainingLoop
+from operant.training.progress import EvaluationScores, Progress
 
 BLOCK_STEPS, BLOCK_SECONDS = 2, 0.5
 
@@ -39,7 +39,7 @@ class Pretended:
         for _ in range(blocks):
             self.step += BLOCK_STEPS
             self.clock[0] += BLOCK_SECONDS
-            finished.append(Finished(self.step, next(self.returns, 0.0), BLOCK_STEPS, 0))
+            finished.append(EpisodeResult(self.step, next(self.returns, 0.0), BLOCK_STEPS, 0))
         return finished
 
     def metrics(self):
@@ -87,7 +87,7 @@ def training(clock, returns=(), origin=None, step=0, elapsed=0.0, blocks=1, **op
     if origin is not None:
         progress.begin_at(origin)
     driver = Pretended(clock, returns, step, blocks)
-    return Training(None, driver, run, {}, Sink(), progress=progress)
+    return TrainingLoop(None, driver, run, {}, Sink(), progress=progress)
 
 
 def test_a_target_is_reached_by_the_mean_of_a_full_window(clock):
@@ -148,7 +148,7 @@ def evaluation(made, frequency, found):
 
 def test_an_evaluation_reports_its_episodes(clock):
     made = training(clock, max_steps=20, eval_frequency=10)
-    episodes = [Finished(3, 1.0, 30, 0, {"won": 1.0}), Finished(4, 4.0, 10, 1, {"won": 0.0})]
+    episodes = [EpisodeResult(3, 1.0, 30, 0, {"won": 1.0}), EpisodeResult(4, 4.0, 10, 1, {"won": 0.0})]
     assert evaluation(made, 10, episodes) == []
     made.loop()
     found = [
@@ -171,7 +171,7 @@ def test_what_begins_behind_a_history_counts_from_its_end(clock):
     origin = Origin(1000, 5.0, 7, 60.0)
     made = training(clock, [9.0] * 3, origin=origin, max_steps=1042, log_frequency=4, eval_frequency=400)
     made.run = made.run.replace(max_steps=1440)
-    evaluated = evaluation(made, 400, [Finished(1, 1.0, 1, 0)])
+    evaluated = evaluation(made, 400, [EpisodeResult(1, 1.0, 1, 0)])
     made.loop()
     assert evaluated == [1200]
     assert [record.step for record in made.sinks.records][:3] == [1008, 1016, 1024]
@@ -190,7 +190,7 @@ def test_all_of_the_progress_is_stored():
     for reward in (1.0, 2.0, 3.0, 4.0):
         progress.score.add(reward, 5)
     told = {
-        "elapsed": 4.5, "skipped": 3, "origin": Origin(10, 1.0, 2, 7.0), "evaluated": Evaluated(9, 1.0, 2.0, 8), "draws": 6,
+        "elapsed": 4.5, "skipped": 3, "origin": Origin(10, 1.0, 2, 7.0), "evaluated": EvaluationScores(9, 1.0, 2.0, 8), "draws": 6,
         "logged": 2,
     }  # fmt: skip
     vars(progress).update(told)

@@ -9,14 +9,14 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from tests.small_agents import MODEL, RECURRENT, Countdown, compile_agent, compiled, differing, learner
 
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.learner import Learner
 from operant.agents.parts.actor_critic import evaluate
-from operant.agents.trpo import SLACK, Fit, value_loss
+from operant.agents.trpo import SLACK, CriticBatch, value_loss
 from operant.errors import SpecError
 from operant.ops import trust_region
 from operant.spec.spaces import Spaces, masks_of
-from operant.types import Block
+from operant.types import Rollout
 
 LINEAR = [{"type": "dense", "size": 2, "activation": "linear"}]
 SPACES = Spaces.read(
@@ -26,7 +26,7 @@ T, N = 6, 2
 
 
 def make(spaces=SPACES, actors=N, **options):
-    definition = define("trpo", actor_model=LINEAR, critic_model=LINEAR, **options)
+    definition = parse_agent("trpo", actor_model=LINEAR, critic_model=LINEAR, **options)
     return Learner(definition.cls.create(definition.config, spaces, actors))
 
 
@@ -40,7 +40,7 @@ def block_of(made, train):
     truncated[1, 1], valid[2, 1] = True, False
     made = made.algorithm
     outputs = made.model.apply(train.state.actor, {"state": observation["state"][:-1]})[0]
-    return Block(
+    return Rollout(
         observation=observation,
         action=action,
         reward=jnp.asarray(rng.normal(size=(T, N)), jnp.float32),
@@ -183,7 +183,7 @@ def test_clipped_value_loss_by_hand():
     made = make(n_steps=T, mini_batches=1).algorithm
     params = make(n_steps=T).init(jax.random.key(0), make(n_steps=T).hyper()).state.critic["params"]
     params = {k: jnp.full_like(x, 2.0) if x.shape == (1,) else jnp.zeros_like(x) for k, x in params.items()}
-    fit = Fit(
+    fit = CriticBatch(
         {"state": jnp.zeros((1, 2))}, value=jnp.zeros(1), target=jnp.full(1, 3.0), valid=jnp.ones(1, bool)
     )
     for clip, error, slope in ((False, 1.0, -1.0), (True, 2.5, 0.0)):
@@ -302,7 +302,7 @@ def test_without_the_line_search_the_bound_is_broken(monkeypatch):
     assert max(searched) <= SLACK * 0.5 * 1.01
 
     def bare(accept, start, step, *, candidates):
-        return trust_region.Searched(start + step, jnp.ones((), bool), jnp.zeros((), jnp.int32))
+        return trust_region.LineSearchResult(start + step, jnp.ones((), bool), jnp.zeros((), jnp.int32))
 
     monkeypatch.setattr(trust_region, "line_search", bare)
     free = [kl for kl, _ in updates(compile_agent("trpo", Countdown(), 4, **BARE), 12, 0.5)]
@@ -434,7 +434,7 @@ def test_minibatches_must_fit_the_block_or_the_sequences():
         SpecError, match=r"mini_batches must be at most 12 \(2 environments x n_steps 6 rows\)"
     ):
         make(n_steps=T, mini_batches=13)
-    definition = define("trpo", actor_model=MODEL, critic_model=RECURRENT, mini_batches=3)
+    definition = parse_agent("trpo", actor_model=MODEL, critic_model=RECURRENT, mini_batches=3)
     with pytest.raises(
         SpecError,
         match=r"mini_batches must be at most 2 \(2 environments: a recurrent critic.* fewer mini_batches, or more environments",

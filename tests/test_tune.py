@@ -26,7 +26,7 @@ from operant.tracking import read_history, trials
 from operant.tuning import search, study
 from operant.tuning.plan import NOT_TUNED
 from operant.tuning.ranges import Range, corners, split
-from operant.tuning.trial import Lost, TrialProcess, numbered
+from operant.tuning.trial import TrialLostError, TrialProcess, numbered
 from operant.tuning.tune import TuneConfig, draw, from_study, plan, tune
 
 TESTS = str(Path(__file__).parent)
@@ -353,7 +353,7 @@ class Listening:
 
 @pytest.mark.slow
 def test_a_trial_is_scored_by_evaluations_of_all_its_seeds():
-    from operant.agents.base.agent_spec import define
+    from operant.agents.base.agent_spec import parse_agent
     from operant.tuning import trial
 
     run = {"env": "jax:CartPole-v1", "n_envs": 2, "seed": 3, "max_steps": 400, "quiet": True}
@@ -370,7 +370,7 @@ def test_a_trial_is_scored_by_evaluations_of_all_its_seeds():
     assert ended["value"] == connection.told[-1]["value"] and ended["kind"] == "ended"
     assert 400 <= ended["step"] < 450
     with contextlib.ExitStack() as stack:
-        definition = define(order["agent"], **order["options"])
+        definition = parse_agent(order["agent"], **order["options"])
         alone = []
         for seed in (3, 4):
             own = trial._seed(definition, RunConfig.from_dict({**run, "seed": seed}), 3, stack)
@@ -548,20 +548,20 @@ def test_the_end_of_a_trial_shows_at_once_whatever_its_environment_started(start
     monkeypatch.setattr(TrialProcess, "code", code)
     process, begun = TrialProcess(silent=True), time.monotonic()
     process.send({"do": "train"})
-    with pytest.raises(Lost, match="ended with exit code 3"):
+    with pytest.raises(TrialLostError, match="ended with exit code 3"):
         process.receive()
     assert time.monotonic() - begun < 60
 
 
 def test_a_trial_that_is_ended_with_the_study_is_tried_again(here, monkeypatch):
     """Clusters ask every process of a job to terminate."""
-    hear = search.Search._hear
+    hear = search.StudySearch._hear
 
     def asked(self, running):
         self.stop()
         hear(self, running)
 
-    monkeypatch.setattr(search.Search, "_hear", asked)
+    monkeypatch.setattr(search.StudySearch, "_hear", asked)
     tuned = tune(planned("raise", config={"n_trials": 2, "study": "s"}))
     assert (tuned.failed, tuned.given_up, tuned.interrupted) == (0, 1, True)
     assert [t.state.name for t in tuned.study.trials] == ["FAIL", "WAITING"]
@@ -572,7 +572,7 @@ def test_a_study_that_is_ended_before_its_first_trial_is_interrupted(here, monke
 
     def lost(self):
         signal.raise_signal(signal.SIGTERM)
-        raise Lost("The process of the trial was killed by signal 15.")
+        raise TrialLostError("The process of the trial was killed by signal 15.")
 
     monkeypatch.setattr(TrialProcess, "receive", lost)
     with pytest.raises(KeyboardInterrupt):
@@ -655,20 +655,20 @@ def test_settings_wait_before_an_interrupted_trial_is_marked(here, monkeypatch):
 
     states = []
     monkeypatch.setattr(optuna.Study, "tell", look)
-    begin = search.Search._begin
-    monkeypatch.setattr(search.Search, "_begin", lambda self: (begin(self), self.stop()))
+    begin = search.StudySearch._begin
+    monkeypatch.setattr(search.StudySearch, "_begin", lambda self: (begin(self), self.stop()))
     tune(planned(config={"study": "s"}, env="hang"))
     assert states == [["RUNNING", "WAITING"]]
 
 
 def test_a_trial_that_another_process_took_for_dead_is_dropped(here, monkeypatch):
-    begin = search.Search._begin
+    begin = search.StudySearch._begin
 
     def begin_and_lose(self):
         begin(self)
         self.study.tell(len(self.study.trials) - 1, state=TrialState.FAIL)
 
-    monkeypatch.setattr(search.Search, "_begin", begin_and_lose)
+    monkeypatch.setattr(search.StudySearch, "_begin", begin_and_lose)
     tuned = tune(planned(config={"n_trials": 2, "study": "s"}))
     assert [t.state.name for t in tuned.study.trials] == ["FAIL", "FAIL"]
     assert (tuned.complete, tuned.failed) == (0, 0)

@@ -11,8 +11,8 @@ from tests.small_agents import Countdown, Stream, equal, interact
 
 import operant
 from operant import Agent
-from operant.agents.base.agent_spec import define
-from operant.agents.base.compiled import Engine
+from operant.agents.base.agent_spec import parse_agent
+from operant.agents.base.compiled import CompiledAgent
 from operant.agents.base.learner import Learner
 from operant.agents.table import AGENTS
 from operant.errors import SpaceError, SpecError
@@ -34,7 +34,7 @@ KINDS = {
 
 
 def made(name: str, env: Countdown, n: int = 3) -> Learner:
-    definition = define(name)
+    definition = parse_agent(name)
     return Learner(definition.cls.create(definition.config, env.spaces, n))
 
 
@@ -181,7 +181,7 @@ def test_it_runs_on_the_device_and_on_the_host_and_updates_nothing(name):
     assert driver.step > 0 and driver.metrics() == {}
     assert driver.scale_lr(0.5) == (0.0, 0.0)
     key = jax.random.key(0)
-    host = HostDriver(Engine(learner, key, 3), Stream(env, 3, key), 0)
+    host = HostDriver(CompiledAgent(learner, key, 3), Stream(env, 3, key), 0)
     episodes = host.advance(2)
     assert episodes and host.metrics() == {}
     counters = host.train.counters
@@ -214,4 +214,4 @@ def test_it_has_a_class(name):
 @pytest.mark.parametrize("name", UNTRAINED)
 def test_unknown_options_are_named(name):
     with pytest.raises(SpecError, match=f"{name} takes no argument 'lr'"):
-        define(name, lr=0.1)
+        parse_agent(name, lr=0.1)

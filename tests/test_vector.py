@@ -30,10 +30,10 @@ from operant.envs.check import random_actions
 from operant.envs.remote import connect
 from operant.envs.validation_errors import raised_at
 from operant.envs.vector import create as vector
+from operant.envs.vector import sync_vector
 from operant.envs.vector.async_vector import processors
-from operant.envs.vector.base import Step, seed_of
+from operant.envs.vector.base import VectorStep, seed_of
 from operant.envs.vector.create import create
-from operant.envs.vector.sync_vector import InProcess
 from operant.errors import EnvironmentError, SpecError, UsageError
 from operant.training.drivers.host import HostDriver
 from operant.training.evaluate import run_episodes
@@ -939,7 +939,7 @@ def test_an_evaluation_may_lose_environments_between_episodes_that_came_to_their
             self.row += 1
             self.lost = np.asarray([False, self.row % 4 == 3])
             ended = np.asarray([self.row == 20, self.row % 4 == 1])
-            return Step({}, np.ones(2, np.float32), ended, self.lost)
+            return VectorStep({}, np.ones(2, np.float32), ended, self.lost)
 
     found = run_episodes(lambda observation, carry, first, row: ({}, carry), (), Losing(), 2, seed=1)
     assert [(episode.actor, episode.length) for episode in found] == [(1, 1), (0, 20)]
@@ -1302,6 +1302,6 @@ def test_random_actions_heed_masks_and_bounds():
 
 def test_environment_objects_may_stand_in_lists(module):
     with create([Environment.create("CartPole-v1", max_episode_timesteps=2)] * 1, mode="in-process") as env:
-        assert isinstance(env, InProcess) and env.max_episode_timesteps == 2
+        assert isinstance(env, sync_vector.SyncVectorEnv) and env.max_episode_timesteps == 2
         env.reset(0)
         assert [env.step(act(0)).truncated[0] for _ in range(3)] == [False, True, False]

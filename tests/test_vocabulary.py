@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.agents.modules import tensorforce_spec
 from operant.errors import SpecError, UsageError
 from operant.execution.algorithm.arguments import named
@@ -155,7 +155,7 @@ def test_what_cannot_be_read_is_named(given, message):
 
 
 def test_a_whole_specification_becomes_a_config_that_is_plain_data():
-    definition = define(
+    definition = parse_agent(
         {"agent": "tensorforce", "update": {"unit": "episodes", "batch_size": 4}},
         policy={"network": [{"type": "dense", "size": 8}], "temperature": 0.5},
         optimizer={"optimizer": "adam", "learning_rate": {"type": "linear", "unit": "updates", "num_steps": 10,
@@ -176,7 +176,7 @@ def test_a_whole_specification_becomes_a_config_that_is_plain_data():
     )
     assert (c.temperature, c.baseline_model, c.baseline_weight) == (0.5, "auto", 0.5)
     assert c.lr == Schedule("linear", 0.01, 0.001, 10, "updates")
-    assert define(json.loads(json.dumps(definition.to_dict()))) == definition
+    assert parse_agent(json.loads(json.dumps(definition.to_dict()))) == definition
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_whole_specification_becomes_a_config_that_is_plain_data():
 )  # fmt: skip
 def test_contradictions_are_refused(options, message):
     with pytest.raises(SpecError, match=message):
-        define("modular", **options)
+        parse_agent("modular", **options)
 
 
 def test_modules_that_say_more_than_the_objective_asks():
@@ -222,11 +222,11 @@ def test_modules_that_say_more_than_the_objective_asks():
         "policy": {"type": "parametrized_value_policy", "network": "auto"},
         "reward_estimation": {"horizon": 1, "predict_action_values": True},
     }
-    config = define("modular", objective="policy_gradient", **spec).config
+    config = parse_agent("modular", objective="policy_gradient", **spec).config
     assert not config.double and not config.dueling
-    config = define("modular", objective="action_value", **spec).config
+    config = parse_agent("modular", objective="action_value", **spec).config
     assert config.double and config.dueling
-    assert define("dpg", use_beta_distribution=True, update_frequency=2).name == "modular"
+    assert parse_agent("dpg", use_beta_distribution=True, update_frequency=2).name == "modular"
 
 
 LAYERS = [{"type": "dense", "size": 8}]
@@ -238,16 +238,16 @@ LAYERS = [{"type": "dense", "size": 8}]
     [("ppo", "model"), ("dqn", "model"), ("a2c", "model"), ("trpo", "actor_model"), ("td3", "actor_model")],
 )
 def test_a_policy_that_is_a_network_is_the_algorithms_own(name, network, policy):
-    found = define(name, policy=policy)
+    found = parse_agent(name, policy=policy)
     assert found.name == name and list(getattr(found.config, network)) == LAYERS
     with pytest.raises(SpecError, match="Give one of them"):
-        define(name, **{"policy": policy, network: LAYERS})
+        parse_agent(name, **{"policy": policy, network: LAYERS})
 
 
 def test_a_policy_with_more_than_a_network_is_modular():
-    assert define("ppo", policy={"network": LAYERS, "temperature": 0.5}).name == "modular"
+    assert parse_agent("ppo", policy={"network": LAYERS, "temperature": 0.5}).name == "modular"
     with pytest.raises(SpecError, match="policy"):
-        define("td3", policy={"network": LAYERS, "temperature": 0.5})
+        parse_agent("td3", policy={"network": LAYERS, "temperature": 0.5})
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_unknown_arguments_of_other_ways_to_a_step():
 
 
 def test_trpo_in_the_words_of_the_modular_agent():
-    found = define(
+    found = parse_agent(
         "trpo",
         batch_size=5,
         learning_rate=0.02,
@@ -295,7 +295,7 @@ def test_trpo_in_the_words_of_the_modular_agent():
         7,
     )
     assert (config.unit, config.batch_size, config.baseline_optimizer) == ("episodes", 5, "adam")
-    assert define("trpo", learning_rate=0.02, cg_damping=0.2).name == "trpo"
+    assert parse_agent("trpo", learning_rate=0.02, cg_damping=0.2).name == "trpo"
 
 
 @pytest.mark.parametrize("agent", ["dqn", "ddqn", "dueling_dqn", "dpg"])
@@ -305,7 +305,7 @@ def test_defaults_of_tensorforce_that_are_written_out_are_understood(agent):
              "learning_rate": 1e-3, "horizon": 1, "discount": 0.99, "reward_processing": None, "return_processing": None,
              "predict_terminal_values": False, "exploration": 0.1, "variable_noise": 0.0, "l2_regularization": 0.0,
              "entropy_regularization": 0.0, "tracking": None, "update_frequency": 1.0}  # fmt: skip
-    config = define(agent, **given).config
+    config = parse_agent(agent, **given).config
     assert (config.start, config.frequency, config.batch_size, config.capacity) == (0, None, 32, 1000)
 
 
@@ -314,9 +314,9 @@ def test_what_neither_form_of_an_agent_has_is_named():
         SpecError,
         match=r"ppo with 'batch_size' takes no argument 'learning_rat'\. Did you mean 'learning_rate'",
     ):
-        define("ppo", batch_size=10, learning_rat=1e-3)
+        parse_agent("ppo", batch_size=10, learning_rat=1e-3)
     with pytest.raises(SpecError, match=r"ppo takes no argument 'learning_rat'"):
-        define("ppo", learning_rat=1e-3)
+        parse_agent("ppo", learning_rat=1e-3)
 
 
 def test_classes_read_the_words_of_the_modular_agent():
@@ -327,7 +327,7 @@ def test_classes_read_the_words_of_the_modular_agent():
         "learning_rate": 0.1,
     }
     own = named("modular", (), given)
-    config = define("modular", **own).config
+    config = parse_agent("modular", **own).config
     assert (config.frequency, config.start, config.baseline_model, config.lr) == (None, 0, (8,), 0.1)
     with pytest.raises(UsageError, match="got 'lr' twice, once as 'learning_rate'"):
         named("modular", (), {"lr": 0.1, "learning_rate": 0.1})

@@ -8,10 +8,10 @@ import pytest
 
 import operant
 from operant import checkpoint
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.errors import MismatchError, SpecError
 from operant.execution.play import PlayConfig, play
-from operant.nn.network import Saved, parse
+from operant.nn.network import SavedNetwork, parse
 from operant.training.session import fitting
 
 SMALL = [{"type": "dense", "size": 8}]
@@ -47,13 +47,13 @@ def test_weights_of_a_program_play_and_train_without_its_network(tmp_path, capsy
 def test_networks_that_are_chosen_stay(tmp_path):
     header = {"agent": "ddpg", "networks": {"actor_model": SMALL, "critic_model": [32], "other": "auto"}}
     path = written(tmp_path, header)
-    found = fitting(define("ddpg", critic_model=[16]), [path, str(tmp_path / "none.tf")])
-    assert found.config.actor_model == Saved(SMALL, f"The weights {path!r}")
+    found = fitting(parse_agent("ddpg", critic_model=[16]), [path, str(tmp_path / "none.tf")])
+    assert found.config.actor_model == SavedNetwork(SMALL, f"The weights {path!r}")
     assert found.config.critic_model == (16,)
     assert found.to_dict()["actor_model"] == SMALL
     assert parse(found.config.actor_model) == parse(SMALL)
     assert fitting(found, [path]) == found
-    assert found.product(1) == define("ddpg", actor_model=SMALL, critic_model=[16]).product(1)
+    assert found.product(1) == parse_agent("ddpg", actor_model=SMALL, critic_model=[16]).product(1)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_networks_that_are_chosen_stay(tmp_path):
     ],
 )
 def test_weights_that_say_nothing_of_this_agent_change_nothing(tmp_path, header):
-    definition = define("ppo")
+    definition = parse_agent("ppo")
     assert fitting(definition, [written(tmp_path, header)]) is definition
 
 
@@ -89,16 +89,16 @@ def test_weights_bring_the_network_of_their_own_model(tmp_path):
         written(tmp_path, actor, "actor.tf"),
         *(written(tmp_path, {**critics, "weights": name}, f"{name}.tf") for name in ("critic1", "critic2")),
     ]
-    found = fitting(define("td3"), paths).config
-    assert found.actor_model == Saved(SMALL, f"The weights {paths[0]!r}")
-    assert found.critic_model == Saved(other, f"The weights {paths[1]!r}")
+    found = fitting(parse_agent("td3"), paths).config
+    assert found.actor_model == SavedNetwork(SMALL, f"The weights {paths[0]!r}")
+    assert found.critic_model == SavedNetwork(other, f"The weights {paths[1]!r}")
     networks = {"model": "auto", "baseline_model": "auto"}
     header = {"agent": "modular", "networks": networks}
     policy, baseline = (
         written(tmp_path, {**header, "weights": name}, f"{name}.tf") for name in ("model", "baseline")
     )
-    assert fitting(define("modular"), [policy]).config.baseline_model is None
-    assert fitting(define("modular"), [policy, baseline]).config.baseline_model.network == "auto"
+    assert fitting(parse_agent("modular"), [policy]).config.baseline_model is None
+    assert fitting(parse_agent("modular"), [policy, baseline]).config.baseline_model.network == "auto"
 
 
 @pytest.mark.slow

@@ -9,16 +9,16 @@ from tests.test_agent import NET, ROLLOUT
 from tests.test_going_on import create, play
 
 from operant import Agent, Runner, checkpoint
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.cli import main, running
 from operant.errors import UsageError, quoted
 from operant.execution.algorithm.fit import trainer
 from operant.spec.run import RunConfig, RunnerConfig
-from operant.tracking import Tracker, read_history
+from operant.tracking import LoggerGroup, read_history
 from operant.training import loggers, provenance
 from operant.training.multi_seed import replicate
 from operant.training.run_dir import history_held
-from operant.training.train import Plan, opened, resumed, train
+from operant.training.train import ExperimentConfig, opened, resumed, train
 from operant.tuning import trial
 
 MODULE = """
@@ -78,7 +78,7 @@ def test_an_environment_may_change_it_while_a_run_trains(here, when, monkeypatch
             "checkpoints": ("w/a2c",), "history_checkpoint": "h.parquet", "eval_frequency": 100, "eval_episodes": 2,
         }
     )  # fmt: skip
-    result = train(Plan("a2c", {"model": NET}, run))
+    result = train(ExperimentConfig("a2c", {"model": NET}, run))
     monkeypatch.chdir(here)
     assert "run r\n" in (out := capsys.readouterr().out) and "Everything was written to r\n" in out
     assert {path.name for path in (here / "r").iterdir()} == {
@@ -95,7 +95,7 @@ def test_an_environment_may_change_it_while_a_run_trains(here, when, monkeypatch
     monkeypatch.chdir(here)
     assert again.outcome.step >= 300 and max(read_history("h.parquet")["step"]) > 200
     begun = run.replace(weights=("w/a2c",), run_dir=None, checkpoints=(), history_checkpoint=None)
-    other = train(Plan("a2c", {"model": NET}, begun)).directory
+    other = train(ExperimentConfig("a2c", {"model": NET}, begun)).directory
     monkeypatch.chdir(here)
     assert other.parent == Path("runs")
     assert list(json.loads((other / "run.json").read_text())["weights"]) == ["w/a2c"]
@@ -213,7 +213,7 @@ def test_the_file_of_an_agent_is_read_before_its_seeds(here, monkeypatch):
     Path("net.json").write_text(json.dumps(NET))
     Path("agent.json").write_text(json.dumps({"type": "a2c", "model": "net.json"}))
     run = RunConfig.from_dict({"env": "wandering:Wanders", "max_steps": 100, "seed": 3, "run_dir": "r"})
-    replicated = replicate(Plan("agent.json", {}, run), 2)
+    replicated = replicate(ExperimentConfig("agent.json", {}, run), 2)
     monkeypatch.chdir(here)
     assert [result.directory for result in replicated.results] == [Path("r/seed-3"), Path("r/seed-4")]
 
@@ -221,7 +221,7 @@ def test_the_file_of_an_agent_is_read_before_its_seeds(here, monkeypatch):
 @pytest.mark.slow
 def test_seeds_at_once_show_and_keep_paths_as_given(here, capsys):
     run = RunConfig.from_dict({"env": "jax:CartPole-v1", "max_steps": 100, "seed": 3, "run_dir": "r"})
-    replicated = replicate(Plan("a2c", {"model": NET}, run), 2)
+    replicated = replicate(ExperimentConfig("a2c", {"model": NET}, run), 2)
     assert str(here) not in capsys.readouterr().out
     assert [result.directory for result in replicated.results] == [Path("r/seed-3"), Path("r/seed-4")]
     assert json.loads(Path("r/seed-4/run.json").read_text())["run"]["run_dir"] == "r/seed-4"
@@ -234,7 +234,7 @@ def test_files_are_found_under_every_seed_of_a_trial(here, when, monkeypatch):
         "env": "wandering:Wanders", "env_kwargs": {"when": when}, "max_steps": 100, "seed": 1, "run_dir": "r", "quiet": True,
         "checkpoints": ["w/a2c"],
     }  # fmt: skip
-    train(Plan("a2c", {"model": "net.json"}, RunConfig.from_dict(run)))
+    train(ExperimentConfig("a2c", {"model": "net.json"}, RunConfig.from_dict(run)))
     monkeypatch.chdir(here)
     run |= {"weights": ["w/a2c"], "checkpoints": [], "run_dir": None}
     order = {"run": run, "agent": "a2c", "options": {"model": "net.json"}, "seeds": 2, "episodes": None}
@@ -306,7 +306,7 @@ def test_an_environment_may_change_it_while_an_algorithm_class_plays(here, monke
 def test_weights_and_biases_is_given_paths_as_they_were_given(here, monkeypatch):
     calls = []
 
-    class Sink(Tracker):
+    class Sink(LoggerGroup):
         id = "x"
 
         def __init__(self, session, directory, config, known):
@@ -324,7 +324,7 @@ def test_weights_and_biases_is_given_paths_as_they_were_given(here, monkeypatch)
             "monitor_session": "s",
         }
     )
-    train(Plan("a2c", {"model": NET}, run))
+    train(ExperimentConfig("a2c", {"model": NET}, run))
     agent = trainer("A2C")("CartPole-v1", model=NET, checkpoints=["v"], quiet=True)
     monkeypatch.chdir(os.environ["ELSEWHERE"])
     agent.fit(max_steps=50, monitor_session="s")
@@ -369,8 +369,8 @@ def test_files_of_networks_are_found_by_programs_that_go_elsewhere(here, monkeyp
 
 
 def test_a_file_that_comes_along_is_named_as_it_was(here):
-    assert define("a2c", model="ann-actor-critic.cfg").config.model == "ann-actor-critic.cfg"
-    assert define("a2c", model="[64].cfg").config.model == "[64].cfg"  # missing: told where it is read
+    assert parse_agent("a2c", model="ann-actor-critic.cfg").config.model == "ann-actor-critic.cfg"
+    assert parse_agent("a2c", model="[64].cfg").config.model == "[64].cfg"  # missing: told where it is read
 
 
 def test_a_runner_reads_its_agent_before_an_environment_is_made(here, monkeypatch):
@@ -396,7 +396,7 @@ def test_an_environment_may_remove_it(here, monkeypatch):
     monkeypatch.chdir(gone)
     gone.rmdir()
     run = {"env": "CartPole-v1", "max_steps": 50, "seed": 1, "quiet": True, "run_dir": str(here / "r")}
-    train(Plan("a2c", {"model": NET}, RunConfig.from_dict(run)))
+    train(ExperimentConfig("a2c", {"model": NET}, RunConfig.from_dict(run)))
     trainer("A2C")("CartPole-v1", model=NET, run_dir=str(here / "s"), quiet=True).close()
     with Runner({"agent": "random", "recorder": str(here / "t")}, "CartPole-v1") as runner:
         runner.run(num_episodes=1, use_tqdm=False)
@@ -413,7 +413,7 @@ def test_the_state_of_the_code_is_that_of_the_programs_folder(here, monkeypatch)
         "seed": 1,
         "quiet": True,
     }
-    result = train(Plan("a2c", {"model": NET}, RunConfig.from_dict({**run, "run_dir": "r"})))
+    result = train(ExperimentConfig("a2c", {"model": NET}, RunConfig.from_dict({**run, "run_dir": "r"})))
     monkeypatch.chdir(here)
     train(resumed(result.directory, {"max_steps": 100}))
     monkeypatch.chdir(here)
@@ -431,10 +431,10 @@ def test_an_environment_may_change_it_while_a_run_is_replayed(here, when, monkey
     given = {
         "env": "wandering:Wanders", "env_kwargs": {"when": when}, "max_steps": 20, "seed": 1, "quiet": True, "checkpoints": ["w"],
     }  # fmt: skip
-    train(Plan("a2c", {"model": NET}, RunConfig.from_dict(given | {"run_dir": "first"})))
+    train(ExperimentConfig("a2c", {"model": NET}, RunConfig.from_dict(given | {"run_dir": "first"})))
     monkeypatch.chdir(here)
     begun = given | {"checkpoints": [], "weights": ["w"], "run_dir": "r"}
-    train(Plan("a2c", {"model": NET}, RunConfig.from_dict(begun)))
+    train(ExperimentConfig("a2c", {"model": NET}, RunConfig.from_dict(begun)))
     monkeypatch.chdir(here)
     asked = []
     monkeypatch.setattr(provenance, "git_state", asked.append)

@@ -40,7 +40,7 @@ from operant.spec.run import RunConfig
 from operant.tracking import History, interval, learning_curve, read_history
 from operant.training.environments import host_vector
 from operant.training.evaluate import evaluate
-from operant.training.train import Plan, opened, resumed, train
+from operant.training.train import ExperimentConfig, opened, resumed, train
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -127,7 +127,7 @@ def train_seed(
         names = options(RunConfig)
         run = {k: v for k, v in settings.items() if k in names}
         own = {k: v for k, v in settings.items() if k not in names}
-        plan = Plan(
+        plan = ExperimentConfig(
             agent,
             own,
             RunConfig.from_dict({**run, "seed": seed, "quiet": True, "run_dir": str(directory)}),

@@ -11,8 +11,8 @@ from specified import runner
 from workloads import Workload
 
 import operant
-from operant.agents.base.agent_spec import Definition, define
-from operant.agents.base.compiled import Engine
+from operant.agents.base.agent_spec import AgentSpec, parse_agent
+from operant.agents.base.compiled import CompiledAgent
 from operant.agents.base.learner import Learner
 from operant.envs.native import ids
 from operant.envs.vector import create
@@ -61,17 +61,17 @@ def options(workload: Workload) -> dict[str, Any]:
     }
 
 
-def hosted(definition: Definition, env: str, num_envs: int, atari: bool) -> HostDriver:
+def hosted(definition: AgentSpec, env: str, num_envs: int, atari: bool) -> HostDriver:
     """Return a driver at its start, on environments that are not JAX programs."""
     games = dict.fromkeys(("preprocess", "max_frame", "clip_rewards", "episodic_life"), atari)
     envs = create.create(env, num_envs, **games)
     algorithm = definition.cls.create(definition.config, envs.spaces, num_envs)
-    return HostDriver(Engine(Learner(algorithm), jax.random.key(0), num_envs), envs, 0)
+    return HostDriver(CompiledAgent(Learner(algorithm), jax.random.key(0), num_envs), envs, 0)
 
 
 def made(workload: Workload) -> DeviceDriver | HostDriver:
     """Return a warmed-up driver: everything is compiled, and learning has begun."""
-    definition = define(workload.kind, **options(workload))
+    definition = parse_agent(workload.kind, **options(workload))
     shape = (84, 84, 4) if workload.atari else (4,)
     runtime.start([shape], product=definition.product(workload.num_envs))  # as `operant train` does
     driver: DeviceDriver | HostDriver

@@ -39,7 +39,7 @@ Metrics: TypeAlias = dict[str, jax.Array]
 """Scalars by documented name, ``group/name``."""
 
 
-class Block(NamedTuple):
+class Rollout(NamedTuple):
     """`T` rows of experience of `N` actors."""
 
     observation: Arrays

@@ -27,7 +27,7 @@ from operant.agents.options.a2c_options import A2CConfig as Config
 from operant.agents.parts.actor_critic import ActorCritic, watch
 from operant.ops import losses, optimise
 from operant.spec.spaces import Spaces, masks_of
-from operant.types import Array, Block, Key, Metrics, Tree
+from operant.types import Array, Key, Metrics, Rollout, Tree
 
 
 class State(NamedTuple):
@@ -39,7 +39,7 @@ class State(NamedTuple):
     """`RewardScale`, or `()` without reward normalisation."""
 
 
-def loss(params: Tree, frozen: Tree, algorithm: A2C, block: Block) -> tuple[Array, Metrics]:
+def loss(params: Tree, frozen: Tree, algorithm: A2C, block: Rollout) -> tuple[Array, Metrics]:
     """Return the loss on a block, and metrics. One pass gives values, returns and the policy (see `steady`)."""
     c = algorithm.config
     variables = {"params": params, "state": frozen}
@@ -82,7 +82,7 @@ class A2C(ActorCritic):
         return State(variables, opt_state, updates.reward_scale(self.config, self.actors))
 
     def update(
-        self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
+        self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key
     ) -> tuple[State, Tree, Metrics]:
         """Take one gradient step on the block."""
         c = self.config

@@ -41,9 +41,9 @@ from operant.errors import value_error
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, build
 from operant.ops import losses, optimise, prng, returns
-from operant.ops.distributions import Categorical, Kind, Product
+from operant.ops.distributions import Categorical, NoiseKind, Product
 from operant.spec.spaces import Spaces, masks_of, require
-from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
+from operant.types import Action, Array, Arrays, Key, Metrics, Rollout, Tree
 
 
 class State(NamedTuple):
@@ -57,7 +57,7 @@ class State(NamedTuple):
     """`RewardScale`, or `()` without reward normalisation."""
 
 
-class Row(NamedTuple):
+class ActionElement(NamedTuple):
     """What the policy gradient of one action element reads; `taken` is one-hot."""
 
     log_prob: Float[Array, "*B K"]
@@ -70,14 +70,14 @@ class Row(NamedTuple):
     q_ret: Float[Array, "*B"]
 
 
-class Moved(NamedTuple):
+class GradientOutputs(NamedTuple):
     """Outputs through which the loss's gradient flows: those of the network in training, if that differs from the one in use."""
 
     policy: Categorical
     q: Array
 
 
-def policy_gradient(row: Row, *, c: float | Array, epsilon: float | Array) -> Float[Array, "*B K"]:
+def policy_gradient(row: ActionElement, *, c: float | Array, epsilon: float | Array) -> Float[Array, "*B K"]:
     """Return g of eq. 9: the objective's gradient in the probabilities φ, truncated and with bias correction.
 
     Args:
@@ -115,7 +115,7 @@ def project(
     return g - jnp.maximum(excess / (jnp.sum(k * k, axis=-1, keepdims=True) + epsilon), 0.0) * k
 
 
-def loss(params: Tree, state: State, algorithm: ACER, block: Block) -> tuple[Array, Metrics]:
+def loss(params: Tree, state: State, algorithm: ACER, block: Rollout) -> tuple[Array, Metrics]:
     """Return the loss on a block, fresh or replayed, and metrics; the variables in the state may be those of `Model.learning`."""
     variables = algorithm.model.in_use(state.variables)
     outputs = algorithm.evaluate({**variables, "params": params}, block)
@@ -129,7 +129,7 @@ def loss(params: Tree, state: State, algorithm: ACER, block: Block) -> tuple[Arr
         learned_policy = algorithm.policy(learned, block.observation)
     parts = []
     for name in policy:
-        moved = Moved(learned_policy[name], learned[f"{name}/q"])
+        moved = GradientOutputs(learned_policy[name], learned[f"{name}/q"])
         parts.append(algorithm.terms(name, outputs, policy[name], average[name], moved, block))
     terms = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=-1), *parts)
     weight = block.valid.astype(jnp.float32)
@@ -210,7 +210,9 @@ class ACER:
     def noise(self, key: Key, n: int) -> Tree:
         """Return the numbers by which actions are drawn, for every choice of every element."""
         components = self.spaces.actions.components.items()
-        kinds = {name: Kind(Categorical, (*leaf.shape, leaf.num_values or 2)) for name, leaf in components}
+        kinds = {
+            name: NoiseKind(Categorical, (*leaf.shape, leaf.num_values or 2)) for name, leaf in components
+        }
         return Product.noise(key, kinds, (n,))
 
     def initial_carry(self, n: int) -> Tree:
@@ -236,7 +238,7 @@ class ACER:
             extras["carry"] = carry
         return Action(action, extras, after)
 
-    def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
+    def imitation(self, weights: dict[str, Tree], block: Rollout) -> Array:
         """Return the imitation loss on a block: -mean log π(a|s) over valid rows."""
         outputs, observation = jax.tree.map(
             lambda x: x[:-1], (self.evaluate(weights["model"], block), block.observation)
@@ -247,7 +249,7 @@ class ACER:
             total = total + jnp.sum(log_prob.reshape(*total.shape, -1), axis=-1)
         return imitation.policy(total, block.valid)
 
-    def evaluate(self, variables: Tree, block: Block) -> Arrays:
+    def evaluate(self, variables: Tree, block: Rollout) -> Arrays:
         """Run the network over all rows of a block."""
         return evaluate(self.model, variables, block.observation, block.carry, block.valid)
 
@@ -257,8 +259,8 @@ class ACER:
         outputs: Arrays,
         policy: Categorical,
         average: Categorical,
-        moved: Moved,
-        block: Block,
+        moved: GradientOutputs,
+        block: Rollout,
     ) -> Arrays:
         """Return the parts of the loss of one action component before averaging, `[T, B, E]` for its `E` elements.
 
@@ -289,7 +291,9 @@ class ACER:
         # The row after the block was there for V only. What follows is constant; gradients flow through φ and Q(s, a).
         log_prob, prob = log_probs[:-1], probs[:-1]
         z = policy_gradient(
-            Row(log_prob, behaviour, taken, q[:-1], v[:-1], q_ret), c=c.importance_c, epsilon=c.epsilon
+            ActionElement(log_prob, behaviour, taken, q[:-1], v[:-1], q_ret),
+            c=c.importance_c,
+            epsilon=c.epsilon,
         )
         z = z - c.entropy_coef * jnp.where(prob > 0, log_prob + 1.0, 0.0)
         if c.trust_region:
@@ -308,7 +312,7 @@ class ACER:
         }
 
     def update(
-        self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
+        self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key
     ) -> tuple[State, Tree, Metrics]:
         """Take a step on the block, then a random number of steps on sequences of the memory."""
         c = self.config
@@ -346,7 +350,7 @@ class ACER:
         }
         return state, memory, metrics
 
-    def _step(self, state: State, block: Block, key: Key) -> tuple[State, Metrics]:
+    def _step(self, state: State, block: Rollout, key: Key) -> tuple[State, Metrics]:
         """Take one gradient step and move the average."""
         params, variables = state.variables["params"], self.model.learning(state.variables, key)
         grads, metrics = jax.grad(loss, has_aux=True)(

@@ -17,10 +17,10 @@ import numpy as np
 
 from operant.agents.base.protocol import Counters
 from operant.agents.options.constant_options import ConstantConfig as Config
-from operant.agents.parts.untrained import Untrained
+from operant.agents.parts.untrained import RandomPolicy
 from operant.errors import SpecError, suggest
 from operant.spec.spaces import Leaf, Spaces, masks_of
-from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
+from operant.types import Action, Array, Arrays, Key, Metrics, Rollout, Tree
 
 
 class State(NamedTuple):
@@ -52,7 +52,7 @@ def flattened(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Constant(Untrained):
+class Constant(RandomPolicy):
     """Constant actions of any kind, masked ones included."""
 
     values: Mapping[str, np.ndarray]
@@ -103,7 +103,7 @@ class Constant(Untrained):
         return Action(action, (), carry)
 
     def update(
-        self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
+        self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key
     ) -> tuple[State, Tree, Metrics]:
         """Nothing is learned."""
         return state, memory, {}

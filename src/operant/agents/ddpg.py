@@ -22,9 +22,9 @@ from typing import NamedTuple
 from operant.agents.base.protocol import Counters
 from operant.agents.options.ddpg_options import DDPGConfig as Config
 from operant.agents.parts.deterministic import Deterministic
-from operant.agents.parts.off_policy import Batch, targets
+from operant.agents.parts.off_policy import ReplayBatch, targets
 from operant.spec.spaces import Spaces
-from operant.types import Array, Block, Key, Metrics, Tree
+from operant.types import Array, Key, Metrics, Rollout, Tree
 
 
 class State(NamedTuple):
@@ -57,19 +57,19 @@ class DDPG(Deterministic):
         start = self.start(key)
         return State(**start, **targets(start, State._fields))
 
-    def target(self, state: State, batch: Batch) -> Array:
+    def target(self, state: State, batch: ReplayBatch) -> Array:
         """Return y `[B]`."""
         action = self.greedy(self.outputs(self.target_variables(state, "actor"), batch.following))
         critic = self.target_variables(state, "critic")
         return batch.reward + batch.discount * self.value("critic", critic, batch.following, action)
 
-    def step(self, state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+    def step(self, state: State, batch: ReplayBatch, key: Key) -> tuple[State, Metrics]:
         """Step the critic, then the actor, then move both targets."""
         improved = self.improve_critics(self.learning(state, key, 0), batch, self.target(state, batch))
         return self.move(state, improved, batch, improved.ok, key)
 
     def update(
-        self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
+        self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key
     ) -> tuple[State, Tree, Metrics]:
         """Take the gradient steps that are due."""
         state, metrics = self.learn(state, memory, block, counters, key, self.step)

@@ -59,14 +59,14 @@ from operant.agents.options.dqn_options import DQNConfig as Config
 from operant.agents.parts import sequences
 from operant.agents.parts.actor_critic import evaluate
 from operant.agents.parts.noisy import Noise, deviations, perturbed
-from operant.agents.parts.q_learning import Acting, QLearner
-from operant.agents.parts.value_heads import Categorical, Expected, Quantiles, Values
+from operant.agents.parts.q_learning import QLearner, QPolicyState
+from operant.agents.parts.value_heads import CategoricalValue, ExpectedValue, QuantileValue, ValueHead
 from operant.errors import SpecError
 from operant.memory.replay import Replay
 from operant.ops import losses, optimise
 from operant.ops.repeat import repeat
 from operant.spec.spaces import Spaces, masks_of
-from operant.types import Array, Arrays, Block, Key, Metrics, Transition, Tree
+from operant.types import Array, Arrays, Key, Metrics, Rollout, Transition, Tree
 
 
 class State(NamedTuple):
@@ -109,7 +109,7 @@ def loss(
 
 
 def sequence_loss(
-    learned: Tree, state: State, algorithm: DQN, block: Block, key: Key
+    learned: Tree, state: State, algorithm: DQN, block: Rollout, key: Key
 ) -> tuple[Array, tuple[Array, Metrics]]:
     """Return what `loss` returns, for sequences `[sequence_rows, B]`, with priorities `[sequence_length B]`."""
     c = algorithm.config
@@ -131,7 +131,7 @@ def sequence_loss(
     return td_loss(algorithm.values, Outputs(first, *following), batch)
 
 
-def td_loss(values: Values, outputs: Outputs, batch: Transition) -> tuple[Array, tuple[Array, Metrics]]:
+def td_loss(values: ValueHead, outputs: Outputs, batch: Transition) -> tuple[Array, tuple[Array, Metrics]]:
     """Return the mean loss of outputs, with the priorities `[B]` and metrics."""
     masks = masks_of(batch.next_observation)
     taken, discount, following = [], [], []
@@ -189,16 +189,16 @@ class DQN(QLearner):
         return self.config.burn_in + self.config.sequence_length + self.config.n_steps - 1
 
     @property
-    def values(self) -> Values:
+    def values(self) -> ValueHead:
         """Expected returns, or their distribution."""
         c = self.config
         match c.distributional:
             case "c51":
-                return Categorical(c.atoms, c.value_min, c.value_max)
+                return CategoricalValue(c.atoms, c.value_min, c.value_max)
             case "quantile":
-                return Quantiles(c.atoms, c.huber)
+                return QuantileValue(c.atoms, c.huber)
             case _:
-                return Expected(c.huber)
+                return ExpectedValue(c.huber)
 
     @property
     def rows(self) -> int:
@@ -257,7 +257,7 @@ class DQN(QLearner):
             return super().epsilon(counters)
         return jnp.where(counters.timesteps < jnp.uint32(self.random_steps), 1.0, 0.0)
 
-    def acting(self, state: State, counters: Counters) -> Acting:
+    def acting(self, state: State, counters: Counters) -> QPolicyState:
         """Acting needs the network and ε; with `noisy` also parameters under new noise after each update."""
         acting = super().acting(state, counters)
         if not self.config.noisy:
@@ -266,7 +266,7 @@ class DQN(QLearner):
         return acting._replace(exploring=exploring)
 
     def update(
-        self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
+        self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key
     ) -> tuple[State, Tree, Metrics]:
         """Take `gradient_steps` steps once the memory is filled, then sync the target when it is due."""
         scale, _ = updates.scale_block(self.config, state.reward_scale, block)
@@ -320,7 +320,7 @@ class DQN(QLearner):
         return state, memory, {**metrics, "update/skipped": skipped}
 
     def _sampled(self, state: State, memory: Tree, key: Key) -> Tree:
-        """Draw what a gradient step learns from: a `Transition`, for a recurrent network a `Block` of sequences."""
+        """Draw what a gradient step learns from: a `Transition`, for a recurrent network a `Rollout` of sequences."""
         c, replay = self.config, self.memory
         scale = functools.partial(updates.scale_replayed, c, state.reward_scale)
         if self.model.recurrent:
@@ -336,7 +336,7 @@ class DQN(QLearner):
             scale=scale,
         )
 
-    def _sync(self, state: State, block: Block, counters: Counters) -> State:
+    def _sync(self, state: State, block: Rollout, counters: Counters) -> State:
         """Move the target when this block passed a multiple of `target_sync_steps`."""
         every = jnp.uint32(self.config.target_sync_steps)
         before = counters.timesteps - jnp.sum(block.valid, dtype=jnp.uint32)

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 from operant.agents.base import updates
 from operant.agents.base.protocol import Counters, fold
 from operant.agents.modules import exploration, gradient_steps, objectives
-from operant.agents.modules.batch import Preparation, as_rows, as_view
+from operant.agents.modules.batch import BatchPreparation, as_rows, as_view
 from operant.agents.modules.objectives import SHARED, VALUE, Objective, Rows
 from operant.agents.modules.reward_estimation import estimate
 from operant.agents.modules.sizes import REPLAY_WARMUP, block_rows, extent, interval, recent_rows, replay_rows
@@ -52,7 +52,7 @@ from operant.nn import Head, Model, build
 from operant.ops import optimise
 from operant.spec import Schedule
 from operant.spec.spaces import Spaces, masks_of, require
-from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
+from operant.types import Action, Array, Arrays, Key, Metrics, Rollout, Tree
 
 
 class State(NamedTuple):
@@ -77,7 +77,7 @@ class State(NamedTuple):
     """Whether the next call of `update` makes one, due or not."""
 
 
-class Acting(NamedTuple):
+class ModularPolicyState(NamedTuple):
     """What acting reads."""
 
     variables: Tree
@@ -248,16 +248,16 @@ class Modular:
         """Return a state that continues counting from these counters."""
         return state._replace(made=jnp.copy(counters.updates), last=jnp.copy(self._now(counters)))
 
-    def acting(self, state: State, counters: Counters) -> Acting:
+    def acting(self, state: State, counters: Counters) -> ModularPolicyState:
         """Acting needs the network and, with `variable_noise`, a noisy copy of its parameters, drawn anew for every block."""
         baseline = state.baseline if "baseline" in self.recurrent else ()
         if self.config.variable_noise is None:
-            return Acting(state.variables, (), baseline)
+            return ModularPolicyState(state.variables, (), baseline)
         key = fold(state.noise, counters.rows)
         params, steady = state.variables["params"], self.models["model"].averages
         moved = exploration.perturbed(params, key, self.config.variable_noise)
         moved |= {name: params[name] for name in steady}
-        return Acting(state.variables, moved, baseline)
+        return ModularPolicyState(state.variables, moved, baseline)
 
     def noise(self, key: Key, n: int) -> Tree:
         """Return the policy's noise and exploration's."""
@@ -270,7 +270,9 @@ class Modular:
         """Return the recurrent states of the networks at the start of an episode, by model."""
         return {name: self.models[name].initial_carry(n) for name in self.recurrent} or ()
 
-    def act(self, acting: Acting, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
+    def act(
+        self, acting: ModularPolicyState, observation: Arrays, carry: Tree, noise: Tree, explore: bool
+    ) -> Action:
         """Draw actions and explore, or take the best; a recurrent baseline's state is carried along. Extras are the states before."""
         amount = self.config.exploration
         outputs, own = self._forward(acting, observation, carry, explore)
@@ -279,13 +281,13 @@ class Modular:
             action = exploration.deviate(action, noise[1], amount, masks_of(observation))
         return self._with_carries(acting, observation, carry, own, action)
 
-    def recall(self, acting: Acting, observation: Arrays, carry: Tree, action: Arrays) -> Action:
+    def recall(self, acting: ModularPolicyState, observation: Arrays, carry: Tree, action: Arrays) -> Action:
         """Return what `act` would have returned, had it chosen these actions: what a baseline remembers may depend on them."""
         own = self._forward(acting, observation, carry, True)[1]
         return self._with_carries(acting, observation, carry, own, action)
 
     def _forward(
-        self, acting: Acting, observation: Arrays, carry: Tree, explore: bool
+        self, acting: ModularPolicyState, observation: Arrays, carry: Tree, explore: bool
     ) -> tuple[Arrays, Tree]:
         """Return the network's outputs and its state after them."""
         variables = acting.variables
@@ -295,7 +297,7 @@ class Modular:
         return model.apply(variables, observation, carry["model"] if model.recurrent else ())
 
     def _with_carries(
-        self, acting: Acting, observation: Arrays, carry: Tree, own: Tree, action: Arrays
+        self, acting: ModularPolicyState, observation: Arrays, carry: Tree, own: Tree, action: Arrays
     ) -> Action:
         """Return an action with the recurrent states of all networks: those before it as extras, those after it as carry."""
         if not self.recurrent:
@@ -331,7 +333,7 @@ class Modular:
         return (passed & begun & (jnp.asarray(frequency) > 0)) | state.hastened, now, late
 
     def update(
-        self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
+        self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key
     ) -> tuple[State, Tree, Metrics]:
         """Observe the block, and learn from the memory if an update is due.
 
@@ -359,7 +361,7 @@ class Modular:
         state = state._replace(last=jnp.where(due, now, state.last), hastened=jnp.zeros((), jnp.bool_))
         return state, memory, metrics
 
-    def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
+    def imitation(self, weights: dict[str, Tree], block: Rollout) -> Array:
         """Return the imitation loss on a block; see `operant.agents.parts.imitation`."""
         c, objective = self.config, self.objective
         params = {name: variables["params"] for name, variables in weights.items()}
@@ -373,9 +375,9 @@ class Modular:
         rows = as_rows(block, target, target[..., 0], block.carry, bool(self.recurrent))
         return objective.imitation(params, frozen, rows, block.valid.reshape(-1))
 
-    def prepared(self, state: State, late: Array | int = 0) -> Preparation:
+    def prepared(self, state: State, late: Array | int = 0) -> BatchPreparation:
         """Return what prepares the rows of an update of this state that comes `late` timesteps or episodes late."""
-        return Preparation(
+        return BatchPreparation(
             self.config, self.objective, self.memory, self.n_step, self.warmup, bool(self.recurrent),
             self.params(state), self.frozen(state), state.target, state.reward_scale, late,
         )  # fmt: skip
@@ -408,7 +410,7 @@ class Modular:
             own, opt_state, other = gradient_steps.fit(
                 lambda params, rows: baseline.value_loss(params, frozen, rows),
                 own, state.baseline_optimizer, optimizers[1], rows, counts,
-                gradient_steps.Plan(c.baseline_multi_step, c.subsampling_fraction, c.l2_regularization), keys[2],
+                gradient_steps.UpdatePlan(c.baseline_multi_step, c.subsampling_fraction, c.l2_regularization), keys[2],
                 self._learning(baseline.value_loss, frozen, impl), whole=whole,
             )  # fmt: skip
             grad_norm, skipped = jnp.hypot(grad_norm, other.pop("grad_norm")), skipped + other.pop("skipped")
@@ -428,7 +430,7 @@ class Modular:
         frozen: Tree,
         impl: Any,
         used: bool = False,
-    ) -> gradient_steps.Learning | None:
+    ) -> gradient_steps.TrainingPass | None:
         """Return how networks are applied in gradient steps; None if as when acting.
 
         With the natural gradient the loss applies them as when acting (`used`): Fisher matrix and gradient must belong
@@ -463,17 +465,17 @@ class Modular:
                 for name, own in params.items()
             }
 
-        return gradient_steps.Learning(None if used else noisy, averaged, trained)
+        return gradient_steps.TrainingPass(None if used else noisy, averaged, trained)
 
-    def _plan(self, frozen: Tree) -> gradient_steps.Plan:
+    def _plan(self, frozen: Tree) -> gradient_steps.UpdatePlan:
         """Return how gradient steps are taken."""
         c, objective = self.config, self.objective
-        plan = gradient_steps.Plan(c.multi_step, c.subsampling_fraction, c.l2_regularization)
+        plan = gradient_steps.UpdatePlan(c.multi_step, c.subsampling_fraction, c.l2_regularization)
         if c.gradient == "natural":
             assert isinstance(objective, objectives.PolicyGradient)
             policy = objective
             plan = plan._replace(
-                natural=gradient_steps.Natural(
+                natural=gradient_steps.NaturalGradient(
                     lambda params, rows: policy.outputs(params, frozen, rows.view),
                     lambda rows, old, new: policy.divergence(rows.view.observation, old, new),
                     c.lr,
@@ -483,10 +485,12 @@ class Modular:
             )
         if c.gradient == "evolutionary":
             plan = plan._replace(
-                evolution=gradient_steps.Evolution(c.evolutionary_samples, c.evolutionary_deviation)
+                evolution=gradient_steps.EvolutionStrategy(c.evolutionary_samples, c.evolutionary_deviation)
             )
         if c.linesearch_iterations:
-            plan = plan._replace(search=gradient_steps.Search(c.linesearch_iterations, c.linesearch_factor))
+            plan = plan._replace(
+                search=gradient_steps.LineSearch(c.linesearch_iterations, c.linesearch_factor)
+            )
         return plan
 
     def _follow(self, state: State, there: Array) -> State:

@@ -36,7 +36,7 @@ from operant.agents.parts.actor_critic import ActorCritic, watch
 from operant.agents.parts.minibatches import Part, divisible, passes
 from operant.ops import losses, optimise
 from operant.spec.spaces import Spaces, masks_of
-from operant.types import Array, Arrays, Block, Key, Metrics, Tree
+from operant.types import Array, Arrays, Key, Metrics, Rollout, Tree
 
 SLACK = 1.5
 """How many times `target_kl` the divergence may be before steps end: a single minibatch's estimate is noisy."""
@@ -51,7 +51,7 @@ class State(NamedTuple):
     """`RewardScale`, or `()` without reward normalisation."""
 
 
-class Batch(NamedTuple):
+class PPOBatch(NamedTuple):
     """What a gradient step reads; leaves `[B, ...]`, for a recurrent model `[T, B, ...]`."""
 
     observation: Arrays
@@ -63,7 +63,7 @@ class Batch(NamedTuple):
     valid: Array
 
 
-def loss(params: Tree, frozen: Tree, algorithm: PPO, batch: Batch, carry: Tree) -> tuple[Array, Metrics]:
+def loss(params: Tree, frozen: Tree, algorithm: PPO, batch: PPOBatch, carry: Tree) -> tuple[Array, Metrics]:
     """Return eq. 9 of the paper on one minibatch, and metrics."""
     c = algorithm.config
     outputs = algorithm.evaluate({"params": params, "state": frozen}, batch.observation, carry, batch.valid)
@@ -117,14 +117,14 @@ class PPO(ActorCritic):
         return State(variables, opt_state, updates.reward_scale(self.config, self.actors))
 
     def update(
-        self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
+        self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key
     ) -> tuple[State, Tree, Metrics]:
         """Estimate advantages, then `ppo_epochs` passes of `mini_batches` gradient steps."""
         c = self.config
         scale, block = updates.scale_block(c, state.reward_scale, block)
         variables = self.model.observe(state.variables, block.observation, block.valid)
         estimate = self.estimate(variables, block)
-        batch = Batch(
+        batch = PPOBatch(
             observation=jax.tree.map(lambda x: x[:-1], block.observation),
             action=block.action,
             log_prob=block.extras["log_prob"],
@@ -142,7 +142,7 @@ class PPO(ActorCritic):
         return state, memory, metrics
 
     def _epochs(
-        self, variables: Tree, opt_state: Tree, batch: Batch, carry: Tree, key: Key
+        self, variables: Tree, opt_state: Tree, batch: PPOBatch, carry: Tree, key: Key
     ) -> tuple[Tree, Tree, Metrics]:
         """Run all gradient steps of one update in one scan. Those after `target_kl` was reached have no effect."""
         limit, optimizer = self.config.target_kl, updates.optimizer(self.config)

@@ -39,7 +39,7 @@ from operant.memory.replay import Replay
 from operant.nn.network import written
 from operant.ops import losses, optimise, returns
 from operant.spec.spaces import Spaces, masks_of
-from operant.types import Array, Arrays, Block, Key, Metrics, Tree
+from operant.types import Array, Arrays, Key, Metrics, Rollout, Tree
 
 
 class State(NamedTuple):
@@ -51,7 +51,7 @@ class State(NamedTuple):
     """`RewardScale`, or `()` without reward normalisation."""
 
 
-class Batch(NamedTuple):
+class PQNBatch(NamedTuple):
     """What a gradient step reads; leaves `[B, ...]`, for a recurrent network `[T, B, ...]`."""
 
     observation: Arrays
@@ -61,7 +61,9 @@ class Batch(NamedTuple):
     valid: Array
 
 
-def loss(params: Tree, frozen: Tree, algorithm: PQN, batch: Batch, carry: Tree = ()) -> tuple[Array, Metrics]:
+def loss(
+    params: Tree, frozen: Tree, algorithm: PQN, batch: PQNBatch, carry: Tree = ()
+) -> tuple[Array, Metrics]:
     """Return the mean squared error of a minibatch, and metrics."""
     q = algorithm.evaluate({"params": params, "state": frozen}, batch.observation, carry, batch.valid)
     if algorithm.model.recurrent:
@@ -121,7 +123,7 @@ class PQN(QLearner):
         """Replace the variables."""
         return state._replace(variables=weights["model"])
 
-    def targets(self, variables: Tree, block: Block) -> Array:
+    def targets(self, variables: Tree, block: Rollout) -> Array:
         """Return the λ-returns G `[T, N, E]` of a block."""
         masks, rows = masks_of(block.observation), block.valid.shape
         q_values = self.evaluate(variables, block.observation, block.carry, block.valid)
@@ -139,13 +141,13 @@ class PQN(QLearner):
         return returns.lambda_returns(each(block.reward), each(discount), value, each(trace))
 
     def update(
-        self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
+        self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key
     ) -> tuple[State, Tree, Metrics]:
         """Compute the returns, then `epochs` passes of `mini_batches` gradient steps."""
         c = self.config
         scale, block = updates.scale_block(c, state.reward_scale, block)
         variables = self.model.observe(state.variables, block.observation, block.valid)
-        batch = Batch(
+        batch = PQNBatch(
             observation={name: x[:-1] for name, x in block.observation.items()},
             action=block.action,
             target=self.targets(variables, block),

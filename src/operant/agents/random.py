@@ -18,9 +18,9 @@ import numpy as np
 
 from operant.agents.base.protocol import Counters, fold
 from operant.agents.options.random_options import RandomConfig as Config
-from operant.agents.parts.untrained import Untrained
+from operant.agents.parts.untrained import RandomPolicy
 from operant.spec.spaces import Leaf, Spaces, masks_of
-from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
+from operant.types import Action, Array, Arrays, Key, Metrics, Rollout, Tree
 
 
 class State(NamedTuple):
@@ -50,7 +50,7 @@ def scaled(leaf: Leaf, drawn: Array) -> Array:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Random(Untrained):
+class Random(RandomPolicy):
     """Random actions of any kind, masked ones included."""
 
     @classmethod
@@ -82,7 +82,7 @@ class Random(Untrained):
         return Action(action, (), carry)
 
     def update(
-        self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
+        self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key
     ) -> tuple[State, Tree, Metrics]:
         """Nothing is learned."""
         return state, memory, {}

@@ -30,12 +30,12 @@ import numpy as np
 from operant.agents.base.protocol import Counters
 from operant.agents.options.sac_options import SACConfig as Config
 from operant.agents.parts.action_scaling import in_units
-from operant.agents.parts.off_policy import NO_STEP, Batch, Continuous, Improved, merged, targets
+from operant.agents.parts.off_policy import NO_STEP, Continuous, CriticStep, ReplayBatch, merged, targets
 from operant.nn import Head, Policy
 from operant.ops import losses, optimise
 from operant.ops.repeat import once_if
 from operant.spec.spaces import Spaces
-from operant.types import Array, Arrays, Block, Key, Metrics, Tree
+from operant.types import Array, Arrays, Key, Metrics, Rollout, Tree
 
 
 class State(NamedTuple):
@@ -139,7 +139,7 @@ class SAC(Continuous):
             log_probs.append(jnp.sum(jnp.where(free, log_prob, 0.0), axes))
         return actions, sum(log_probs[1:], log_probs[0])
 
-    def target(self, state: State, batch: Batch, noise: Arrays) -> Array:
+    def target(self, state: State, batch: ReplayBatch, noise: Arrays) -> Array:
         """Return y `[B]` for both critics; `noise` is standard normal, `[B, *shape]` by action."""
         following = batch.following
         action, log_prob = self.draw(self.outputs(state.actor, following), noise)
@@ -148,7 +148,7 @@ class SAC(Continuous):
         return batch.reward + batch.discount * soft
 
     def actor_loss(
-        self, params: Tree, state: State, critics: Tree, batch: Batch, noise: Arrays
+        self, params: Tree, state: State, critics: Tree, batch: ReplayBatch, noise: Arrays
     ) -> tuple[Array, Array]:
         """Return eq. 7, and with it the entropy, -mean log π; the state is from `learning`."""
         variables = {**state.actor, "params": params}
@@ -160,7 +160,7 @@ class SAC(Continuous):
         each = self.temperature(state) * log_prob - jnp.minimum(*values)
         return losses.weighted_mean(each, batch.weight), -losses.weighted_mean(log_prob, batch.weight)
 
-    def step(self, state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+    def step(self, state: State, batch: ReplayBatch, key: Key) -> tuple[State, Metrics]:
         """Step both critics, the actor and the temperature, then move the targets."""
         size = batch.reward.shape[0]
         drawn = self.update_noise(key, 2 * size)
@@ -170,7 +170,7 @@ class SAC(Continuous):
         return self._follow_up(state, improved, batch, now, key)
 
     def _follow_up(
-        self, state: State, improved: Improved, batch: Batch, noise: Arrays, key: Key
+        self, state: State, improved: CriticStep, batch: ReplayBatch, noise: Arrays, key: Key
     ) -> tuple[State, Metrics]:
         """Store the improved critics; if they took a step, step actor and temperature and move the targets."""
 
@@ -213,7 +213,7 @@ class SAC(Continuous):
         return state, merged(improved, metrics)
 
     def update(
-        self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
+        self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key
     ) -> tuple[State, Tree, Metrics]:
         """Take the gradient steps that are due."""
         state, metrics = self.learn(state, memory, block, counters, key, self.step)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PACKAGE = __name__.rpartition(".")[0]
 
 
-class Entry(NamedTuple):
+class AgentEntry(NamedTuple):
     """One name in the table."""
 
     module: str
@@ -55,28 +55,28 @@ _VALUES: dict[str, Any] = {
     "frequency": 0.25,
 }
 
-AGENTS: dict[str, Entry] = {
-    "a2c": Entry(
+AGENTS: dict[str, AgentEntry] = {
+    "a2c": AgentEntry(
         "a2c",
         "A2C",
         "Advantage actor-critic: one step per short block; any actions",
         ("float", "int", "bool"),
         form={"baseline_model": "auto", "horizon": 1, "batch_size": 10},
     ),
-    "acer": Entry(
+    "acer": AgentEntry(
         "acer",
         "ACER",
         "Actor-critic with experience replay: sample-efficient; discrete actions",
         ("int", "bool"),
     ),
-    "constant": Entry(
+    "constant": AgentEntry(
         "constant",
         "Constant",
         "Constant actions: learns nothing; any actions",
         ("float", "int", "bool"),
         learns=False,
     ),
-    "ddpg": Entry(
+    "ddpg": AgentEntry(
         "ddpg",
         "DDPG",
         "Deep deterministic policy gradient: replay; float actions with bounds",
@@ -90,14 +90,14 @@ AGENTS: dict[str, Entry] = {
             "exploration": 0.1,
         },
     ),
-    "dqn": Entry(
+    "dqn": AgentEntry(
         "dqn",
         "DQN",
         "Deep Q-network: replay, target network; discrete actions",
         ("int", "bool"),
         form=_VALUES,
     ),
-    "ddqn": Entry(
+    "ddqn": AgentEntry(
         "dqn",
         "DQN",
         "Double DQN: dqn with --double",
@@ -105,7 +105,7 @@ AGENTS: dict[str, Entry] = {
         {"double": True},
         form={**_VALUES, "double": True},
     ),
-    "dueling_dqn": Entry(
+    "dueling_dqn": AgentEntry(
         "dqn",
         "DQN",
         "Dueling double DQN: dqn with --double --dueling",
@@ -113,58 +113,58 @@ AGENTS: dict[str, Entry] = {
         {"double": True, "dueling": True},
         form={**_VALUES, "double": True, "dueling": True},
     ),
-    "modular": Entry(
+    "modular": AgentEntry(
         "modular",
         "Modular",
         "Assembled from modules: objective, memory, returns, optimizer; any actions",
         ("float", "int", "bool"),
     ),
-    "ac": Entry(
+    "ac": AgentEntry(
         "modular",
         "Modular",
         "Actor-critic: modular with returns that end in the critic's value; any actions",
         ("float", "int", "bool"),
         {"baseline_model": "auto", "horizon": 1, "estimate_advantage": False, "batch_size": 10},
     ),
-    "vpg": Entry(
+    "vpg": AgentEntry(
         "modular",
         "Modular",
         "Vanilla policy gradient (REINFORCE): modular on whole episodes; any actions",
         ("float", "int", "bool"),
         _EPISODES,
     ),
-    "pqn": Entry(
+    "pqn": AgentEntry(
         "pqn", "PQN", "Parallel Q-learning: no replay, no target; discrete actions", ("int", "bool")
     ),
-    "ppo": Entry(
+    "ppo": AgentEntry(
         "ppo",
         "PPO",
         "Proximal policy optimization: clipped surrogate; any actions",
         ("float", "int", "bool"),
         form={**_EPISODES, "clipping_value": 0.25, "multi_step": 10, "subsampling_fraction": 0.33},
     ),
-    "random": Entry(
+    "random": AgentEntry(
         "random",
         "Random",
         "Random actions: learns nothing; any actions",
         ("float", "int", "bool"),
         learns=False,
     ),
-    "sac": Entry(
+    "sac": AgentEntry(
         "sac",
         "SAC",
         "Soft actor-critic: replay, entropy; float actions with bounds",
         ("float",),
         bounded=True,
     ),
-    "td3": Entry(
+    "td3": AgentEntry(
         "td3",
         "TD3",
         "Twin delayed DDPG: replay, two critics; float actions with bounds",
         ("float",),
         bounded=True,
     ),
-    "trpo": Entry(
+    "trpo": AgentEntry(
         "trpo",
         "TRPO",
         "Trust region policy optimization: natural gradient; any actions",
@@ -232,14 +232,14 @@ def resolve(name: str) -> str:
     return known
 
 
-def entry(name: str) -> Entry:
+def entry(name: str) -> AgentEntry:
     """Look a name up, or describe the user's own class that it imports; an unknown one is an error with the close match."""
     known = resolve(name)
     if known in AGENTS:
         return AGENTS[known]
     cls = import_object(known, "agent")
     about = (cls.__doc__ or "").strip().partition("\n")[0]
-    return Entry(cls.__module__, cls.__name__, about or f"{cls.__name__} of {cls.__module__}", ())
+    return AgentEntry(cls.__module__, cls.__name__, about or f"{cls.__name__} of {cls.__module__}", ())
 
 
 def serving(spaces: Spaces) -> str:

@@ -27,9 +27,9 @@ import jax.numpy as jnp
 from operant.agents.base.protocol import Counters
 from operant.agents.options.td3_options import TD3Config as Config
 from operant.agents.parts.deterministic import Deterministic
-from operant.agents.parts.off_policy import Batch, targets
+from operant.agents.parts.off_policy import ReplayBatch, targets
 from operant.spec.spaces import Spaces
-from operant.types import Array, Arrays, Block, Key, Metrics, Tree
+from operant.types import Array, Arrays, Key, Metrics, Rollout, Tree
 
 
 class State(NamedTuple):
@@ -75,7 +75,7 @@ class TD3(Deterministic):
         }
         return {k: jnp.clip(x + clipped[k], -1.0, 1.0) for k, x in units.items()}
 
-    def target(self, state: State, batch: Batch, noise: Arrays) -> Array:
+    def target(self, state: State, batch: ReplayBatch, noise: Arrays) -> Array:
         """Return y `[B]` for both critics; `noise` is standard normal, `[B, *shape]` by action."""
         following = batch.following
         outputs = self.outputs(self.target_variables(state, "actor"), following)
@@ -85,7 +85,7 @@ class TD3(Deterministic):
         )
         return batch.reward + batch.discount * jnp.minimum(one, two)
 
-    def step(self, state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+    def step(self, state: State, batch: ReplayBatch, key: Key) -> tuple[State, Metrics]:
         """Step both critics; when it is due, also step the actor on the first one and move the targets."""
         target = self.target(state, batch, self.update_noise(key, batch.reward.shape[0]))
         improved = self.improve_critics(self.learning(state, key, 0), batch, target)
@@ -93,7 +93,7 @@ class TD3(Deterministic):
         return self.move(state, improved, batch, improved.ok & (state.steps == 0), key)
 
     def update(
-        self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
+        self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key
     ) -> tuple[State, Tree, Metrics]:
         """Take the gradient steps that are due."""
         state, metrics = self.learn(state, memory, block, counters, key, self.step)

@@ -39,7 +39,7 @@ from operant.ops import losses, optimise, trust_region
 from operant.ops.distributions import Product
 from operant.spec import Scalar
 from operant.spec.spaces import Spaces, masks_of
-from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
+from operant.types import Action, Array, Arrays, Key, Metrics, Rollout, Tree
 
 
 class State(NamedTuple):
@@ -53,7 +53,7 @@ class State(NamedTuple):
     """`RewardScale`, or `()` without reward normalisation."""
 
 
-class Fit(NamedTuple):
+class CriticBatch(NamedTuple):
     """What a gradient step of the critic reads; leaves `[B, ...]`, for a recurrent critic `[T, B, ...]`."""
 
     observation: Arrays
@@ -69,7 +69,7 @@ SLACK = 1.5
 """How much more than `max_kl` the line search allows."""
 
 
-def surrogate(policy: Product, block: Block, advantage: Array, entropy_coef: Scalar) -> Array:
+def surrogate(policy: Product, block: Rollout, advantage: Array, entropy_coef: Scalar) -> Array:
     """Return eq. 14's objective on a block, plus the entropy bonus.
 
     Args:
@@ -83,7 +83,9 @@ def surrogate(policy: Product, block: Block, advantage: Array, entropy_coef: Sca
     return gain + entropy_coef * losses.weighted_mean(policy.entropy(), block.valid)
 
 
-def value_loss(params: Tree, frozen: Tree, algorithm: TRPO, fit: Fit, carry: Tree) -> tuple[Array, Metrics]:
+def value_loss(
+    params: Tree, frozen: Tree, algorithm: TRPO, fit: CriticBatch, carry: Tree
+) -> tuple[Array, Metrics]:
     """Return the critic's loss on one minibatch, and metrics."""
     c = algorithm.config
     variables = {"params": params, "state": frozen}
@@ -164,7 +166,7 @@ class TRPO(ActorCritic):
         following = self.critic.apply(acting["critic"], observation, own["critic"])[1]
         return action._replace(carry={"actor": action.carry, "critic": following})
 
-    def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
+    def imitation(self, weights: dict[str, Tree], block: Rollout) -> Array:
         """Return the imitation loss on a block; see `ActorCritic.imitation`."""
         carry = block.carry if self.recurrent else {"actor": (), "critic": ()}
 
@@ -178,7 +180,7 @@ class TRPO(ActorCritic):
         return self.clone(outputs, jax.lax.stop_gradient(steady), block)
 
     def update(
-        self, state: State, memory: Tree, block: Block, counters: Counters, key: Key
+        self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key
     ) -> tuple[State, Tree, Metrics]:
         """Estimate advantages, take one step of the policy within the trust region, then fit the critic."""
         c = self.config
@@ -194,7 +196,7 @@ class TRPO(ActorCritic):
         actor, metrics = self._improve(actor, carry["actor"], block, advantage)
         params = self.model.averaged(actor["params"], before, block.observation, there=jnp.any(block.valid))
         actor = {**actor, "params": params}
-        fit = Fit(block.observation, value, target, block.valid)
+        fit = CriticBatch(block.observation, value, target, block.valid)
         critic, optimizer, fitted = self._fit(critic, state.optimizer, carry["critic"], fit, key)
         metrics |= {
             "loss/value": fitted["loss/value"],
@@ -206,7 +208,7 @@ class TRPO(ActorCritic):
         }
         return State(actor, critic, optimizer, scale), memory, metrics
 
-    def _improve(self, actor: Tree, carry: Tree, block: Block, advantage: Array) -> tuple[Tree, Metrics]:
+    def _improve(self, actor: Tree, carry: Tree, block: Rollout, advantage: Array) -> tuple[Tree, Metrics]:
         """Take one natural-gradient step of the policy, as far as the line search allows.
 
         Gradient, Fisher matrix and line search must speak of one function: the network as in use, without dropout.
@@ -255,7 +257,7 @@ class TRPO(ActorCritic):
             "update/skipped": 1.0 - finite.astype(jnp.float32),
         }
 
-    def _fisher(self, outputs: Outputs, params: Array, block: Block) -> Callable[[Array], Array]:
+    def _fisher(self, outputs: Outputs, params: Array, block: Rollout) -> Callable[[Array], Array]:
         """Return the product of a vector with the damped Fisher matrix, estimated on every `fvp_n_steps`-th row."""
         every = self.config.fvp_n_steps
         observation, weight = block.observation, block.valid.astype(jnp.float32)
@@ -275,7 +277,7 @@ class TRPO(ActorCritic):
         )
 
     def _fit(
-        self, critic: Tree, opt_state: Tree, carry: Tree, fit: Fit, key: Key
+        self, critic: Tree, opt_state: Tree, carry: Tree, fit: CriticBatch, key: Key
     ) -> tuple[Tree, Tree, Metrics]:
         """Take all gradient steps of the critic in one scan."""
         c, optimizer = self.config, updates.optimizer(self.config)

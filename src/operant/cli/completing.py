@@ -19,7 +19,7 @@ from operant.execution.play import PlayConfig
 from operant.spec import Config, options
 from operant.spec.run import SHORT, RunConfig, RunnerConfig
 from operant.tracking.figures import PlotConfig
-from operant.training.reproduce import ReplayConfig
+from operant.training.reproduce import ReproduceConfig
 from operant.tuning.plan import NOT_TUNED, TuneConfig
 
 SHELLS = ("bash", "zsh", "fish")
@@ -113,7 +113,7 @@ def _tree() -> argparse.ArgumentParser:
     fill_with_agents("train", RunConfig, Extra)
     fill_with_agents("play", PlayConfig)
     fill_with_agents("tune", TuneConfig, RunConfig, without=NOT_TUNED, several=True)
-    fill(made["replay"], ReplayConfig)
+    fill(made["replay"], ReproduceConfig)
     fill(made["plot"], PlotConfig)
     fill(made["run"], RunnerConfig, short=SHORT)
     fill(made["serve"], ServeConfig)

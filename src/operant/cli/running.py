@@ -13,7 +13,7 @@ from operant.spec import plain
 from operant.spec.run import SHORT, RunnerConfig
 
 if TYPE_CHECKING:
-    from operant.execution.runner.repeats import Repeats
+    from operant.execution.runner.repeats import RunCollector
 
 FOLDERS = ("visualize_directory", "save_best_agent", "checkpoints", "summaries", "recordings", "path")
 """Options that say where something is written."""
@@ -35,9 +35,9 @@ def run(arguments: list[str]) -> int:
     if config.remote == "socket-server":
         _serve(config)
         return 0
-    from operant.execution.runner.repeats import Repeats
+    from operant.execution.runner.repeats import RunCollector
 
-    repeats, here = Repeats(), _located(config)
+    repeats, here = RunCollector(), _located(config)
     agents = [_agent(here, i) for i in range(here.repeat)]  # read before an environment is made
     try:
         for agent in agents:
@@ -72,9 +72,9 @@ def _is_place(option: str, value: str) -> bool:
     return value != "system" and path.is_file()
 
 
-def _once(config: RunnerConfig, agent: Any, repeats: Repeats) -> None:
+def _once(config: RunnerConfig, agent: Any, repeats: RunCollector) -> None:
     """Do one run with a fresh agent of that specification."""
-    from operant.execution.runner.logging import Following
+    from operant.execution.runner.logging import RunnerLogger
     from operant.execution.runner.runner import Runner
 
     single = config.num_parallel is None
@@ -94,7 +94,7 @@ def _once(config: RunnerConfig, agent: Any, repeats: Repeats) -> None:
             certificate=config.certificate,
         ) as runner,
     ):
-        following = Following(config.checkpoints, config.summaries, config.mean_horizon)
+        following = RunnerLogger(config.checkpoints, config.summaries, config.mean_horizon)
         try:
             runner.run(
                 num_episodes=config.episodes,

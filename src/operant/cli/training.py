@@ -105,7 +105,7 @@ def _resume(agent: str | None, given: dict[str, Any]) -> Any:
 
 
 def _plan(agent: str | None, given: dict[str, Any]) -> Any:
-    from operant.training.train import Plan
+    from operant.training.train import ExperimentConfig
 
     agent, given = _studied(agent, given)
     if agent is None:
@@ -119,7 +119,7 @@ def _plan(agent: str | None, given: dict[str, Any]) -> Any:
     run = RunConfig.from_dict({k: v for k, v in given.items() if k in known})
     own = {k: v for k, v in given.items() if k not in known}
     config_class(agent).from_dict({**entry(agent).options, **own})  # refuse bad options before JAX is loaded
-    return Plan(agent, own, run)
+    return ExperimentConfig(agent, own, run)
 
 
 def _studied(agent: str | None, given: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:

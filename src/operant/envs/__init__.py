@@ -8,6 +8,6 @@ from operant.envs import factory as factory  # gives `Environment.create` its ki
 from operant.envs.check import check_env
 from operant.envs.environment import Environment
 from operant.envs.gymnasium.action_masks import ActionMasks
-from operant.envs.vector.base import Step, VectorEnv
+from operant.envs.vector.base import VectorEnv, VectorStep
 
-__all__ = ["ActionMasks", "Environment", "Step", "VectorEnv", "check_env"]
+__all__ = ["ActionMasks", "Environment", "VectorEnv", "VectorStep", "check_env"]

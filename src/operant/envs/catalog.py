@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
-from operant.envs.env_spec import Source, is_environment, is_native, lacking
+from operant.envs.env_spec import EnvSpec, is_environment, is_native, lacking
 from operant.envs.environment import Environment
 from operant.envs.gymnasium import adapter as adapter
 from operant.envs.gymnasium import pettingzoo
 from operant.envs.native import ids
-from operant.envs.validated_env import Checked
+from operant.envs.validated_env import ValidatedEnv
 from operant.errors import SpecError, UsageError, value_error
 from operant.spec import import_object, read_json
 
@@ -25,7 +25,7 @@ _OPTIONS = ("max_episode_timesteps", "reward_shaping")
 _REMOTE = ("remote", "blocking", "host", "port")
 
 
-class Known(NamedTuple):
+class EnvId(NamedTuple):
     """One id for `operant list`."""
 
     id: str
@@ -34,22 +34,22 @@ class Known(NamedTuple):
     """The extra to install for it: ``pip install 'operant[extra]'``; None: none is needed."""
 
 
-def known(kind: Kind | None = None) -> list[Known]:
+def known(kind: Kind | None = None) -> list[EnvId]:
     """Return every id that can be made here, of one kind or of all.
 
     Gymnasium's come from its registry, so ids that other packages registered are among them. ``gymnax:*`` and
     ``brax:*`` stand for the ids of these packages.
     """
     adapter.register_atari()
-    rows: list[Known] = []
+    rows: list[EnvId] = []
     for spec in gymnasium.registry.values():
         if isinstance(spec.entry_point, str):  # for ids of removed environments it is a function that raises
             family: Kind = "atari" if spec.entry_point == adapter.ATARI else "gymnasium"
-            rows.append(Known(spec.id, family, adapter.extra(spec)))
+            rows.append(EnvId(spec.id, family, adapter.extra(spec)))
     if kind not in ("gymnasium", "atari"):
         for name in ids.known():
-            rows.append(Known(name, "probe" if name.startswith("jax:probe/") else "jax", None))
-        rows += [Known("gymnax:*", "adapter", None), Known("brax:*", "adapter", None)]
+            rows.append(EnvId(name, "probe" if name.startswith("jax:probe/") else "jax", None))
+        rows += [EnvId("gymnax:*", "adapter", None), EnvId("brax:*", "adapter", None)]
     return [row for row in rows if kind in (None, row.kind)]
 
 
@@ -60,7 +60,7 @@ def resolve(
     reward_shaping: Any = None,
     arguments: Mapping[str, Any] | None = None,
     remote: dict[str, Any] | None = None,
-) -> Source:
+) -> EnvSpec:
     """Read a specification (see `Environment.create`); nothing is made yet.
 
     Args:
@@ -84,7 +84,7 @@ def resolve(
             )
     if isinstance(environment, str):
         target, name, path = _named(environment, given)
-        if isinstance(target, EnvSpec):
+        if isinstance(target, GymnasiumSpec):
             _check_frames(name, given)
     else:
         target, name, path = environment, _name_of(environment), ""
@@ -97,7 +97,7 @@ def resolve(
             raise UsageError(
                 f"The environment {name!r} exists already and takes no argument {next(iter(given))!r}. Give its class."
             )
-    return Source(target, name, given, path=path, **options)
+    return EnvSpec(target, name, given, path=path, **options)
 
 
 def _unfold(
@@ -245,7 +245,7 @@ def _is_maker(value: Any) -> bool:
 
 
 def _name_of(environment: Any) -> str:
-    if isinstance(environment, Checked):
+    if isinstance(environment, ValidatedEnv):
         return environment.name
     spec = getattr(environment, "spec", None)
     if not isinstance(environment, type) and spec is not None and hasattr(spec, "id"):

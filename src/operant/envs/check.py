@@ -11,13 +11,13 @@ import gymnasium
 import numpy as np
 
 from operant.envs.catalog import resolve
-from operant.envs.env_spec import Source
+from operant.envs.env_spec import EnvSpec
 from operant.envs.environment import Environment
 from operant.envs.gymnasium import adapter as adapter
-from operant.envs.validated_env import Checked
+from operant.envs.validated_env import ValidatedEnv
 from operant.envs.validation_errors import mask_fault, outline, value_faults
 from operant.envs.vector.base import Flat
-from operant.envs.vector.batched import Single, from_native
+from operant.envs.vector.batched import SingleEnv, from_native
 from operant.errors import EnvironmentError, OperantError, SpaceError, UsageError, whole
 from operant.spec.spaces import Spaces, mask_name
 
@@ -123,7 +123,7 @@ class _Report:
         raise _StopTrialError
 
 
-class _Row(NamedTuple):
+class _CheckedRow(NamedTuple):
     observation: Flat
     reward: float
     terminated: bool
@@ -140,7 +140,7 @@ class _Trial(Protocol):
     def reset(self, seed: int | None) -> tuple[Any, Flat]:
         """Return the observation that `reset` returned, as it is and flat."""
 
-    def step(self, actions: Flat) -> tuple[Any, _Row]:
+    def step(self, actions: Flat) -> tuple[Any, _CheckedRow]:
         """Return the observation that `step` returned as it is, and the whole row with a flat one."""
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class _GymnasiumTrial:
                 )
         return answer[0], self._flat(answer[0], "reset")
 
-    def step(self, actions: Flat) -> tuple[Any, _Row]:
+    def step(self, actions: Flat) -> tuple[Any, _CheckedRow]:
         action = self._codec.decode_one(actions, 0)
         answer = _try(self._report, f"step({action!r})", lambda: self._env.step(action))
         if not isinstance(answer, tuple) or len(answer) != 5:
@@ -185,7 +185,7 @@ class _GymnasiumTrial:
                     "step returns (observation, reward, terminated, truncated, info), in this order.",
                 )
         reward = _reward(self._report, reward)
-        return raw, _Row(self._flat(raw, "step"), reward, bool(terminated), bool(truncated))
+        return raw, _CheckedRow(self._flat(raw, "step"), reward, bool(terminated), bool(truncated))
 
     def _flat(self, raw: Any, call: str) -> Flat:
         for fault in value_faults(self._env.observation_space, raw, f"observation of {call}", strict=True):
@@ -203,12 +203,14 @@ class _GymnasiumTrial:
 class _EnvironmentTrial:
     def __init__(self, env: Environment, report: _Report) -> None:
         self._env, self._report = env, report
-        inner = env.environment if isinstance(env, Checked) else env
+        inner = env.environment if isinstance(env, ValidatedEnv) else env
         self.seedable = "seed" in inspect.signature(inner.reset).parameters
         if env.num_actors() > 1 or env.is_vectorizable():
             raise UsageError("check_env tries environments of one actor, run one at a time.")
         try:
-            self.spaces = env.spaces if isinstance(env, Checked | Single) else Checked(env).spaces
+            self.spaces = (
+                env.spaces if isinstance(env, ValidatedEnv | SingleEnv) else ValidatedEnv(env).spaces
+            )
             self.limit = env.max_episode_timesteps()
         except OperantError as error:
             report.stop(str(error), "Correct states() or actions().")
@@ -218,7 +220,7 @@ class _EnvironmentTrial:
         raw = _try(self._report, "reset()", lambda: self._env.reset(**arguments))
         return raw, self._flat(raw, "reset")
 
-    def step(self, actions: Flat) -> tuple[Any, _Row]:
+    def step(self, actions: Flat) -> tuple[Any, _CheckedRow]:
         action = self.spaces.actions.unflatten({name: value[0] for name, value in actions.items()})
         answer = _try(self._report, f"execute({action!r})", lambda: self._env.execute(action))
         if not isinstance(answer, tuple) or len(answer) != 3:
@@ -231,7 +233,9 @@ class _EnvironmentTrial:
             )
             terminal = 0
         reward = _reward(self._report, reward)
-        return raw, _Row(self._flat(raw, "execute", terminal != 0), reward, terminal == 1, terminal == 2)
+        return raw, _CheckedRow(
+            self._flat(raw, "execute", terminal != 0), reward, terminal == 1, terminal == 2
+        )
 
     def _flat(self, raw: Any, call: str, over: bool = False) -> Flat:
         try:
@@ -250,7 +254,7 @@ class _EnvironmentTrial:
         self._env.close()
 
 
-def _trial(source: Source, report: _Report) -> _Trial:
+def _trial(source: EnvSpec, report: _Report) -> _Trial:
     made = source.make()
     if isinstance(made, gymnasium.Env):
         limit = source.own_limit()
@@ -259,10 +263,10 @@ def _trial(source: Source, report: _Report) -> _Trial:
         )
     if isinstance(made, Environment):
         return _EnvironmentTrial(made, report)
-    return _EnvironmentTrial(Single(from_native(made, 1, source.name)), report)
+    return _EnvironmentTrial(SingleEnv(from_native(made, 1, source.name)), report)
 
 
-def _examine(source: Source, trial: _Trial, steps: int, seed: int, report: _Report) -> None:
+def _examine(source: EnvSpec, trial: _Trial, steps: int, seed: int, report: _Report) -> None:
     stream = _stream(trial, steps, seed, report)
     ends = [row for row in stream if row.terminated or row.truncated]
     if not ends and trial.limit is None:
@@ -286,7 +290,9 @@ def _examine(source: Source, trial: _Trial, steps: int, seed: int, report: _Repo
         )
 
 
-def _explain_difference(source: Source, stream: list[_Row], steps: int, seed: int, report: _Report) -> None:
+def _explain_difference(
+    source: EnvSpec, stream: list[_CheckedRow], steps: int, seed: int, report: _Report
+) -> None:
     """Tell an environment that a seed does not determine from one that keeps something across a reset."""
     if not source.is_object:
         trial = _trial(source, report)
@@ -306,11 +312,11 @@ def _explain_difference(source: Source, stream: list[_Row], steps: int, seed: in
 
 def _stream(
     trial: _Trial, steps: int, seed: int, report: _Report, environment_seed: int | None = None
-) -> list[_Row]:
+) -> list[_CheckedRow]:
     """Take steps with random actions; row 0 is the reset."""
     generator = np.random.default_rng(seed)
     raw, flat = trial.reset(seed if environment_seed is None else environment_seed)
-    rows = [_Row(flat, 0.0, False, False)]
+    rows = [_CheckedRow(flat, 0.0, False, False)]
     before = copy.deepcopy(raw)
     length = 0
     for _ in range(steps):
@@ -332,7 +338,7 @@ def _stream(
             report.findings.extend([] if note in report.findings else [note])
         if row.terminated or row.truncated or length == trial.limit:
             raw, flat = trial.reset(None)
-            rows.append(_Row(flat, 0.0, False, False))
+            rows.append(_CheckedRow(flat, 0.0, False, False))
             length = 0
         before = copy.deepcopy(raw)
     return rows
@@ -366,7 +372,7 @@ def _try(report: _Report, call: str, work: Callable[[], Any]) -> Any:
         report.stop(f"{call} raised {type(error).__name__}: {error}")
 
 
-def _alike(a: list[_Row], b: list[_Row]) -> bool:
+def _alike(a: list[_CheckedRow], b: list[_CheckedRow]) -> bool:
     """Tell whether two streams are equal, as far as the shorter goes."""
     return all(
         x[1:] == y[1:] and all(np.array_equal(x.observation[k], y.observation[k]) for k in x.observation)

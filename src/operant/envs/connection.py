@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, NamedTuple, Protocol
 
-from operant.envs.validated_env import Checked
+from operant.envs.validated_env import ValidatedEnv
 from operant.envs.validation_errors import raise_of_handler, raised_at
 from operant.errors import EnvironmentError, UsageError
 from operant.spec.spaces import Spaces
@@ -68,7 +68,7 @@ class Connection(Protocol):
         """Close the environment; a second call does nothing."""
 
 
-class Local:
+class LocalConnection:
     """An environment in this process: it computes when it is asked, and its answer is always ready.
 
     Args:
@@ -78,7 +78,7 @@ class Local:
 
     restarts = 0
 
-    def __init__(self, environment: Checked, own: bool = True) -> None:
+    def __init__(self, environment: ValidatedEnv, own: bool = True) -> None:
         self.environment = environment
         self.name = environment.name
         self.spaces = environment.spaces

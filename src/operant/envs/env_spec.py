@@ -8,16 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec, WrapperSpec
+from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
+from gymnasium.envs.registration import WrapperSpec
 
 from operant.envs.environment import Environment, Shaping
 from operant.envs.gymnasium import adapter as adapter
 from operant.envs.gymnasium import pettingzoo, preprocessing
 from operant.envs.native import ids
-from operant.envs.validated_env import Checked
+from operant.envs.validated_env import ValidatedEnv
 from operant.envs.validation_errors import raise_of_handler, raised_at
 from operant.envs.vector.base import VectorEnv
-from operant.envs.vector.batched import Single, from_native
+from operant.envs.vector.batched import SingleEnv, from_native
 from operant.errors import EnvironmentError, SpecError, UsageError
 from operant.spec import build, import_object
 
@@ -27,12 +28,12 @@ _NATIVE = ("spaces", "reset", "step", "max_episode_timesteps")
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class EnvSpec:
     """An environment that is known but not yet made."""
 
     target: Any
     """An object (`Environment`, `gymnasium.Env`, `gymnasium.vector.VectorEnv` or `NativeEnv`); or a class or function
-    that returns one; or Gymnasium's `EnvSpec`; or a JAX-native id."""
+    that returns one; or Gymnasium's own `EnvSpec`; or a JAX-native id."""
     name: str
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     max_episode_timesteps: int | None = None
@@ -43,7 +44,7 @@ class Source:
     @property
     def is_object(self) -> bool:
         """Whether the environment exists already, so that there is only one of it."""
-        return not (isinstance(self.target, str | EnvSpec) or callable(self.target))
+        return not (isinstance(self.target, str | GymnasiumSpec) or callable(self.target))
 
     def make(self) -> Any:
         """Make one: an `Environment`, `gymnasium.Env`, Gymnasium vector or `NativeEnv`, without time limit and shaping.
@@ -62,7 +63,7 @@ class Source:
     def _made(self) -> Any:
         if self.is_object:
             return self.target
-        if isinstance(self.target, EnvSpec):
+        if isinstance(self.target, GymnasiumSpec):
             if preprocessing.is_asked(self.arguments):
                 return preprocessing.make(self.target, self.arguments)
             return adapter.make(self.target, self.arguments)
@@ -77,7 +78,7 @@ class Source:
 
     def own_limit(self) -> int | None:
         """Return the time limit that Gymnasium's registry gives for it, in steps, or None."""
-        if not isinstance(self.target, EnvSpec) or self.target.max_episode_steps is None:
+        if not isinstance(self.target, GymnasiumSpec) or self.target.max_episode_steps is None:
             return None
         return preprocessing.steps_for(self.target.max_episode_steps, self.arguments)
 
@@ -97,30 +98,32 @@ class Source:
         """Whether it is a vector of Gymnasium's."""
         return isinstance(self.target, gymnasium.vector.VectorEnv)
 
-    def create(self, made: Any = None) -> Checked:
+    def create(self, made: Any = None) -> ValidatedEnv:
         """Make one as `Environment`, with time limit, shaping and checks; `made` is what `make` returned, if it was called."""
         if made is None:
             made = self.make()
-        if isinstance(made, Checked):
+        if isinstance(made, ValidatedEnv):
             self._unchanged(made)
             return made
-        return Checked(self._environment(made), self.max_episode_timesteps, self.reward_shaping, self.name)
+        return ValidatedEnv(
+            self._environment(made), self.max_episode_timesteps, self.reward_shaping, self.name
+        )
 
     def _environment(self, made: Any) -> Environment:
         if isinstance(made, Environment):
             return made
         if isinstance(made, gymnasium.Env):
-            return adapter.Gymnasium(made, self.own_limit() if not self.is_object else None)
+            return adapter.GymnasiumEnv(made, self.own_limit() if not self.is_object else None)
         if pettingzoo.is_parallel(made):
-            return pettingzoo.PettingZoo(made)
+            return pettingzoo.PettingZooEnv(made)
         if isinstance(made, gymnasium.vector.VectorEnv):
             raise UsageError(
                 f"{self.name!r} is a vector of environments. Pass it to operant.envs.vector.create.create, or pass one "
                 f"environment here."
             )
-        return Single(from_native(made, 1, self.name))
+        return SingleEnv(from_native(made, 1, self.name))
 
-    def _unchanged(self, made: Checked) -> None:
+    def _unchanged(self, made: ValidatedEnv) -> None:
         limit = self.max_episode_timesteps
         if limit is not None and limit != made.max_episode_timesteps():
             raise UsageError(
@@ -147,7 +150,7 @@ class Source:
             "arguments": dict(self.arguments),
             "limit": self.max_episode_timesteps,
         }
-        if isinstance(self.target, EnvSpec):
+        if isinstance(self.target, GymnasiumSpec):
             data["spec"] = _spec_data(self.target)
         elif isinstance(self.target, str):
             data["id"] = self.target
@@ -168,12 +171,12 @@ class Source:
         return repr(data)
 
     @classmethod
-    def from_literal(cls, text: str) -> Source:
+    def from_literal(cls, text: str) -> EnvSpec:
         """Read what `literal` returned."""
         data = ast.literal_eval(text)
         if "spec" in data:
             wrappers = tuple(WrapperSpec(**wrapper) for wrapper in data["spec"].pop("wrappers"))
-            target: Any = EnvSpec(**data["spec"], additional_wrappers=wrappers)
+            target: Any = GymnasiumSpec(**data["spec"], additional_wrappers=wrappers)
         else:
             target = data["id"] if "id" in data else import_object(data["path"], "environment")
         return cls(target, data["name"], data["arguments"], data["limit"])
@@ -220,7 +223,7 @@ def _is_plain(value: Any) -> bool:
         return False
 
 
-def refuse_same(sources: Sequence[Source]) -> None:
+def refuse_same(sources: Sequence[EnvSpec]) -> None:
     """Refuse the same object in several places, also inside different wrappers: its episodes would disturb one another.
 
     Raises:

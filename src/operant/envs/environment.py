@@ -11,7 +11,7 @@ import numpy as np
 from operant.errors import naming_misspelt
 
 if TYPE_CHECKING:
-    from operant.envs.validated_env import Checked
+    from operant.envs.validated_env import ValidatedEnv
 
 Shaping: TypeAlias = Callable[[Any, Any, int, float, Any], Any]
 """``(states, actions, terminal, reward, next_states) -> reward`` or ``-> (reward, terminal)``."""
@@ -130,7 +130,7 @@ class Environment(abc.ABC):
         host: Any = None,
         port: Any = None,
         **kwargs: Any,
-    ) -> Checked: ...
+    ) -> ValidatedEnv: ...
 
     @staticmethod
     @naming_misspelt
@@ -143,7 +143,7 @@ class Environment(abc.ABC):
         host: Any = None,
         port: Any = None,
         **kwargs: Any,
-    ) -> Checked | None:
+    ) -> ValidatedEnv | None:
         """Make an environment from a specification.
 
         Args:

@@ -7,10 +7,10 @@ from typing import Any
 
 from operant.envs import environment as environment_module
 from operant.envs.catalog import resolve
-from operant.envs.env_spec import Source
+from operant.envs.env_spec import EnvSpec
 from operant.envs.environment import Shaping
 from operant.envs.remote.remote_env import create as create_elsewhere
-from operant.envs.validated_env import Checked
+from operant.envs.validated_env import ValidatedEnv
 from operant.errors import value_error
 
 
@@ -23,14 +23,14 @@ def create(
     host: Any,
     port: Any,
     **kwargs: Any,
-) -> Checked | None:
+) -> ValidatedEnv | None:
     """See `Environment.create`."""
     elsewhere: dict[str, Any] = {"remote": remote, "blocking": blocking, "host": host, "port": port}
     options: dict[str, Any] = {
         "max_episode_timesteps": max_episode_timesteps,
         "reward_shaping": reward_shaping,
     }
-    source: Source | None = None
+    source: EnvSpec | None = None
     if environment is not None or remote != "socket-client":
         source = resolve(environment, **options, arguments=kwargs, remote=elsewhere)
     if not any(value not in (None, False) for value in elsewhere.values()):

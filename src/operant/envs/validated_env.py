@@ -14,7 +14,7 @@ from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError, 
 from operant.spec.spaces import Spaces, mask_name
 
 
-class Checked(Environment):
+class ValidatedEnv(Environment):
     """What `Environment.create` returns: an environment whose answers, and the order of calls, are checked.
 
     It ends an episode with terminal 2 at the time limit, and shapes rewards. Attributes that it does not have itself

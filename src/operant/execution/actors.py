@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from operant.types import Action, Block, Tree
+from operant.types import Action, Rollout, Tree
 
 
-class Row(NamedTuple):
+class ActorRow(NamedTuple):
     """One row of one actor, NumPy leaves without leading axes."""
 
     observation: dict[str, np.ndarray]
@@ -32,7 +32,7 @@ class Actor:
         self.index = index
         self.start_carry = carry
         self.carry = carry
-        self.rows: list[Row] = []
+        self.rows: list[ActorRow] = []
         self.row = 0
         """Address of the next row's randomness."""
         self.first = True
@@ -40,7 +40,7 @@ class Actor:
         self.acted = False
         """Whether an action waits for its reward."""
         self.length = 0
-        self._last: Row | None = None  # with whose observation the newest column ends
+        self._last: ActorRow | None = None  # with whose observation the newest column ends
 
     @property
     def interrupted(self) -> bool:
@@ -52,7 +52,7 @@ class Actor:
         if self.interrupted:
             self._last = self.rows.pop()
         carry = self.start_carry if self.first else self.carry
-        self.rows.append(Row(observation, None, 0.0, False, False, True, None, carry))
+        self.rows.append(ActorRow(observation, None, 0.0, False, False, True, None, carry))
 
     def fill_row(self, **fields: Any) -> None:
         """Complete the newest row."""
@@ -111,7 +111,9 @@ class Actor:
             action, extras, carry = jax.tree.map(lambda x, i=i: x[i], tuple(taken))
             own = {name: x[i] for name, x in observation.items()}
             ended = int(terminal[i])
-            self.rows.append(Row(own, action, float(reward[i]), ended == 1, ended == 2, True, extras, carry))
+            self.rows.append(
+                ActorRow(own, action, float(reward[i]), ended == 1, ended == 2, True, extras, carry)
+            )
         self.row += len(reward)
         self.end_episode(self.rows[-1].observation if last is None else last)
 
@@ -120,7 +122,7 @@ class Actor:
         while any(row.valid for row in self.rows) and len(self.rows) <= rows:
             self.rows.append(_idle(self.rows[-1]))
 
-    def column(self, rows: int) -> tuple[int, list[Row]] | None:
+    def column(self, rows: int) -> tuple[int, list[ActorRow]] | None:
         """Take the oldest `rows` rows if the observation after them is known; it comes as one more row."""
         if len(self.rows) <= rows:
             return None
@@ -143,7 +145,7 @@ class Actors:
     def __init__(self, n: int, rows: int, carry: Tree, first_row: int) -> None:
         self._rows = rows
         self._actors = [Actor(i, carry) for i in range(n)]
-        self._columns: list[tuple[int, list[Row]]] = []
+        self._columns: list[tuple[int, list[ActorRow]]] = []
         for actor in self._actors:
             actor.row = first_row
 
@@ -169,7 +171,7 @@ class Actors:
             return False
         return {len(actor.rows) for actor in self} in ({0}, {1})
 
-    def end_at(self, last: dict[str, np.ndarray], example: Block) -> None:
+    def end_at(self, last: dict[str, np.ndarray], example: Rollout) -> None:
         """Let the rows begin with the last observations of episodes that were played elsewhere.
 
         Args:
@@ -185,7 +187,7 @@ class Actors:
             actor.row += 1
 
     @property
-    def waiting(self) -> list[Row]:
+    def waiting(self) -> list[ActorRow]:
         """Rows that no block has taken yet."""
         rows = [row for actor in self for row in actor.rows]
         return rows + [row for _, column in self._columns for row in column[:-1]]
@@ -205,12 +207,12 @@ class Actors:
             # Of no actor: in an actor's memory they would take the place of its rows.
             self._columns.append((len(self), [_idle(row) for row in self._columns[-1][1]]))
 
-    def take(self) -> list[tuple[int, list[Row]]]:
+    def take(self) -> list[tuple[int, list[ActorRow]]]:
         """Take all columns that are complete, each with its actor."""
         taken, self._columns = self._columns, []
         return taken
 
-    def blocks(self) -> Iterator[tuple[Block, list[int] | None]]:
+    def blocks(self) -> Iterator[tuple[Rollout, list[int] | None]]:
         """Yield complete blocks `[T, N]`, each with the actor of every column (N: padding), or None if column `i` is actor `i`."""
         n = len(self)
         while len(self._columns) >= n:
@@ -221,7 +223,7 @@ class Actors:
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return all rows as a tree of arrays, and as JSON data how many there are in each of its parts."""
-        parts: dict[str, list[Row]] = {f"actor-{a.index}": a.rows for a in self}
+        parts: dict[str, list[ActorRow]] = {f"actor-{a.index}": a.rows for a in self}
         parts |= {f"column-{i}": rows for i, (_, rows) in enumerate(self._columns)}
         parts = {name: rows for name, rows in parts.items() if rows}
         tree = {
@@ -235,7 +237,7 @@ class Actors:
         }
         return tree, shapes
 
-    def snapshot_like(self, block: Block, shapes: dict[str, Any]) -> dict[str, Any]:
+    def snapshot_like(self, block: Rollout, shapes: dict[str, Any]) -> dict[str, Any]:
         """Return a tree with the shapes of a snapshot.
 
         Args:
@@ -245,7 +247,7 @@ class Actors:
         one = jax.tree.map(lambda x: np.zeros(x.shape[2:], x.dtype), block._replace(carry=()))
         reward, flag = np.float32(0), np.bool_(False)
         carry = self[0].start_carry
-        row = Row(one.observation, one.action, reward, flag, flag, flag, one.extras, carry)
+        row = ActorRow(one.observation, one.action, reward, flag, flag, flag, one.extras, carry)
         return {
             "rows": {
                 name: jax.tree.map(lambda x, count=count: np.zeros((count, *x.shape), x.dtype), row)
@@ -269,7 +271,7 @@ def stack(trees: Sequence[Tree]) -> Tree:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
-def _unstack(tree: Row, count: int) -> list[Row]:
+def _unstack(tree: ActorRow, count: int) -> list[ActorRow]:
     rows = [jax.tree.map(lambda x, i=i: np.asarray(x[i]), tree) for i in range(count)]
     return [
         r._replace(
@@ -282,7 +284,7 @@ def _unstack(tree: Row, count: int) -> list[Row]:
     ]
 
 
-def _idle(row: Row) -> Row:
+def _idle(row: ActorRow) -> ActorRow:
     """Return a row that does not count."""
     action, extras = jax.tree.map(np.zeros_like, (row.action, row.extras))
     return row._replace(
@@ -290,7 +292,7 @@ def _idle(row: Row) -> Row:
     )
 
 
-def _filled(rows: list[Row]) -> list[Row]:
+def _filled(rows: list[ActorRow]) -> list[ActorRow]:
     """Give scalars their storage types."""
     return [
         r._replace(
@@ -303,7 +305,7 @@ def _filled(rows: list[Row]) -> list[Row]:
     ]
 
 
-def block_of(columns: list[tuple[int, list[Row]]]) -> Block:
+def block_of(columns: list[tuple[int, list[ActorRow]]]) -> Rollout:
     """Stack columns of `T + 1` rows (the last one for its observation only) into a block `[T, N]`."""
     observation: dict[str, Any] = {}
     for name in columns[0][1][0].observation:
@@ -316,7 +318,7 @@ def block_of(columns: list[tuple[int, list[Row]]]) -> Block:
     def scalars(field: str, dtype: Any) -> Any:
         return np.array([[getattr(row, field) for row in rows[:-1]] for _, rows in columns], dtype).T
 
-    return Block(
+    return Rollout(
         observation=observation,
         action=leaves(lambda row: row.action),
         reward=scalars("reward", np.float32),

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant import checkpoint
-from operant.agents.base.agent_spec import define, define_saved, from_file
+from operant.agents.base.agent_spec import from_file, parse_agent, parse_saved_agent
 from operant.agents.base.learner import without_replay
-from operant.agents.base.protocol import Counting
+from operant.agents.base.protocol import UpdateCounter
 from operant.agents.table import DEFAULT
 from operant.errors import (
     CheckpointError,
@@ -26,9 +26,9 @@ from operant.errors import (
     whole,
 )
 from operant.execution import export, pretraining, saving
-from operant.execution.agent_callbacks import Writers
+from operant.execution.agent_callbacks import AgentCallbacks
 from operant.execution.export import Exported
-from operant.execution.interactive import Interactive, Settings
+from operant.execution.interactive import InteractiveAgent, Settings
 from operant.execution.saving import Format
 from operant.execution.traces import Trace
 from operant.nn.drawing import mermaid
@@ -44,7 +44,7 @@ CounterName = Literal["timesteps", "episodes", "updates"]
 """What `save` may add to a name, with its value."""
 
 
-class Agent(Interactive):
+class Agent(InteractiveAgent):
     """An agent in the user's program.
 
     Made by `Agent.create` or `Agent.load`. For each of its actors, `act` and `observe` alternate:
@@ -122,9 +122,9 @@ class Agent(Interactive):
             raise SpecError("Give environment, or both states and actions.")
         limit = given.get("max_episode_timesteps", limit)
         actors = whole("parallel_interactions", given.get("parallel_interactions", 1))
-        definition = define(given["agent"], **options).limited(limit)
+        definition = parse_agent(given["agent"], **options).limited(limit)
         spaces = Spaces.read(states, actions)
-        writers = Writers(*map(given.get, ("recorder", "saver", "summarizer")))
+        writers = AgentCallbacks(*map(given.get, ("recorder", "saver", "summarizer")))
         made = Agent(
             definition,
             spaces,
@@ -138,7 +138,7 @@ class Agent(Interactive):
         made._write_by(writers)
         return made
 
-    def _write_by(self, writers: Writers) -> None:
+    def _write_by(self, writers: AgentCallbacks) -> None:
         self._writers = writers
         writers.begin(self, self._save_checkpoint)
 
@@ -404,7 +404,7 @@ class Agent(Interactive):
         saving.refuse_policy(Path(directory), filename, format)
         if format is not None:
             saving.check_format(format)
-        writers = Writers(recorder, saver, summarizer)
+        writers = AgentCallbacks(recorder, saver, summarizer)
         path = Path(directory)
         if (path / "checkpoints").is_dir():
             path = path / "checkpoints"
@@ -439,7 +439,7 @@ class Agent(Interactive):
         counts = {name: jnp.asarray(arrays[name], jnp.uint32) for name in saving.COUNTERS if name in arrays}
         counters = train.counters._replace(**counts)
         state = algorithm.with_weights(train.state, weights)
-        if isinstance(algorithm, Counting):
+        if isinstance(algorithm, UpdateCounter):
             state = algorithm.resumed(state, counters)
         self._engine.put(train._replace(state=state, counters=counters))
         self._start()
@@ -471,11 +471,11 @@ class Agent(Interactive):
         chosen: dict[str, Any],
     ) -> Agent:
         what = f"The checkpoint {str(path)!r}"
-        given = None if agent is None else define(agent)
+        given = None if agent is None else parse_agent(agent)
         try:
             saved = header["specification"]
             spaces = Spaces.from_spec(saved["spaces"])
-            definition = define_saved(saved["agent"], what, given)
+            definition = parse_saved_agent(saved["agent"], what, given)
             actors = saved["parallel_interactions"] if actors is None else actors
             limit = saved["max_episode_timesteps"]
             settings = Settings.from_dict({**chosen, "seed": saved["seed"]})
@@ -519,7 +519,7 @@ class Agent(Interactive):
         if scale != ():
             kept = parts["state"].reward_scale._replace(total=scale.total)
             parts["state"] = parts["state"]._replace(reward_scale=kept)
-        if isinstance(algorithm := self.learner.algorithm, Counting):  # timesteps are rows of all actors
+        if isinstance(algorithm := self.learner.algorithm, UpdateCounter):  # timesteps are rows of all actors
             parts["state"] = algorithm.resumed(parts["state"], parts["counters"])
         self._engine.put(fresh._replace(**parts))
         self._start()
@@ -573,7 +573,7 @@ def _settings(config: Any) -> dict[str, Any]:
 def specified(agent: Any) -> dict[str, Any]:
     """Return the arguments of `Agent.create` that a specification stands for, without those that are None.
 
-    `agent` is what remains of it, for `define`; `config` holds the seed, too.
+    `agent` is what remains of it, for `parse_agent`; `config` holds the seed, too.
 
     Args:
         agent: any specification; a dict or JSON file may hold the arguments beside options, and one in it (`agent`) those that

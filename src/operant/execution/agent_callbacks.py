@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from operant.agents.base.compiled import Engine
+from operant.agents.base.compiled import CompiledAgent
 from operant.execution import saving
 from operant.execution.actors import Actor, Actors
 from operant.execution.saving import Saver, SaverConfig
@@ -18,12 +18,12 @@ from operant.spec.spaces import Spaces
 from operant.tracking.summaries import Summarizer, SummarizerConfig
 
 
-class Written(Protocol):
+class WritableAgent(Protocol):
     """What writers must know of an agent."""
 
     spaces: Spaces
     parallel_interactions: int
-    engine: Engine | None
+    engine: CompiledAgent | None
     actors: Actors
 
     @property
@@ -42,7 +42,7 @@ class Written(Protocol):
         """Return the networks' layers."""
 
 
-class Writers:
+class AgentCallbacks:
     """The writers of one agent; each may be missing.
 
     Args:
@@ -67,7 +67,7 @@ class Writers:
         """Whether anything is written."""
         return (self.recording, self.saving, self.summarizing) != (None, None, None)
 
-    def begin(self, agent: Written, save: Callable[[str, str, int | None], Any]) -> None:
+    def begin(self, agent: WritableAgent, save: Callable[[str, str, int | None], Any]) -> None:
         """Begin to write, from the agent's current counts on.
 
         Args:

@@ -40,7 +40,7 @@ def _expect_spaces(name: str) -> None:
         raise ValueError("Its metadata.json lacks observation_space or action_space.")
 
 
-class Episodes(Sequence[Trace]):
+class MinariEpisodes(Sequence[Trace]):
     """The episodes of a Minari dataset, each as a trace; read on demand.
 
     Args:
@@ -229,7 +229,7 @@ def to_traces(name: str, directory: str | Path, spaces: Spaces) -> list[Path]:
         UsageError: Minari is not installed.
     """
     folder, written, number = Path(directory), [], 0
-    for trace in Episodes(name, spaces):
+    for trace in MinariEpisodes(name, spaces):
         number = traces.add(folder, number, spaces, trace)
         written.append(folder / traces.file_name(number))
         number += 1

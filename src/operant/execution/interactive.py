@@ -9,19 +9,19 @@ from typing import Any, NamedTuple, Self
 import jax
 import numpy as np
 
-from operant.agents.base.agent_spec import Definition
-from operant.agents.base.compiled import Engine, act_independently
-from operant.agents.base.learner import Learner, Train
+from operant.agents.base.agent_spec import AgentSpec
+from operant.agents.base.compiled import CompiledAgent, act_independently
+from operant.agents.base.learner import Learner, TrainState
 from operant.envs.environment import take
 from operant.envs.validation_errors import reward_fault
 from operant.errors import NumericalError, SpaceError, UsageError, value_error
 from operant.execution.actors import Actor, Actors, stack
-from operant.execution.agent_callbacks import Writers
+from operant.execution.agent_callbacks import AgentCallbacks
 from operant.spec import Config, option, runtime
 from operant.spec.spaces import Spaces, mask_name
 from operant.spec.spaces.masks import SUFFIX
 from operant.training.signals import held
-from operant.types import Block, Tree
+from operant.types import Rollout, Tree
 
 
 class Settings(Config):
@@ -40,7 +40,7 @@ class Settings(Config):
     debug: bool = option(False, "Raise an error at an update that is not finite, instead of skipping it")
 
 
-class Told(NamedTuple):
+class StepOutcome(NamedTuple):
     """What `observe` was given for one actor, checked."""
 
     actor: Actor
@@ -50,15 +50,15 @@ class Told(NamedTuple):
     """Observation after the episode's last action, if it was given."""
 
 
-class Lent(NamedTuple):
+class DetachedState(NamedTuple):
     """What an agent lends to a driver of training runs."""
 
-    train: Train
+    train: TrainState
     last: dict[str, np.ndarray] | None
     """Last observations `[N, ...]` of the actors' episodes, which no block holds yet; None: no actor has acted yet."""
 
 
-class Interactive:
+class InteractiveAgent:
     """An algorithm that acts when a program calls it, and learns from what the program reports.
 
     Args:
@@ -71,7 +71,7 @@ class Interactive:
 
     def __init__(
         self,
-        definition: Definition,
+        definition: AgentSpec,
         spaces: Spaces,
         *,
         parallel_interactions: int = 1,
@@ -84,7 +84,7 @@ class Interactive:
         self.parallel_interactions = parallel_interactions
         self.max_episode_timesteps = max_episode_timesteps
         self.seed = settings.seed
-        self._writers = Writers()
+        self._writers = AgentCallbacks()
         shapes = [leaf.shape for leaf in spaces.states.components.values()]
         runtime.start(shapes, product=definition.product(parallel_interactions))
         self._device = None if settings.device is None else runtime.device(settings.device)
@@ -101,10 +101,12 @@ class Interactive:
         n = self.parallel_interactions
         self.learner = learner
         key = jax.random.key(self.seed)
-        self.engine: Engine | None = None  # one of before is released: a device need not have room for two
-        self.engine = Engine(learner, key, n, self._device, self._precision, held)
+        self.engine: CompiledAgent | None = (
+            None  # one of before is released: a device need not have room for two
+        )
+        self.engine = CompiledAgent(learner, key, n, self._device, self._precision, held)
         self._reported = 0
-        self._last_block: Block | None = None
+        self._last_block: Rollout | None = None
         self._limit: int | None = None
         self._start()
 
@@ -150,7 +152,7 @@ class Interactive:
         )
 
     @property
-    def _engine(self) -> Engine:
+    def _engine(self) -> CompiledAgent:
         if self.engine is None:
             raise UsageError("The agent is closed. Create or load another one.")
         return self.engine
@@ -351,7 +353,7 @@ class Interactive:
         self._writers.look()  # between calls only: inside of them rows are incomplete
         return made
 
-    def _told_batch(self, parallel: Any, reward: Any, terminal: Any, next_states: Any) -> list[Told]:
+    def _told_batch(self, parallel: Any, reward: Any, terminal: Any, next_states: Any) -> list[StepOutcome]:
         actors = self._actors(parallel)
         for name, given in (("reward", reward), ("terminal", terminal)):
             if np.shape(given) not in ((), (len(actors),)):
@@ -372,7 +374,7 @@ class Interactive:
             told.append(self._told(actor, rewards[i], terminals[i], last))
         return told
 
-    def _told(self, actor: Actor, reward: Any, terminal: Any, next_states: Any) -> Told:
+    def _told(self, actor: Actor, reward: Any, terminal: Any, next_states: Any) -> StepOutcome:
         """Check the outcome of an actor's last action."""
         if not actor.acted:
             raise UsageError(f"observe was called without act for parallel={actor.index}. Call act first.")
@@ -394,7 +396,7 @@ class Interactive:
             )
         ended = next_states is not None and terminal
         last = self.spaces.observe(next_states, (), over=True) if ended else None
-        return Told(actor, reward, int(terminal), last)
+        return StepOutcome(actor, reward, int(terminal), last)
 
     def _complete(
         self, actor: Actor, reward: float, terminal: int, last: dict[str, np.ndarray] | None
@@ -488,7 +490,7 @@ class Interactive:
 
     # Another driver
 
-    def lend(self, n: int) -> Lent | None:
+    def lend(self, n: int) -> DetachedState | None:
         """Return what another driver of `n` actors needs to continue, or None if something would be lost.
 
         Nothing is lent while experience waits for an update, while a recorder, saver or summarizer is on, while updates are held
@@ -499,9 +501,9 @@ class Interactive:
         bound = self._debug or self._writers.are_on or any(setting is not None for setting in settings)
         if bound or n != self.parallel_interactions:
             return None
-        return Lent(self._engine.train, self.actors.last) if self.actors.idle else None
+        return DetachedState(self._engine.train, self.actors.last) if self.actors.idle else None
 
-    def take_back(self, train: Train, last: dict[str, np.ndarray]) -> None:
+    def take_back(self, train: TrainState, last: dict[str, np.ndarray]) -> None:
         """Continue with what a driver returns of what it was lent; its episodes are cut at these observations `[N, ...]`."""
         self._engine.put(train)
         self._start()

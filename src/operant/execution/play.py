@@ -17,11 +17,11 @@ from operant.spec.run import ENVIRONMENTS, argument_faults
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from operant.agents.base.learner import Learner, Train
+    from operant.agents.base.learner import Learner, TrainState
     from operant.checkpoint import Checkpoint
     from operant.envs.vector.base import VectorEnv
     from operant.execution.render import Output
-    from operant.training.episodes import Finished
+    from operant.training.episodes import EpisodeResult
 
 PLAY = 1
 """Marks the seeds of playing: those of environments and evaluations (`Evaluation.run`) have 0 in this place."""
@@ -87,7 +87,7 @@ class PlayConfig(Config):
         return self.render or self.video_dir is not None or self.frame_dir is not None
 
 
-class Played(NamedTuple):
+class PlayResult(NamedTuple):
     """The results of playing."""
 
     rewards: list[float]
@@ -109,14 +109,14 @@ class Played(NamedTuple):
 
 def run(
     learner: Learner,
-    train: Train,
+    train: TrainState,
     env: VectorEnv,
     config: PlayConfig,
     call: int = 0,
     *,
     leave_open: bool = False,
     base: Path | None = None,
-) -> Played:
+) -> PlayResult:
     """Play episodes on a vector of one environment, which is closed afterwards unless `leave_open`; each `call` plays different ones.
 
     Folders are relative to `base`; None: to the working directory.
@@ -146,14 +146,14 @@ def _root(seed: int, call: int = 0) -> int:
 
 
 def _shown(
-    play: Callable[[VectorEnv], list[Finished]],
+    play: Callable[[VectorEnv], list[EpisodeResult]],
     env: VectorEnv,
     config: PlayConfig,
     leave_open: bool = False,
     base: Path | None = None,
-) -> Played:
+) -> PlayResult:
     """Play on a vector whose frames go where the options say; it is closed afterwards unless it is to be left open."""
-    from operant.execution.render import Watched
+    from operant.execution.render import RenderVectorEnv
 
     outputs: list[Output] = []
     with contextlib.ExitStack() as stack:
@@ -164,10 +164,10 @@ def _shown(
             outputs = _outputs(env, config, base)
             for output in outputs:
                 stack.callback(output.end)
-            watched = Watched(env, outputs)
+            watched = RenderVectorEnv(env, outputs)
         finished = play(watched)
     files = [path for output in outputs for path in output.files]
-    return Played([e.reward for e in finished], [e.length for e in finished], files)
+    return PlayResult([e.reward for e in finished], [e.length for e in finished], files)
 
 
 def _outputs(env: VectorEnv, config: PlayConfig, base: Path | None) -> list[Output]:
@@ -184,7 +184,7 @@ def _outputs(env: VectorEnv, config: PlayConfig, base: Path | None) -> list[Outp
     return outputs
 
 
-def play(config: PlayConfig, agent: Any = None, **options: Any) -> Played:
+def play(config: PlayConfig, agent: Any = None, **options: Any) -> PlayResult:
     """Play with the policy of a run, of a saved agent, or of files of weights.
 
     Args:
@@ -203,9 +203,11 @@ def play(config: PlayConfig, agent: Any = None, **options: Any) -> Played:
     return run(*_prepared(config, agent, options), config, base=base)
 
 
-def _prepared(config: PlayConfig, agent: Any, options: dict[str, Any]) -> tuple[Learner, Train, VectorEnv]:
+def _prepared(
+    config: PlayConfig, agent: Any, options: dict[str, Any]
+) -> tuple[Learner, TrainState, VectorEnv]:
     """Return the learner that plays, its state, and the environment; whatever else was read is released."""
-    from operant.agents.base.agent_spec import define, define_saved, from_file
+    from operant.agents.base.agent_spec import from_file, parse_agent, parse_saved_agent
     from operant.agents.base.learner import Learner
     from operant.training.session import fitting
 
@@ -218,9 +220,9 @@ def _prepared(config: PlayConfig, agent: Any, options: dict[str, Any]) -> tuple[
     guard: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if found is not None and saved is not None and (agent is None or not options):
         what = f"The checkpoint {shown(found.path)!r}"
-        agent = define_saved(saved["agent"], what, None if agent is None else define(agent))
+        agent = parse_saved_agent(saved["agent"], what, None if agent is None else parse_agent(agent))
         guard = from_file(what)
-    definition = define(agent, **options)
+    definition = parse_agent(agent, **options)
     if found is None:  # else the networks are those of the checkpoint
         definition = fitting(definition, config.weights)
     # Absolute, since they are read after the environment is made, which may change the working directory.
@@ -274,7 +276,7 @@ def _shapes(space: Any) -> str:
     )
 
 
-def _exported(config: PlayConfig, path: str) -> Played:
+def _exported(config: PlayConfig, path: str) -> PlayResult:
     """Play with an exported policy."""
     from operant.execution.export.exported_policy import load_policy
     from operant.training.evaluate import run_episodes
@@ -329,11 +331,11 @@ def _newest(directory: str, best: bool) -> Checkpoint:
     raise SpecError(f"There is no checkpoint in run_dir={directory!r}.{remedy}")
 
 
-def _train(learner: Learner, config: PlayConfig, found: Checkpoint | None) -> Train:
+def _train(learner: Learner, config: PlayConfig, found: Checkpoint | None) -> TrainState:
     """Make the state that acting needs, without a replay memory: that of a checkpoint, or that of an untrained agent."""
     import jax
 
-    from operant.agents.base.learner import Train
+    from operant.agents.base.learner import TrainState
     from operant.training.session import load_weights
 
     key, hyper = jax.random.key(config.seed), learner.hyper()
@@ -342,7 +344,7 @@ def _train(learner: Learner, config: PlayConfig, found: Checkpoint | None) -> Tr
         parts = {
             name: found.part("train", getattr(shapes, name), name) for name in ("state", "hyper", "counters")
         }
-        train = Train(memory=(), key=key, **parts)
+        train = TrainState(memory=(), key=key, **parts)
     else:
         train = jax.jit(lambda key: learner.init(key, hyper)._replace(memory=()))(key)
     if config.weights:

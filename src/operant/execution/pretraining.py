@@ -12,15 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from operant.agents.base.compiled import Engine
+from operant.agents.base.compiled import CompiledAgent
 from operant.errors import SpaceError, UsageError
 from operant.execution import datasets, traces
-from operant.execution.actors import Actor, Actors, Row, block_of, stack
+from operant.execution.actors import Actor, ActorRow, Actors, block_of, stack
 from operant.execution.traces import Flat, Trace
 from operant.memory.recent import Recent
 from operant.ops import optimise, statistics
 from operant.spec.spaces import Spaces
-from operant.types import Action, Array, Arrays, Block, Key, Tree
+from operant.types import Action, Array, Arrays, Key, Rollout, Tree
 
 COUNTED = 1024
 """Rows that enter running moments, of observations or of returns, in one call."""
@@ -28,7 +28,7 @@ COLUMN = 64
 """Rows of a column in pretraining: long enough for recurrent networks to learn from, short enough to shuffle."""
 
 
-def bring(engine: Engine, actors: Actors, trace: Trace, internals: Tree = None) -> None:
+def bring(engine: CompiledAgent, actors: Actors, trace: Trace, internals: Tree = None) -> None:
     """Add the episodes of a trace to the rows of actors whose episodes are over, with what the agent would have stored beside its actions.
 
     Each episode goes to the actor with the fewest rows so far, so that memories with a part for each actor hold as much as possible.
@@ -66,7 +66,9 @@ def bring(engine: Engine, actors: Actors, trace: Trace, internals: Tree = None) 
         actors.collect(actor)
 
 
-def _recalled(engine: Engine, actor: Actor, observation: Flat, action: Flat, internals: Tree) -> Action:
+def _recalled(
+    engine: CompiledAgent, actor: Actor, observation: Flat, action: Flat, internals: Tree
+) -> Action:
     """Return actions with extras, and the recurrent state before each of them."""
     count = len(next(iter(action.values())))
     start = actor.start_carry
@@ -111,7 +113,7 @@ def _check(internals: Tree, start: Tree, count: int) -> None:
         raise SpaceError(f"internals must have the shapes {expected}. Received: {received}.")
 
 
-class Cloning:
+class BehavioralCloning:
     """Imitation (behavioural cloning): gradient steps that make an agent's networks act as a trace does, and its values fit the returns.
 
     Args:
@@ -121,7 +123,7 @@ class Cloning:
         seed: of the order of timesteps, and of the noise of networks that have any.
     """
 
-    def __init__(self, engine: Engine, lr: float, batch_size: int, seed: int) -> None:
+    def __init__(self, engine: CompiledAgent, lr: float, batch_size: int, seed: int) -> None:
         self._engine = engine
         self._optimizer = optimise.optimizer("adam", lr, max_norm=1.0)
         self._columns = max(1, batch_size // COLUMN)
@@ -137,7 +139,7 @@ class Cloning:
         self._scale: Any = () if scale == () else statistics.RewardScale(jnp.zeros(1), scale.moments)
 
     def _stepped(
-        self, weights: Tree, state: Tree, hyper: Tree, block: Block, key: Key
+        self, weights: Tree, state: Tree, hyper: Tree, block: Rollout, key: Key
     ) -> tuple[Tree, Tree, Any]:
         algorithm: Any = self._engine.learner.at(hyper)
         block = self._engine.learner.shown(block)
@@ -221,13 +223,13 @@ class Cloning:
             value = float(np.mean(values))
         return value
 
-    def _cut(self, trace: Trace) -> list[list[Row]]:
+    def _cut(self, trace: Trace) -> list[list[ActorRow]]:
         actors = Actors(1, COLUMN, self._engine.learner.start_carry(), 0)
         bring(self._engine, actors, trace)
         actors.flush()
         return [rows for _, rows in actors.take()]
 
-    def _batches(self, columns: list[list[Row]]) -> list[Block]:
+    def _batches(self, columns: list[list[ActorRow]]) -> list[Rollout]:
         order = self._order.permutation(len(columns))
         short = -len(order) % self._columns
         order = np.concatenate([order, self._order.choice(len(columns), short)]) if short else order
@@ -274,13 +276,13 @@ def draws(
 def _recorded(source: str | Path, extension: str, spaces: Spaces) -> list[Callable[[], Trace]]:
     """Return functions that each read a trace of a source."""
     if isinstance(source, str) and source.startswith(datasets.PREFIX):
-        episodes = datasets.Episodes(source.removeprefix(datasets.PREFIX), spaces)
+        episodes = datasets.MinariEpisodes(source.removeprefix(datasets.PREFIX), spaces)
         return [functools.partial(episodes.__getitem__, i) for i in range(len(episodes))]
     return [functools.partial(traces.read, path, spaces) for path in traces.files(source, extension)]
 
 
 def clone(
-    engine: Engine,
+    engine: CompiledAgent,
     drawn: Iterable[tuple[Trace, np.ndarray]],
     passes: int,
     *,
@@ -288,8 +290,8 @@ def clone(
     batch_size: int,
     seed: int,
 ) -> None:
-    """Let an agent imitate traces, each gone through a number of times; see `draws` and `Cloning`."""
-    cloning = Cloning(engine, lr, batch_size, seed)
+    """Let an agent imitate traces, each gone through a number of times; see `draws` and `BehavioralCloning`."""
+    cloning = BehavioralCloning(engine, lr, batch_size, seed)
     for trace, fresh in drawn:
         cloning.learn(trace, passes, fresh)
     cloning.hand_over()

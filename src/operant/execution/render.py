@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import gymnasium
 import numpy as np
 
-from operant.envs.validated_env import Checked
+from operant.envs.validated_env import ValidatedEnv
 from operant.envs.validation_errors import raised_at
-from operant.envs.vector.base import Flat, Step, VectorEnv
+from operant.envs.vector.base import Flat, VectorEnv, VectorStep
 from operant.errors import EnvironmentError, SpecError, UsageError, as_folder, working_directory
 
 
@@ -172,7 +172,7 @@ def _free(directory: Path, number: int, suffix: str = "") -> Path:
     return next(path for i in numbers if not (path := directory / f"episode-{i:03d}{suffix}").exists())
 
 
-class Watched(VectorEnv):
+class RenderVectorEnv(VectorEnv):
     """A vector of one Gymnasium environment that hands every frame to outputs.
 
     Args:
@@ -196,7 +196,7 @@ class Watched(VectorEnv):
         self._show()
         return observation
 
-    def step(self, actions: Mapping[str, np.ndarray]) -> Step:
+    def step(self, actions: Mapping[str, np.ndarray]) -> VectorStep:
         """Take an action and show what followed; the row after an episode's last one begins another."""
         after = self._env.step(actions)
         self._number = 0 if self._ended else self._number + 1
@@ -221,7 +221,7 @@ class Watched(VectorEnv):
             output.frame(picture, self._number)
 
 
-class Filmed(gymnasium.Wrapper):
+class RenderWrapper(gymnasium.Wrapper):
     """A Gymnasium environment that hands every frame to an output.
 
     Args:
@@ -260,7 +260,7 @@ class Filmed(gymnasium.Wrapper):
         self._output.frame(picture, self._number)
 
 
-def filmed(environment: Any, directory: str | Path, max_episode_timesteps: int | None = None) -> Checked:
+def filmed(environment: Any, directory: str | Path, max_episode_timesteps: int | None = None) -> ValidatedEnv:
     """Make an environment that writes a video of each episode.
 
     Args:
@@ -279,7 +279,7 @@ def filmed(environment: Any, directory: str | Path, max_episode_timesteps: int |
     if not isinstance(made, gymnasium.Env):
         raise SpecError(f"{source.name!r} cannot be filmed: it is no Gymnasium environment.")
     rate = float(made.metadata.get("render_fps") or 30)
-    return source.create(Filmed(made, Video(directory, rate)))
+    return source.create(RenderWrapper(made, Video(directory, rate)))
 
 
 def frame_rate(env: VectorEnv) -> float:

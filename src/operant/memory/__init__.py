@@ -1,6 +1,6 @@
 """Replay memory that lives on the device that trains."""
 
 from operant.memory.replay import Replay
-from operant.memory.ring import Cursor, ReplayState, Row
+from operant.memory.ring import Cursor, ReplayState, RowSpec
 
-__all__ = ["Cursor", "Replay", "ReplayState", "Row"]
+__all__ = ["Cursor", "Replay", "ReplayState", "RowSpec"]

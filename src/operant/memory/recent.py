@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, UInt32
 
 from operant.errors import value_error
-from operant.memory.ring import Row
-from operant.types import Array, Arrays, Block, Tree
+from operant.memory.ring import RowSpec
+from operant.types import Array, Arrays, Rollout, Tree
 
 
 class RecentState(NamedTuple):
@@ -52,7 +52,7 @@ class Recent:
             if getattr(self, name) < 1:
                 raise value_error(name, "at least 1", getattr(self, name))
 
-    def init(self, example: Row) -> RecentState:
+    def init(self, example: RowSpec) -> RecentState:
         """Return an empty memory for rows like `example`."""
         shape = (self.length + 1, self.columns)
 
@@ -73,7 +73,7 @@ class Recent:
             total=jnp.zeros((), jnp.uint32),
         )
 
-    def add(self, state: RecentState, block: Block, columns: Int[Array, " n"] | None = None) -> RecentState:
+    def add(self, state: RecentState, block: Rollout, columns: Int[Array, " n"] | None = None) -> RecentState:
         """Append the `T` rows of a block and the observation after them.
 
         Args:
@@ -119,7 +119,7 @@ class Recent:
             total=arrived[-1, -1],
         )
 
-    def block(self, state: RecentState) -> Block:
+    def block(self, state: RecentState) -> Rollout:
         """Return the rows as a block `[L, N]`, oldest first; `valid` is False where there are none yet."""
         seen, column = self._order(state), jnp.arange(self.columns, dtype=jnp.int32)[None]
         rows = seen[:-1]
@@ -127,7 +127,7 @@ class Recent:
         def take(ring: Array) -> Array:
             return ring[rows, column]
 
-        return Block(
+        return Rollout(
             observation=jax.tree.map(lambda ring: ring[seen, column], state.observation),
             action=jax.tree.map(take, state.action),
             reward=take(state.reward),

@@ -32,7 +32,7 @@ from operant.memory.ring import (
     VALID,
     Cursor,
     ReplayState,
-    Row,
+    RowSpec,
     eligible,
     flag,
     mark,
@@ -41,9 +41,9 @@ from operant.memory.ring import (
 )
 from operant.ops import returns
 from operant.ops.spread import spread
-from operant.types import Array, Arrays, Block, Key, Transition, Tree
+from operant.types import Array, Arrays, Key, Rollout, Transition, Tree
 
-__all__ = ["Replay", "Row"]
+__all__ = ["Replay", "RowSpec"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Replay:
         """The stacked observations."""
         return Stacks(tuple(self.frames), self.length)  # type: ignore[arg-type]
 
-    def init(self, example: Row) -> ReplayState:
+    def init(self, example: RowSpec) -> ReplayState:
         """Return an empty memory for rows like `example`."""
         frames = self.stacks.example(example.observation)
         number = jax.eval_shape(lambda: jnp.int32(0))
@@ -162,7 +162,7 @@ class Replay:
         """Return whether a sequence of `length` rows can be sampled: one column holds them and the row that follows."""
         return Cursor(*state.cursor).held.max() > length
 
-    def add(self, state: ReplayState, block: Block, columns: Int[Array, " n"] | None = None) -> ReplayState:
+    def add(self, state: ReplayState, block: Rollout, columns: Int[Array, " n"] | None = None) -> ReplayState:
         """Append the `T` rows of a block; row `T` of its observation comes with the next block.
 
         Args:
@@ -325,7 +325,7 @@ class Replay:
         behind = ~flag(marks, VALID) & (steps > 0) & (steps <= ahead)
         return (ahead[:, 0] >= n_step) | jnp.any(flagged | behind, axis=1)
 
-    def sample_sequences(self, state: ReplayState, key: Key, batch_size: int, length: int) -> Block:
+    def sample_sequences(self, state: ReplayState, key: Key, batch_size: int, length: int) -> Rollout:
         """Draw `B` sequences of `length` rows of one column that are held and followed by another, with uniform starts.
 
         A sequence may cross ends of episodes (see `valid`). `carry` is the extra of that name at the first row, if
@@ -345,7 +345,7 @@ class Replay:
         observation, part = spread((observation, part), 1)
         extras = part["extras"]
         has_carry = isinstance(extras, Mapping) and "carry" in extras
-        return Block(
+        return Rollout(
             observation=observation,
             action=part["action"],
             reward=part["reward"],
@@ -356,7 +356,7 @@ class Replay:
             carry=jax.tree.map(lambda x: x[0], extras["carry"]) if has_carry else (),
         )
 
-    def _check(self, state: ReplayState, block: Block, n: int) -> None:
+    def _check(self, state: ReplayState, block: Rollout, n: int) -> None:
         """Raise unless the block is of `n` actors, not too long, and has the components that `init` was given."""
         T = block.reward.shape[0]
         if block.reward.shape[1] != n:

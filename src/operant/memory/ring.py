@@ -14,7 +14,7 @@ VALID, TERMINATED, TRUNCATED = 1, 2, 4
 FLAG_BITS = 3
 
 
-class Row(NamedTuple):
+class RowSpec(NamedTuple):
     """One row of one actor, an example of shapes and types. Leaves without leading axes; `jax.ShapeDtypeStruct` will do."""
 
     observation: Tree

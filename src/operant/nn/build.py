@@ -14,8 +14,8 @@ from operant.errors import SpecError, suggest
 from operant.nn.backend import keras, numpy_promotion
 from operant.nn.cfg import Cfg
 from operant.nn.graph import Bounds, Carries, Graph, activation, reshaped, safe_name
-from operant.nn.model import Model, Port
-from operant.nn.network import Auto, KerasModel, Layered, Preprocessed, parse
+from operant.nn.model import Model, ModelInput
+from operant.nn.network import AutoNetwork, InputPreprocessing, KerasModel, LayerStack, parse
 from operant.nn.structure import config, from_config, takes_integers
 from operant.nn.weights import collect
 from operant.spec.spaces import Leaf
@@ -100,7 +100,7 @@ def build(
     return Model(
         built,
         weights,
-        inputs={n: Port(safe_name(n), leaf) for n, leaf in fed.items()},
+        inputs={n: ModelInput(safe_name(n), leaf) for n, leaf in fed.items()},
         heads={n: safe_name(n) for n in heads},
         carries=carries,
         normalized={n: _normalizer_name(n) for n in normalized},
@@ -202,7 +202,7 @@ def _bounds(leaf: Leaf) -> Bounds:
 
 
 def _assembled(
-    network: Auto | Layered | Preprocessed,
+    network: AutoNetwork | LayerStack | InputPreprocessing,
     entries: Mapping[str, Any],
     fed: Mapping[str, Leaf],
     heads: Mapping[str, Head],

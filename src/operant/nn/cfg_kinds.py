@@ -129,7 +129,7 @@ def _normalization(values: Values, seed: int | None) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class SectionKind:
     """A kind of section."""
 
     make: Callable[[Values, int | None], Any]
@@ -144,25 +144,25 @@ class Kind:
 _KERNEL = {"activation": _activation, "initializer": _one_of(*INITIALIZERS), "gain": _number}
 _WINDOW = {"size": _count, "stride": _count, "padding": _one_of("valid", "same")}
 ROLES = {"common": _flag, "output": _flag}
-KINDS: dict[str, Kind] = {
-    "activation": Kind(
+KINDS: dict[str, SectionKind] = {
+    "activation": SectionKind(
         lambda v, seed: keras().layers.Activation(v["activation"], **FLOAT),
         {"activation": _activation},
         required=("activation",),
     ),
-    "convolutional": Kind(
+    "convolutional": SectionKind(
         _convolutional,
         {"filters": _count, **_WINDOW, **_KERNEL},
         required=("filters", "size"),
         ranks=(3,),
     ),
-    "dense": Kind(_dense, {"units": _count, **_KERNEL}, ranks=(1,)),
-    "dropout": Kind(
+    "dense": SectionKind(_dense, {"units": _count, **_KERNEL}, ranks=(1,)),
+    "dropout": SectionKind(
         lambda v, seed: keras().layers.Dropout(v["rate"], seed=seed, **FLOAT),
         {"rate": _rate},
         required=("rate",),
     ),
-    "embedding": Kind(
+    "embedding": SectionKind(
         lambda v, seed: keras().layers.Embedding(
             v["values"], v["units"], embeddings_initializer=_kernel(v, seed), **FLOAT
         ),
@@ -170,7 +170,7 @@ KINDS: dict[str, Kind] = {
         required=("values", "units"),
         ranks=(0, 1),
     ),
-    "flatten": Kind(lambda v, seed: keras().layers.Flatten(data_format="channels_last", **FLOAT), {}),
-    "normalization": Kind(_normalization, {"type": _one_of("layer", "batch")}),
-    "pooling": Kind(_pooling, {"reduction": _one_of("max", "average"), **_WINDOW}, ranks=(3,)),
+    "flatten": SectionKind(lambda v, seed: keras().layers.Flatten(data_format="channels_last", **FLOAT), {}),
+    "normalization": SectionKind(_normalization, {"type": _one_of("layer", "batch")}),
+    "pooling": SectionKind(_pooling, {"reduction": _one_of("max", "average"), **_WINDOW}, ranks=(3,)),
 }

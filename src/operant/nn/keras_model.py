@@ -17,10 +17,10 @@ FILES = (".weights.h5", ".weights.json", ".keras", ".h5", ".hdf5")
 """Endings of the names of weight files that Keras reads."""
 
 
-class Loaded:
+class LoadStatus:
     """What `WeightsModel.load_weights` returns."""
 
-    def expect_partial(self) -> Loaded:
+    def expect_partial(self) -> LoadStatus:
         """Do nothing: a file is either read in full or refused. For programs written for TensorFlow."""
         return self
 
@@ -29,7 +29,7 @@ class Loaded:
 class WeightsModel(_keras.Model):  # type: ignore[name-defined]
     """A functional Keras model that also loads the files of a run's `checkpoints`, which are folders."""
 
-    def load_weights(self, filepath: str | Path, **kwargs: Any) -> Loaded:
+    def load_weights(self, filepath: str | Path, **kwargs: Any) -> LoadStatus:
         """Load weights from a run's `checkpoints`, or from a file of Keras's own (`.weights.h5`).
 
         Raises:
@@ -38,7 +38,7 @@ class WeightsModel(_keras.Model):  # type: ignore[name-defined]
         if not checkpoint.is_checkpoint(filepath):
             _expect_file(filepath)
             super().load_weights(filepath, **kwargs)
-            return Loaded()
+            return LoadStatus()
         found, _ = checkpoint.load(filepath)
         own = {f"model/{name}": variable for name, variable in named_variables(self)}
         values = {path.split("'")[-2]: np.asarray(x) for path, x in found.items()}
@@ -62,7 +62,7 @@ class WeightsModel(_keras.Model):  # type: ignore[name-defined]
         with numpy_promotion():
             for name, variable in own.items():
                 variable.assign(values[name])
-        return Loaded()
+        return LoadStatus()
 
 
 def _expect_file(path: str | Path) -> None:

@@ -97,7 +97,7 @@ class Layer:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Weighted(Layer):
+class KernelLayer(Layer):
     """A layer with a kernel: orthogonal, gain √2 unless linear; bias zero; then activation and dropout."""
 
     size: int
@@ -140,7 +140,7 @@ def dropped(x: Any, rate: float, name: str) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Dense(Weighted):
+class Dense(KernelLayer):
     """Fully connected layer."""
 
     type = "dense"
@@ -162,7 +162,7 @@ class Linear(Dense):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Convolution(Weighted):
+class Convolution(KernelLayer):
     """What convolutions have in common."""
 
     activation: str | None = "relu"

@@ -36,7 +36,7 @@ _NOISE = 0xD20
 """Folded into a key to derive the noise of `Model.learning`."""
 
 
-class Port(NamedTuple):
+class ModelInput(NamedTuple):
     """One input of a model."""
 
     name: str
@@ -55,7 +55,7 @@ class Model:
         network: Any,
         weights: Sequence[Weight],
         *,
-        inputs: Mapping[str, Port],
+        inputs: Mapping[str, ModelInput],
         heads: Mapping[str, str],
         carries: Carries,
         normalized: Mapping[str, str],

@@ -52,7 +52,7 @@ class Network(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Auto:
+class AutoNetwork:
     """A network chosen by the inputs.
 
     Vectors, numbers and choices (one-hot; more than 64 values as learned vectors) are joined and go through `depth`
@@ -122,7 +122,7 @@ class Auto:
         usual = "relu" if self.norm else usual
         return self._activated(graph, x, layers.Dense(size=size, activation=self.activation or usual))
 
-    def _activated(self, graph: Graph, x: Any, layer: layers.Weighted) -> Any:
+    def _activated(self, graph: Graph, x: Any, layer: layers.KernelLayer) -> Any:
         """Add a layer; with `norm` its activation comes after the normalisation."""
         if self.norm is None:
             return layer(graph, x)
@@ -156,7 +156,7 @@ class Auto:
         return {"type": "auto", **{k: v for k, v in changed.items() if v != getattr(AUTO, k)}}
 
 
-AUTO = Auto()
+AUTO = AutoNetwork()
 
 
 def is_image(shape: Sequence[int], num_values: int | None) -> bool:
@@ -169,14 +169,14 @@ def is_image(shape: Sequence[int], num_values: int | None) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layered:
+class LayerStack:
     """Layers one after another, or lists of such lists, joined by `register` and `retrieve`."""
 
     stacks: tuple[tuple[layers.Layer, ...], ...]
     nested: bool
 
     @classmethod
-    def parse(cls, layers: Sequence[Any]) -> Layered:
+    def parse(cls, layers: Sequence[Any]) -> LayerStack:
         """Read a list of layers or of lists.
 
         Raises:
@@ -227,22 +227,22 @@ class Layered:
 
 
 @dataclasses.dataclass(frozen=True)
-class Preprocessed:
+class InputPreprocessing:
     """A network preceded by layers that single components of the input go through."""
 
-    network: Auto | Layered
+    network: AutoNetwork | LayerStack
     states: tuple[tuple[str, tuple[layers.Layer, ...]], ...]
     """Layers by component."""
 
     @classmethod
-    def parse(cls, network: Any, states: Mapping[str, Any]) -> Preprocessed:
+    def parse(cls, network: Any, states: Mapping[str, Any]) -> InputPreprocessing:
         """Read a network, and by component one layer, a list of layers, or None.
 
         Raises:
             SpecError: a layer is not understood, or the network is not made of layers.
         """
         inner = parse(network)
-        if not isinstance(inner, Auto | Layered):
+        if not isinstance(inner, AutoNetwork | LayerStack):
             raise SpecError(
                 "Only 'auto' and lists of layers can be preprocessed. Received: a whole model. Put the layers into it."
             )
@@ -330,16 +330,16 @@ def load(path: str | Path) -> Any:
         raise SpecError(f"The network file {shown(path)!r} cannot be loaded: {error}") from None
 
 
-Parsed: TypeAlias = Auto | Layered | Preprocessed | KerasModel | Cfg
+Parsed: TypeAlias = AutoNetwork | LayerStack | InputPreprocessing | KerasModel | Cfg
 
 NETWORKS: Registry[Any] = Registry(
     "network",
     {
-        "auto": Auto,
-        "layered": Layered.parse,
-        "preprocessed": Preprocessed.parse,
-        "custom": Layered.parse,
-        "default": Layered.parse,
+        "auto": AutoNetwork,
+        "layered": LayerStack.parse,
+        "preprocessed": InputPreprocessing.parse,
+        "custom": LayerStack.parse,
+        "default": LayerStack.parse,
         "keras": KerasModel.parse,
         "cfg": Cfg.parse,
     },
@@ -347,7 +347,7 @@ NETWORKS: Registry[Any] = Registry(
 
 
 @dataclasses.dataclass(frozen=True)
-class Saved:
+class SavedNetwork:
     """A network as described by a file, which may be somebody else's: whenever it is read, it is taken as data only."""
 
     network: str | list[Any] | Mapping[str, Any]
@@ -367,7 +367,7 @@ class Saved:
 
 def written(network: Any) -> Any:
     """Return the dict that `'auto'`, or a list of widths such as `[64, 64]`, stands for; any other network as it is."""
-    if isinstance(network, Saved):
+    if isinstance(network, SavedNetwork):
         own = written(network.network)
         return own if isinstance(own, Mapping) and own.get("type") == "auto" else network
     if isinstance(network, str) and network == "auto":
@@ -390,12 +390,12 @@ def parse(network: Any) -> Parsed:
     if isinstance(network, Parsed):
         return network
     network = written(network)
-    if isinstance(network, Saved):
+    if isinstance(network, SavedNetwork):
         return network.parse()
     if isinstance(network, str | Path) and Path(network).suffix in FILES:
         return _from_file(Path(network))
     if isinstance(network, Sequence) and not isinstance(network, str):
-        return Layered.parse(network)
+        return LayerStack.parse(network)
     if isinstance(network, str) and network in LAYERS and network not in NETWORKS:
         raise SpecError(
             f"{network!r} is a layer, not a network. Give a list of layers: [{{'type': {network!r}, ...}}]."

@@ -15,7 +15,7 @@ from operant.ops.distributions import (
     Bernoulli,
     Beta,
     Categorical,
-    Kind,
+    NoiseKind,
     Normal,
     Product,
     SquashedNormal,
@@ -101,7 +101,7 @@ class Policy:
         for name, leaf in self.actions.items():
             kind = self._kind(leaf)
             shape = (*leaf.shape, leaf.num_values or 0) if kind == "categorical" else leaf.shape
-            kinds[name] = Kind(KINDS[kind], shape)
+            kinds[name] = NoiseKind(KINDS[kind], shape)
         return Product.noise(key, kinds, (n,))
 
     def distribution(self, outputs: Arrays, masks: Arrays | None = None) -> Product:

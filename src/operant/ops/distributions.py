@@ -378,7 +378,7 @@ class Beta:
         return _event_sum(nats, self.event_ndim)
 
 
-class Kind(NamedTuple):
+class NoiseKind(NamedTuple):
     """What must be known about a distribution to draw its noise."""
 
     distribution: type[Distribution]
@@ -393,7 +393,7 @@ class Product:
     parts: Mapping[str, Distribution]
 
     @staticmethod
-    def noise(key: Key, kinds: Mapping[str, Kind], batch: tuple[int, ...] = ()) -> Tree:
+    def noise(key: Key, kinds: Mapping[str, NoiseKind], batch: tuple[int, ...] = ()) -> Tree:
         """Return the noise of every component for the batch shape, in a dict.
 
         The order in which `kinds` lists the components does not matter.

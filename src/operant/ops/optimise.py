@@ -174,7 +174,7 @@ class Recipe:
         return steps
 
 
-class Given:
+class CustomOptimizer:
     """An optax transformation that the user made; it is used as it is, and no file can hold it."""
 
     def __init__(self, transformation: optax.GradientTransformation) -> None:
@@ -229,7 +229,7 @@ def options_of(optimizer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def optimizer(
-    name: str | Mapping[str, Any] | Given,
+    name: str | Mapping[str, Any] | CustomOptimizer,
     lr: Scalar,
     beta1: Scalar = 0.9,
     beta2: Scalar = 0.999,
@@ -240,7 +240,7 @@ def optimizer(
 
     Args:
         name: one of `scalings.SCALINGS`, or a dict with it as `type` and arguments of `Recipe`; or a transformation of the user's
-            (`Given`), which replaces all but `max_norm`.
+            (`CustomOptimizer`), which replaces all but `max_norm`.
         lr: learning rate.
         beta1: decay of the mean of gradients; the momentum of `momentum` and `nesterov`.
         beta2: decay of the mean of squared gradients; that of `rmsprop` and `adadelta` too. `sgd`, `momentum`,
@@ -253,7 +253,7 @@ def optimizer(
         SpecError: the name or an argument is unknown.
     """
     bound = optax.identity() if max_norm is None else optax.clip_by_global_norm(max_norm)
-    if isinstance(name, Given):
+    if isinstance(name, CustomOptimizer):
         return Optimizer(optax.chain(bound, name.transformation), elementwise=False)
     recipe = Recipe.read(name)
     clips = recipe.clip()
@@ -262,9 +262,11 @@ def optimizer(
     return Optimizer(optax.chain(*steps, *recipe.descend(lr)), elementwise)
 
 
-def without_decay(name: str | Mapping[str, Any] | Given) -> str | Mapping[str, Any] | Given:
+def without_decay(
+    name: str | Mapping[str, Any] | CustomOptimizer,
+) -> str | Mapping[str, Any] | CustomOptimizer:
     """Return a variant of an optimizer whose steps do not depend on how large parameters are: no weight decay, no layerwise scale."""
-    if isinstance(name, Given):
+    if isinstance(name, CustomOptimizer):
         return name
     own = {"type": name} if isinstance(name, str) else {k: v for k, v in name.items() if k != "weight_decay"}
     kind = str(own["type"])

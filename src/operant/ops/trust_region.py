@@ -117,7 +117,7 @@ def natural_step(
     return jnp.where(curvature == 0, 0.0, scale * x)
 
 
-class Searched(NamedTuple):
+class LineSearchResult(NamedTuple):
     """Where a line search ended."""
 
     point: Vector
@@ -134,7 +134,7 @@ def line_search(
     *,
     candidates: int,
     factor: Scalar = 0.5,
-) -> Searched:
+) -> LineSearchResult:
     """Try start + step, start + factor step, start + factor² step, ... until one is accepted.
 
     Args:
@@ -157,4 +157,4 @@ def line_search(
 
     first = (jnp.zeros((), jnp.int32), jnp.zeros((), bool), jnp.ones((), step.dtype))
     refused, accepted, share = jax.lax.while_loop(more, attempt, first)
-    return Searched(jnp.where(accepted, start + share * step, start), accepted, refused)
+    return LineSearchResult(jnp.where(accepted, start + share * step, start), accepted, refused)

@@ -3,24 +3,24 @@
 from operant.tracking.bootstrap import interval
 from operant.tracking.console import Console
 from operant.tracking.history import History, read_history
-from operant.tracking.logger_group import METRICS, Metric, Tracker, metrics_page
+from operant.tracking.logger_group import METRICS, LoggerGroup, Metric, metrics_page
 from operant.tracking.metrics import MetricsFile
 from operant.tracking.plot import learning_curve, plot_history
-from operant.tracking.record import Episode, Record, Sink
+from operant.tracking.record import EpisodeRecord, Logger, Record
 from operant.tracking.tensorboard import TensorBoard
 from operant.tracking.wandb import WandB
 
 __all__ = [
     "METRICS",
     "Console",
-    "Episode",
+    "EpisodeRecord",
     "History",
+    "Logger",
+    "LoggerGroup",
     "Metric",
     "MetricsFile",
     "Record",
-    "Sink",
     "TensorBoard",
-    "Tracker",
     "WandB",
     "interval",
     "learning_curve",

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from operant.errors import value_error
-from operant.tracking.record import Episode, Record
+from operant.tracking.record import EpisodeRecord, Record
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -85,7 +85,7 @@ class Console:
         self._live: Live | None = None
         self._bar: Progress | None = None
 
-    def episodes(self, episodes: list[Episode]) -> None:
+    def episodes(self, episodes: list[EpisodeRecord]) -> None:
         """Update the display; lines wait for a record."""
         if self.quiet or not episodes:
             return

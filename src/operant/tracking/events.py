@@ -19,7 +19,7 @@ PREFIX = "events.out.tfevents."
 """How the names of event files begin: what `tensorboard` looks for."""
 
 
-class Appended:
+class AppendFile:
     """A file that bytes are appended to; what a full disk did not take is written with the next ones.
 
     Args:
@@ -79,7 +79,7 @@ class EventFile:
         # Names in the order of time, even if a run is resumed within a second.
         now = time.time_ns()
         name = f"{PREFIX}{now // 10**9}.{socket.gethostname()}.{now}"
-        self._file = Appended(Path(directory) / name, seconds)
+        self._file = AppendFile(Path(directory) / name, seconds)
         self._add(file_version="brain.Event:2")
         if resume_at_step is not None:
             from tensorboardX.proto.event_pb2 import SessionLog

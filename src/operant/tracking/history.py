@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from operant.errors import SpecError, as_folder, value_error
-from operant.tracking.record import Episode, Origin, Record
+from operant.tracking.record import EpisodeRecord, Origin, Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,7 +29,7 @@ COLUMNS = {
     "step": "int64",
     "time": "float64",
 }
-"""The documented columns and their dtypes; see `Episode` for what they mean."""
+"""The documented columns and their dtypes; see `EpisodeRecord` for what they mean."""
 
 OPTIONAL = {"episode_length": "int64", "actor": "int64"}
 """Columns beside them, which a history written elsewhere may lack."""
@@ -37,7 +37,7 @@ OPTIONAL = {"episode_length": "int64", "actor": "int64"}
 INFO = "info/"
 """Prefix of columns that hold what environments reported at the end of episodes (`info_keywords`); a history may have any of these."""
 
-_FIELDS = {"episode_length": "length"}  # columns whose name is not that of the field of `Episode`
+_FIELDS = {"episode_length": "length"}  # columns whose name is not that of the field of `EpisodeRecord`
 _PART = re.compile(r"part-([0-9]{6})\.parquet")
 
 
@@ -75,7 +75,7 @@ class History:
         self._part_rows = part_rows
         self._part = 0  # number of the part that is being filled
         self._written: pa.Table | None = None  # the rows of that part that are on the disk
-        self._waiting: list[Episode] = []
+        self._waiting: list[EpisodeRecord] = []
         self._flushed = time.monotonic()
         self.path.mkdir(parents=True, exist_ok=True)
         for leftover in self.path.glob(f"{durable.TEMPORARY}*"):
@@ -84,7 +84,7 @@ class History:
             _drop_after(self.path, resume_at_step)
         self._continue()
 
-    def episodes(self, episodes: list[Episode]) -> None:
+    def episodes(self, episodes: list[EpisodeRecord]) -> None:
         """Take in finished episodes."""
         self._waiting.extend(episodes)
         self._flush_if_due()
@@ -220,10 +220,10 @@ def _schema() -> pa.Schema:
     return pa.schema([(name, types[dtype]) for name, dtype in {**COLUMNS, **OPTIONAL}.items()])
 
 
-def _table(episodes: Sequence[Episode]) -> pa.Table:
+def _table(episodes: Sequence[EpisodeRecord]) -> pa.Table:
     import pyarrow as pa
 
-    fields = dict(zip(Episode._fields, zip(*episodes, strict=True), strict=True))
+    fields = dict(zip(EpisodeRecord._fields, zip(*episodes, strict=True), strict=True))
     columns = {
         name: np.array(fields[_FIELDS.get(name, name)], dtype)
         for name, dtype in {**COLUMNS, **OPTIONAL}.items()

@@ -6,21 +6,21 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from operant.tracking.record import Episode, Record, Sink
+from operant.tracking.record import EpisodeRecord, Logger, Record
 
 
-class Tracker:
+class LoggerGroup:
     """Hands everything to all sinks. Training survives a sink that fails.
 
     The first failure of a sink is reported by a warning; the sink is tried again next time, since a full disk or a
     lost mount may come back.
     """
 
-    def __init__(self, sinks: Iterable[Sink] = ()) -> None:
+    def __init__(self, sinks: Iterable[Logger] = ()) -> None:
         self.sinks = list(sinks)
         self._failed: set[int] = set()
 
-    def episodes(self, episodes: list[Episode]) -> None:
+    def episodes(self, episodes: list[EpisodeRecord]) -> None:
         """Hand on finished episodes."""
         if episodes:
             self._each(lambda sink: sink.episodes(episodes))
@@ -41,7 +41,7 @@ class Tracker:
         """Close every sink, even after one has failed to."""
         self._each(lambda sink: sink.close())
 
-    def _each(self, call: Callable[[Sink], None]) -> None:
+    def _each(self, call: Callable[[Logger], None]) -> None:
         for i, sink in enumerate(self.sinks):
             try:
                 call(sink)

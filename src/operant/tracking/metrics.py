@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from operant.errors import SpecError
-from operant.tracking.events import Appended
-from operant.tracking.record import Episode, Record
+from operant.tracking.events import AppendFile
+from operant.tracking.record import EpisodeRecord, Record
 
 
 class MetricsFile:
@@ -36,9 +36,9 @@ class MetricsFile:
                     f"{self.path} is no file, so reports cannot be added to it. Move it elsewhere."
                 )
             _keep(self.path, math.inf if resume_at_step is None else resume_at_step)
-        self._file = Appended(self.path)
+        self._file = AppendFile(self.path)
 
-    def episodes(self, episodes: list[Episode]) -> None:
+    def episodes(self, episodes: list[EpisodeRecord]) -> None:
         """Single episodes are left to the history; records carry their averages."""
 
     def record(self, record: Record) -> None:

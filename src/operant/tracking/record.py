@@ -43,7 +43,7 @@ def numbers(values: Mapping[Any, Any]) -> dict[str, float]:
     return found
 
 
-class Episode(NamedTuple):
+class EpisodeRecord(NamedTuple):
     """One finished episode."""
 
     step: int
@@ -68,10 +68,10 @@ class Origin(NamedTuple):
     best_reward: float | None = None
 
 
-class Sink(Protocol):
+class Logger(Protocol):
     """What writes records."""
 
-    def episodes(self, episodes: list[Episode]) -> None:
+    def episodes(self, episodes: list[EpisodeRecord]) -> None:
         """Take finished episodes, in order of time."""
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from operant.tracking.events import EventFile
-from operant.tracking.record import Episode, Record
+from operant.tracking.record import EpisodeRecord, Record
 
 
 class TensorBoard:
@@ -22,7 +22,7 @@ class TensorBoard:
     def __init__(self, directory: str | Path, *, resume_at_step: int | None = None) -> None:
         self._file = EventFile(directory, resume_at_step=resume_at_step)
 
-    def episodes(self, episodes: list[Episode]) -> None:
+    def episodes(self, episodes: list[EpisodeRecord]) -> None:
         """Single episodes are left to the history; records carry their averages."""
 
     def record(self, record: Record) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from operant.errors import SpecError
-from operant.tracking.record import Episode, Record
+from operant.tracking.record import EpisodeRecord, Record
 
 HOST = "api.wandb.ai"
 
@@ -58,7 +58,7 @@ class WandB:
         self.id: str = self._run.id
         self.offline: bool = bool(self._run.offline)
 
-    def episodes(self, episodes: list[Episode]) -> None:
+    def episodes(self, episodes: list[EpisodeRecord]) -> None:
         """Single episodes are left to the history; records carry their averages."""
 
     def record(self, record: Record) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
-class Finished(NamedTuple):
+class EpisodeResult(NamedTuple):
     """One finished episode."""
 
     step: int
@@ -25,7 +25,7 @@ class Finished(NamedTuple):
     """What the environment reported at its last step, by name in `info_keywords`; NaN: nothing."""
 
 
-class Accounts:
+class EpisodeStatistics:
     """Return and length of the running episode of each of `n` actors."""
 
     def __init__(self, n: int) -> None:
@@ -34,7 +34,7 @@ class Accounts:
 
     def row(
         self,
-        finished: list[Finished],
+        finished: list[EpisodeResult],
         step: int,
         reward: np.ndarray,
         valid: np.ndarray,
@@ -52,7 +52,7 @@ class Accounts:
         # Length 0: its environment was lost at the first step.
         for i in np.flatnonzero(ended & (self.length > 0)):
             info = {key: float(values[i]) for key, values in infos.items()}
-            finished.append(Finished(step, float(self.reward[i]), int(self.length[i]), int(i), info))
+            finished.append(EpisodeResult(step, float(self.reward[i]), int(self.length[i]), int(i), info))
         self.reward[ended] = 0.0
         self.length[ended] = 0
 
@@ -67,7 +67,7 @@ def info_means(infos: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(values) / len(values) for name, values in told.items()}
 
 
-class Score:
+class RollingScore:
     """Rolling mean of the last episodes' returns, and the best that it has been after any episode."""
 
     def __init__(self, window: int = 100) -> None:

@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from operant.agents.base.compiled import Ahead
-from operant.agents.base.learner import Learner, Train
+from operant.agents.base.compiled import KeyStream
+from operant.agents.base.learner import Learner, TrainState
 from operant.envs.vector.base import VectorEnv
 from operant.errors import whole
-from operant.tracking.record import Sink
-from operant.training.episodes import Accounts, Finished
+from operant.tracking.record import Logger
+from operant.training.episodes import EpisodeResult, EpisodeStatistics
 
 Choose: TypeAlias = Callable[[Any, Any, np.ndarray, int], tuple[Any, Any]]
 
@@ -35,18 +35,18 @@ class Evaluator:
         self._carry = learner.algorithm.initial_carry(env.num_envs)
         self._acting = jax.jit(learner.acting)
         self._act = jax.jit(learner.act, static_argnames="explore")
-        self._noise = Ahead(lambda key, row: learner.noise(key, row, env.num_envs))
+        self._noise = KeyStream(lambda key, row: learner.noise(key, row, env.num_envs))
 
     def run(
         self,
-        train: Train,
+        train: TrainState,
         episodes: int,
         *,
         seed: int = 0,
         explore: bool = False,
         max_steps: int | None = None,
         stop: Callable[[], bool] = lambda: False,
-    ) -> list[Finished]:
+    ) -> list[EpisodeResult]:
         """Run episodes and return them in the order in which they ended; see `run_episodes`.
 
         Args:
@@ -84,12 +84,12 @@ class Evaluation:
     """Episodes of each evaluation."""
     seed: int
     """Of the run; each evaluation has different episodes, the same ones whenever the run is repeated."""
-    sink: Sink | None = None
+    sink: Logger | None = None
     """Takes the episodes."""
     directory: Path | None = None
     """Folder for a checkpoint of the best policy; None: it is not kept."""
 
-    def run(self, train: Train, step: int, stop: Callable[[], bool]) -> list[Finished] | None:
+    def run(self, train: TrainState, step: int, stop: Callable[[], bool]) -> list[EpisodeResult] | None:
         """Run the episodes that are due at a step of training, by the policy's best actions.
 
         Returns:
@@ -103,14 +103,14 @@ class Evaluation:
 
 def evaluate(
     learner: Learner,
-    train: Train,
+    train: TrainState,
     env: VectorEnv,
     episodes: int,
     *,
     seed: int = 0,
     explore: bool = False,
     max_steps: int | None = None,
-) -> list[Finished]:
+) -> list[EpisodeResult]:
     """Run episodes with an algorithm's policy once; see `Evaluator`."""
     return Evaluator(learner, env).run(train, episodes, seed=seed, explore=explore, max_steps=max_steps)
 
@@ -123,7 +123,7 @@ def run_episodes(
     seed: int = 0,
     max_steps: int | None = None,
     stop: Callable[[], bool] = lambda: False,
-) -> list[Finished]:
+) -> list[EpisodeResult]:
     """Run episodes and return them in the order in which they ended.
 
     Every environment runs its share of the episodes; if they do not divide evenly, the first environments run one more. Taking
@@ -146,7 +146,7 @@ def run_episodes(
     episodes = whole("episodes", episodes)
     n = env.num_envs
     left = np.full(n, episodes // n) + (np.arange(n) < episodes % n)
-    accounts, finished = Accounts(n), list[Finished]()
+    accounts, finished = EpisodeStatistics(n), list[EpisodeResult]()
     first, ended = np.ones(n, bool), np.zeros(n, bool)
     observation, row, steps = env.reset(seed), 0, 0
     while left.any() and not stop():
@@ -155,7 +155,7 @@ def run_episodes(
         valid = ~ended
         first, ended = ended, after.terminated | after.truncated
         steps += int(np.count_nonzero(valid & (left > 0)))
-        over: list[Finished] = []
+        over: list[EpisodeResult] = []
         score, ends = (after.reward, ended) if env.game is None else env.game
         accounts.row(over, steps, score, valid, ends, env.infos)
         for episode in over:

@@ -9,20 +9,20 @@ from operant.errors import working_directory
 from operant.spec.run import RunConfig, located
 from operant.tracking.console import Console
 from operant.tracking.history import History
-from operant.tracking.logger_group import Tracker
+from operant.tracking.logger_group import LoggerGroup
 from operant.tracking.metrics import MetricsFile
 from operant.tracking.tensorboard import TensorBoard
 from operant.tracking.wandb import WandB
-from operant.training.loop import Training
+from operant.training.loop import TrainingLoop
 
 
 def tracker(
     directory: Path | None,
     run: RunConfig,
-    training: Training,
+    training: TrainingLoop,
     again: bool = False,
     base: Path | None = None,
-) -> Tracker:
+) -> LoggerGroup:
     """Return what a run writes: history, metrics, event files, console; without a folder only what its options name.
 
     If a run is continued (`again`), what it wrote beyond its current step is dropped. Paths in the options are relative to
@@ -39,10 +39,10 @@ def tracker(
     sinks.append(console(run, training))
     if run.monitor_session is not None:
         sinks.append(monitored(directory, run, training, base))
-    return Tracker(sinks)
+    return LoggerGroup(sinks)
 
 
-def console(run: RunConfig, training: Training) -> Console:
+def console(run: RunConfig, training: TrainingLoop) -> Console:
     """Return the console of a run, which counts on from where the run is."""
     return Console(
         max_steps=run.max_steps,
@@ -58,7 +58,9 @@ def console(run: RunConfig, training: Training) -> Console:
     )
 
 
-def monitored(directory: Path | None, run: RunConfig, training: Training, base: Path | None = None) -> WandB:
+def monitored(
+    directory: Path | None, run: RunConfig, training: TrainingLoop, base: Path | None = None
+) -> WandB:
     """Return the Weights & Biases sink of a run; a later part continues the same W&B run, whose id the folder holds, or else the progress."""
     file = None if directory is None else directory / "wandb" / "id"
     known = training.progress.monitored

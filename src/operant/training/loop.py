@@ -15,17 +15,17 @@ import jax
 import numpy as np
 
 from operant import checkpoint
-from operant.agents.base.agent_spec import Definition
-from operant.agents.base.learner import Learner, Train, without_replay, without_rows
+from operant.agents.base.agent_spec import AgentSpec
+from operant.agents.base.learner import Learner, TrainState, without_replay, without_rows
 from operant.checkpoint import durable
 from operant.errors import CheckpointError, shown
 from operant.spec import traced
 from operant.spec.run import RunConfig
-from operant.tracking.record import Episode, Record, Sink, numbers
+from operant.tracking.record import EpisodeRecord, Logger, Record, numbers
 from operant.training import signals
-from operant.training.episodes import Finished, info_means
+from operant.training.episodes import EpisodeResult, info_means
 from operant.training.evaluate import Evaluation
-from operant.training.progress import Evaluated, Progress
+from operant.training.progress import EvaluationScores, Progress
 
 LOG_SECONDS = 1.0
 """Seconds between two reports, if `log_frequency` is not given."""
@@ -43,7 +43,7 @@ class Driver(Protocol):
         """The algorithm."""
         ...
 
-    def advance(self, blocks: int) -> list[Finished]:
+    def advance(self, blocks: int) -> list[EpisodeResult]:
         """Collect and learn from that many blocks."""
         ...
 
@@ -52,16 +52,16 @@ class Driver(Protocol):
         ...
 
     @property
-    def train(self) -> Train:
+    def train(self) -> TrainState:
         """Everything that is needed to continue, except the environments."""
         ...
 
     @property
-    def learnt(self) -> Train:
+    def learnt(self) -> TrainState:
         """The same without a replay memory, for all that only acts: a copy of a memory may not fit on the device."""
         ...
 
-    unreported: Sequence[Finished]
+    unreported: Sequence[EpisodeResult]
     """Episodes that ended in blocks that were learnt from, in a call of `advance` that failed later."""
     deadline: float
     """Time (`time.perf_counter`) from which an incomplete block is given up, if the driver can do that."""
@@ -75,7 +75,7 @@ class Driver(Protocol):
         """Environment steps so far."""
         ...
 
-    def put(self, train: Train) -> None:
+    def put(self, train: TrainState) -> None:
         """Replace the learning state, before the run begins."""
         ...
 
@@ -87,7 +87,7 @@ class Driver(Protocol):
         """Return the shapes of a snapshot."""
         ...
 
-    def restore(self, train: Train, snapshot: dict[str, Any], step: int | None = None) -> None:
+    def restore(self, train: TrainState, snapshot: dict[str, Any], step: int | None = None) -> None:
         """Continue from there, at a step of the run (default: that of the counters)."""
         ...
 
@@ -117,7 +117,7 @@ class Outcome(NamedTuple):
     seconds: float
     skipped: int = 0
     """Gradient steps that were left out because they were not finite."""
-    evaluated: Evaluated = Evaluated()
+    evaluated: EvaluationScores = EvaluationScores()
     """What the evaluations came to."""
 
     @property
@@ -134,7 +134,7 @@ class Outcome(NamedTuple):
         return f"{self.message}: {counts}, {self.seconds:.1f} s"
 
 
-class Training:
+class TrainingLoop:
     """One training run.
 
     Args:
@@ -144,7 +144,7 @@ class Training:
         specification: the agent's, for the header of checkpoints.
         sinks: where records go.
         directory: folder of the run's checkpoints; None: none are written.
-        on_best: called with the `Train` when the rolling mean is better than ever, at a log point; in a run with evaluations, when
+        on_best: called with the `TrainState` when the rolling mean is better than ever, at a log point; in a run with evaluations, when
             one of these is.
         unjudged: called by `keep_unjudged`; returns what became of the files, if any were asked for.
         agree: turns seconds and a flag of this process into those that hold for all processes of the run; None: there is one.
@@ -153,14 +153,14 @@ class Training:
 
     def __init__(
         self,
-        definition: Definition,
+        definition: AgentSpec,
         driver: Driver,
         run: RunConfig,
         specification: dict[str, Any],
-        sinks: Sink,
+        sinks: Logger,
         directory: Path | None = None,
-        on_best: Callable[[Train], None] | None = None,
-        unjudged: Callable[[Train], str | None] | None = None,
+        on_best: Callable[[TrainState], None] | None = None,
+        unjudged: Callable[[TrainState], str | None] | None = None,
         agree: Agree | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -290,7 +290,7 @@ class Training:
             self.fail(self.driver.unreported)
             raise
 
-    def fail(self, unreported: Sequence[Finished]) -> None:
+    def fail(self, unreported: Sequence[EpisodeResult]) -> None:
         """Save what there is when something has failed, with the given episodes: learnt from, and not reported yet."""
         self.ended = "failed"
         self.progress.elapsed = self._time() - self._begun  # the call that failed may have taken long
@@ -348,7 +348,7 @@ class Training:
         self._asked = blocks
         return blocks
 
-    def take(self, finished: list[Finished]) -> str | None:
+    def take(self, finished: list[EpisodeResult]) -> str | None:
         """Account for the episodes that ended in those blocks, log and save when due, and return why the run ends, if it does."""
         self.progress.elapsed, self._ending = self._agreed(self._time() - self._begun, self._interrupted)
         now = self.progress.elapsed
@@ -418,7 +418,7 @@ class Training:
         self._ending = self._interrupted  # meanwhile; there is one process
         return found
 
-    def _scored(self, evaluation: Evaluation, last: Evaluated) -> dict[str, float]:
+    def _scored(self, evaluation: Evaluation, last: EvaluationScores) -> dict[str, float]:
         """Evaluate the policy after the last evaluation, and keep one that is better than ever; return what is to be reported."""
         step, found = self.step, dict[str, float]()
         finished = evaluation.run(self.driver.learnt, step, lambda: self._interrupted)
@@ -437,7 +437,7 @@ class Training:
                 seconds = self.progress.elapsed
                 evaluation.sink.episodes(
                     [
-                        Episode(step, seconds, e.reward, e.length, e.actor, mean, best, e.info)
+                        EpisodeRecord(step, seconds, e.reward, e.length, e.actor, mean, best, e.info)
                         for e in finished
                     ]
                 )
@@ -496,14 +496,14 @@ class Training:
         self._interrupted = True
         self.driver.deadline = time.perf_counter() + PATIENCE_SECONDS
 
-    def _account(self, finished: Sequence[Finished]) -> None:
+    def _account(self, finished: Sequence[EpisodeResult]) -> None:
         episodes, score = [], self.progress.score
         for ended in finished:
             mean = score.add(ended.reward, ended.length, ended.info)
             step, seconds = ended.step + self.progress.origin.step, self.progress.elapsed
             self.progress.monitor.check(step, score)
             told = ended.reward, ended.length, ended.actor
-            episodes.append(Episode(step, seconds, *told, mean, score.best, ended.info))
+            episodes.append(EpisodeRecord(step, seconds, *told, mean, score.best, ended.info))
         if episodes:
             self.sinks.episodes(episodes)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 from operant.spec.run import RunConfig
-from operant.training.episodes import Score
+from operant.training.episodes import RollingScore
 
 Verdict: TypeAlias = Literal["reduce", "stop"]
 
@@ -26,7 +26,7 @@ class Monitor:
         self.due: list[Verdict] = []
         """What the loop is to do when it next looks."""
 
-    def check(self, step: int, score: Score) -> None:
+    def check(self, step: int, score: RollingScore) -> None:
         """Judge the rolling mean after an episode that ended at this step, if a check is due."""
         after = self.run.divergence_monitoring_steps
         if after is None or step < after or score.episodes - self.episodes < self.run.reward_buffer_size:

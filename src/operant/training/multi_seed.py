@@ -10,44 +10,51 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.agents.table import AGENTS
 from operant.envs import catalog
 from operant.errors import EnvironmentError, UsageError, working_directory
 from operant.spec import plain
 from operant.spec.run import TOGETHER, RunConfig, located
-from operant.tracking import Console, Tracker, interval
+from operant.tracking import Console, LoggerGroup, interval
 from operant.tracking.record import Record
 from operant.training import signals
 from operant.training.environments import make_environments
-from operant.training.episodes import Finished
+from operant.training.episodes import EpisodeResult
 from operant.training.loggers import tracker
-from operant.training.loop import LOG_SECONDS, Outcome, Training
+from operant.training.loop import LOG_SECONDS, Outcome, TrainingLoop
 from operant.training.run_dir import claimed, describe, held
-from operant.training.session import Session, build, fitting, threads_together
-from operant.training.train import Plan, Result, evaluating, expect_evaluations, resuming, train
+from operant.training.session import ExperimentSetup, build, fitting, threads_together
+from operant.training.train import (
+    ExperimentConfig,
+    TrainingResult,
+    evaluating,
+    expect_evaluations,
+    resuming,
+    train,
+)
 
 if TYPE_CHECKING:
-    from operant.training.drivers.seeds import Population
+    from operant.training.drivers.seeds import MultiSeedRunner
 
 SINGLE = ("resume", "checkpoints", "history_checkpoint", "monitor_session", *TOGETHER)
 """Options that name what belongs to a single run, or that divide one among devices and processes."""
 
 
-class Replicated(NamedTuple):
+class MultiSeedResult(NamedTuple):
     """Finished runs of one plan."""
 
-    results: tuple[Result, ...]
+    results: tuple[TrainingResult, ...]
     directory: Path
     """Folder that holds theirs, `seed-N` each."""
     mean_reward: tuple[float, float, float]
     """Mean over seeds of the last `mean_reward`, and its 95% bootstrap interval."""
 
 
-def replicate(plan: Plan, n_seeds: int, command: str | None = None) -> Replicated:
+def replicate(plan: ExperimentConfig, n_seeds: int, command: str | None = None) -> MultiSeedResult:
     """Train as planned under a number of successive seeds.
 
-    On a JAX-native environment all train at the same time (`Population`); each equals a single run with its seed, on accelerators
+    On a JAX-native environment all train at the same time (`MultiSeedRunner`); each equals a single run with its seed, on accelerators
     up to the rounding of sums. On others they run one after the other. Each writes a folder of its own, which can be
     resumed, loaded, played and plotted like that of any run.
 
@@ -69,7 +76,7 @@ def replicate(plan: Plan, n_seeds: int, command: str | None = None) -> Replicate
             )
     expect_evaluations(run)
     first = secrets.randbelow(2**31) if run.seed is None else run.seed
-    definition = fitting(define(plan.agent, **plan.options), run.weights)
+    definition = fitting(parse_agent(plan.agent, **plan.options), run.weights)
     if plan.options or run.weights or not (isinstance(plan.agent, str) and plan.agent in AGENTS):
         # Files are looked for once: the first seed's environments may change the working directory.
         plan = plan._replace(agent=definition, options={})
@@ -77,7 +84,9 @@ def replicate(plan: Plan, n_seeds: int, command: str | None = None) -> Replicate
         return _replicate(plan, first, n_seeds, directory, command)
 
 
-def _replicate(plan: Plan, first: int, n_seeds: int, directory: Path, command: str | None) -> Replicated:
+def _replicate(
+    plan: ExperimentConfig, first: int, n_seeds: int, directory: Path, command: str | None
+) -> MultiSeedResult:
     """Train with the seeds from `first` on, in folders within `directory`."""
     run = plan.run
     seeds = [(first + i) % 2**32 for i in range(n_seeds)]
@@ -95,17 +104,20 @@ def _replicate(plan: Plan, first: int, n_seeds: int, directory: Path, command: s
     if not run.quiet:
         with contextlib.suppress(OSError):  # seeds outlive their terminal, and a full disk under their log
             print(_farewell(plan, results, mean, directory), flush=True)
-    return Replicated(tuple(results), directory, mean)
+    return MultiSeedResult(tuple(results), directory, mean)
 
 
 def _farewell(
-    plan: Plan, results: Sequence[Result], mean: tuple[float, float, float], directory: Path
+    plan: ExperimentConfig,
+    results: Sequence[TrainingResult],
+    mean: tuple[float, float, float],
+    directory: Path,
 ) -> str:
     """Say what came out; an interval over seeds that did not go as far as planned would mislead."""
     cut = [result.directory for result in results if result.outcome.reason == "interrupted"]
     if cut:
         lines = [f"Interrupted: {len(cut)} of {len(results)} seeds ({', '.join(each.name for each in cut)})"]
-        agent = define(plan.agent, **plan.options).name
+        agent = parse_agent(plan.agent, **plan.options).name
         lines += [f"Continue with: {resuming(directory / each.name, agent, plan.run.env)}" for each in cut]
     else:
         value, low, high = (round(x, plan.run.display_precision) for x in mean)
@@ -113,29 +125,31 @@ def _farewell(
     return "\n".join([*lines, f"Everything was written to {directory}"])
 
 
-def _together(plan: Plan, given: Sequence[RunConfig], base: Path, command: str | None) -> list[Result]:
+def _together(
+    plan: ExperimentConfig, given: Sequence[RunConfig], base: Path, command: str | None
+) -> list[TrainingResult]:
     """Train all at once, on a JAX-native environment; paths are relative to `base`."""
     runs = [located(run, base) for run in given]
-    definition = define(plan.agent, **plan.options)
+    definition = parse_agent(plan.agent, **plan.options)
     environments = make_environments(runs[0])
     learner = build(definition, environments, runs[0], len(runs))
 
     import jax
     import jax.numpy as jnp
 
-    from operant.training.drivers.seeds import Member, Population
+    from operant.training.drivers.seeds import MultiSeedRunner, SeedDriver
 
     keys = jnp.stack([jax.random.key(run.seed or 0) for run in runs])
-    population = Population(learner, environments.native, runs[0].n_envs, keys, name=runs[0].env)
+    population = MultiSeedRunner(learner, environments.native, runs[0].n_envs, keys, name=runs[0].env)
     if not population.mapped:
         threads = threads_together(definition, environments, runs[0], len(runs))
         given = [run.replace(threads=threads) for run in given]
-    trainings: list[Training] = []
+    trainings: list[TrainingLoop] = []
     with contextlib.ExitStack() as stack:
         for i, run in enumerate(runs):
-            session = Session(definition, environments, run, learner, Member(population, i))
+            session = ExperimentSetup(definition, environments, run, learner, SeedDriver(population, i))
             directory = Path(run.run_dir or "")
-            training = session.training(run, Tracker(), directory / "checkpoints")
+            training = session.training(run, LoggerGroup(), directory / "checkpoints")
             if run.weights:
                 session.weights.load(session.driver)
             directory.mkdir(parents=True, exist_ok=True)
@@ -152,7 +166,7 @@ def _together(plan: Plan, given: Sequence[RunConfig], base: Path, command: str |
             training.sinks = sinks = tracker(directory, given[i].replace(quiet=True), training, base=base)
             stack.callback(sinks.close)
             trainings.append(training)
-        display = Tracker([_display(runs[0], len(runs))])
+        display = LoggerGroup([_display(runs[0], len(runs))])
         display.message(
             f"Training {definition.name} on {runs[0].env}: {len(runs)} seeds at once, {runs[0].n_envs} environment{'s' if runs[0].n_envs > 1 else ''} each, "
             f"{environments.how}; seeds {runs[0].seed} to {runs[-1].seed}; runs {Path(given[0].run_dir or '').parent}"
@@ -161,7 +175,9 @@ def _together(plan: Plan, given: Sequence[RunConfig], base: Path, command: str |
             display.message(text)
         with evaluating(trainings, learner):
             outcomes = _loop(population, trainings, display)
-    return [Result(outcome, Path(run.run_dir or "")) for outcome, run in zip(outcomes, given, strict=True)]
+    return [
+        TrainingResult(outcome, Path(run.run_dir or "")) for outcome, run in zip(outcomes, given, strict=True)
+    ]
 
 
 def _display(run: RunConfig, count: int) -> Console:
@@ -175,11 +191,13 @@ def _display(run: RunConfig, count: int) -> Console:
     )
 
 
-def _loop(population: Population, trainings: Sequence[Training], display: Tracker) -> list[Outcome]:
+def _loop(
+    population: MultiSeedRunner, trainings: Sequence[TrainingLoop], display: LoggerGroup
+) -> list[Outcome]:
     """Let the population advance, and let each run look at its progress where it would if trained alone."""
     outcomes: dict[int, Outcome] = {}
     wanted: dict[int, int] = {}  # blocks until a run looks
-    finished: dict[int, list[Finished]] = {i: [] for i in range(len(trainings))}
+    finished: dict[int, list[EpisodeResult]] = {i: [] for i in range(len(trainings))}
 
     def go_on(i: int, reason: str | None) -> None:
         if reason is None:
@@ -223,7 +241,7 @@ def _loop(population: Population, trainings: Sequence[Training], display: Tracke
     return [outcomes[i] for i in range(len(trainings))]
 
 
-def _summary(trainings: Sequence[Training], outcomes: Mapping[int, Outcome], seconds: float) -> Record:
+def _summary(trainings: Sequence[TrainingLoop], outcomes: Mapping[int, Outcome], seconds: float) -> Record:
     """Sum up how far all runs are; those that have ended may still be stepped with the others, but count as of their end."""
     scores = [training.progress.score for training in trainings if training.progress.score.episodes]
     values = {"episode/count": float(sum(score.episodes for score in scores))}

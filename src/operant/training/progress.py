@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from operant.spec.run import RunConfig
 from operant.tracking.record import Origin
-from operant.training.episodes import Score
+from operant.training.episodes import RollingScore
 from operant.training.monitor import Monitor
 
 
-class Evaluated(NamedTuple):
+class EvaluationScores(NamedTuple):
     """What the evaluations of a run came to so far."""
 
     step: int = 0
@@ -23,10 +23,10 @@ class Evaluated(NamedTuple):
     best_step: int = 0
     """Environment steps of training at the best one."""
 
-    def next(self, step: int, mean: float) -> Evaluated:
+    def next(self, step: int, mean: float) -> EvaluationScores:
         """Return this record with one more evaluation, at a step; among equal means the first stays the best."""
         if self.best_reward is None or mean > self.best_reward:
-            return Evaluated(step, mean, mean, step)
+            return EvaluationScores(step, mean, mean, step)
         return self._replace(step=step, mean_reward=mean)
 
 
@@ -38,14 +38,14 @@ class Progress:
     """
 
     def __init__(self, run: RunConfig) -> None:
-        self.score = Score(run.reward_buffer_size)
+        self.score = RollingScore(run.reward_buffer_size)
         self.monitor = Monitor(run)
         self.elapsed = 0.0
         """Seconds of training."""
         self.skipped = 0
         """Gradient steps that were left out because they were not finite."""
         self.origin = Origin()
-        self.evaluated = Evaluated()
+        self.evaluated = EvaluationScores()
         self.draws = 0
         """Calls so far that drew actions outside of training; each call draws different ones."""
         self.logged = 0
@@ -63,7 +63,7 @@ class Progress:
         self.score.go_on(origin.episodes, best)
         self.logged = origin.episodes
         self.monitor.episodes = origin.episodes
-        self.evaluated = Evaluated(origin.step)
+        self.evaluated = EvaluationScores(origin.step)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON data that `restore` takes."""
@@ -83,7 +83,7 @@ class Progress:
         self.elapsed = data["elapsed"]
         self.skipped = data.get("skipped", 0)
         self.origin = Origin(**data.get("origin", {}))
-        self.evaluated = Evaluated(**data.get("evaluated", {}))
+        self.evaluated = EvaluationScores(**data.get("evaluated", {}))
         self.draws = data.get("draws", 0)
         self.score.restore(data["score"])
         self.logged = data.get("logged", self.score.episodes)

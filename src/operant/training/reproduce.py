@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from operant.spec.run import RunConfig
     from operant.tracking.record import Origin
-    from operant.training.session import Session
+    from operant.training.session import ExperimentSetup
 
 SHOWN = 5
 """How many differences are shown."""
@@ -31,7 +31,7 @@ CLOCKED = ("time",)
 """Columns of a history that depend on the clock."""
 
 
-class ReplayConfig(Config):
+class ReproduceConfig(Config):
     """Options of `operant replay`."""
 
     run_dir: str | None = option(
@@ -48,7 +48,7 @@ class ReplayConfig(Config):
     quiet: bool = option(False, "Print only what is found, no progress")
 
 
-class Replayed(NamedTuple):
+class Reproduction(NamedTuple):
     """The result of a replay."""
 
     differences: list[str]
@@ -80,7 +80,7 @@ class Replayed(NamedTuple):
         return "\n".join(lines)
 
 
-class Record(NamedTuple):
+class RunRecord(NamedTuple):
     """What a run left behind."""
 
     directory: Path
@@ -96,7 +96,9 @@ class Record(NamedTuple):
     origin: Origin
 
 
-def replay(directory: str | Path, config: ReplayConfig | None = None, agent: str | None = None) -> Replayed:
+def replay(
+    directory: str | Path, config: ReproduceConfig | None = None, agent: str | None = None
+) -> Reproduction:
     """Repeat a run from its recorded options and seed, and compare.
 
     This compares everything that its newest checkpoint holds (parameters, optimizer, memory, JAX-native environments,
@@ -111,7 +113,7 @@ def replay(directory: str | Path, config: ReplayConfig | None = None, agent: str
         SpecError: there is no run, it has another agent or environment, or it cannot be repeated; says why.
         KeyboardInterrupt: it was interrupted.
     """
-    config = ReplayConfig.from_dict({}) if config is None else config
+    config = ReproduceConfig.from_dict({}) if config is None else config
     record = _record(Path(directory))
     named = (
         ("agent", agent and resolve(agent), record.data["agent"]["type"]),
@@ -133,7 +135,7 @@ def replay(directory: str | Path, config: ReplayConfig | None = None, agent: str
         return _compared(record, place, step, config.max_steps is None, _changes(record.data, base))
 
 
-def _record(directory: Path) -> Record:
+def _record(directory: Path) -> RunRecord:
     """Read what a run left, and refuse what cannot be repeated."""
     from operant import checkpoint
     from operant.spec.run import located
@@ -159,7 +161,7 @@ def _record(directory: Path) -> Record:
     if data.get("vector") is not None:
         run = run.replace(vector=data["vector"])
     history = Path(run.history_checkpoint) if run.history_checkpoint else whole / "history.parquet"
-    return Record(directory, data, run, history, newest, training, Origin(**training.get("origin", {})))
+    return RunRecord(directory, data, run, history, newest, training, Origin(**training.get("origin", {})))
 
 
 def _obstacles(data: dict[str, Any], training: dict[str, Any], run: RunConfig) -> Iterator[str]:
@@ -198,14 +200,14 @@ def _obstacles(data: dict[str, Any], training: dict[str, Any], run: RunConfig) -
             yield f"the weights {path!r}, from which it began, have been written to since."
 
 
-def _repeat(record: Record, place: Path, config: ReplayConfig) -> int:
+def _repeat(record: RunRecord, place: Path, config: ReproduceConfig) -> int:
     """Train as the run did, with checkpoint and history in a folder; return the step that was reached."""
-    from operant.agents.base.agent_spec import define
+    from operant.agents.base.agent_spec import parse_agent
     from operant.spec.run import PROCESSES
-    from operant.tracking import History, Tracker
+    from operant.tracking import History, LoggerGroup
     from operant.training.environments import make_environments
     from operant.training.loggers import console
-    from operant.training.session import Session
+    from operant.training.session import ExperimentSetup
 
     run = record.run.replace(
         **dict.fromkeys(PROCESSES),
@@ -219,15 +221,15 @@ def _repeat(record: Record, place: Path, config: ReplayConfig) -> int:
     )
     environments = make_environments(run, stored=True)
     try:
-        session = Session(define(record.data["agent"]), environments, run)
-        training = session.training(run, Tracker(), place / "checkpoints")
+        session = ExperimentSetup(parse_agent(record.data["agent"]), environments, run)
+        training = session.training(run, LoggerGroup(), place / "checkpoints")
         training.progress.begin_at(record.origin)
         training.most_blocks = _blocks(record, session, config.max_steps)
         if run.weights:
             session.weights.load(session.driver)
         aim = min(config.max_steps or FOREVER, record.origin.step + record.training["step"])
         display = console(run.replace(max_steps=aim), training)
-        sinks = training.sinks = Tracker([History(place / "history.parquet"), display])
+        sinks = training.sinks = LoggerGroup([History(place / "history.parquet"), display])
         try:
             sinks.message(
                 f"Replaying {record.directory}: {record.data['agent']['type']} on {run.env}, seed {run.seed}, up to step {aim}"
@@ -241,7 +243,7 @@ def _repeat(record: Record, place: Path, config: ReplayConfig) -> int:
     return training.step
 
 
-def _blocks(record: Record, session: Session, max_steps: int | None) -> int:
+def _blocks(record: RunRecord, session: ExperimentSetup, max_steps: int | None) -> int:
     """Return how many blocks to repeat before comparing."""
     from operant import checkpoint
 
@@ -256,7 +258,7 @@ def _blocks(record: Record, session: Session, max_steps: int | None) -> int:
     return blocks
 
 
-def _compared(record: Record, place: Path, step: int, whole: bool, changes: list[str]) -> Replayed:
+def _compared(record: RunRecord, place: Path, step: int, whole: bool, changes: list[str]) -> Reproduction:
     """Compare what the run left with what its repetition left, be it `whole` or of the beginning only."""
     from operant.checkpoint import compare, latest
 
@@ -280,7 +282,7 @@ def _compared(record: Record, place: Path, step: int, whole: bool, changes: list
         parts.append(f"the {len(rows['step'])} episodes of the history up to step {step}")
     if not found and rows is not None and len(parts) == 1 and not len(rows["step"]):
         raise SpecError(f"Nothing can be compared: no episode ended up to step {step}. Raise --max-steps.")
-    return Replayed(found, changes, step, " and ".join(parts), _remedy())
+    return Reproduction(found, changes, step, " and ".join(parts), _remedy())
 
 
 def _remedy() -> str:
@@ -292,7 +294,7 @@ def _remedy() -> str:
     return f"A GPU repeats bit for bit only with XLA_FLAGS={provenance.DETERMINISTIC}, in the run and in its replay."
 
 
-def _rows(record: Record, path: Path, step: int, most: int | None = None) -> dict[str, np.ndarray] | None:
+def _rows(record: RunRecord, path: Path, step: int, most: int | None = None) -> dict[str, np.ndarray] | None:
     """Return the rows of a history that the run wrote up to a step, at most `most`; None if there is no history.
 
     Further rows are those of a run that continued the history from its last episode, which ended before the checkpoint.

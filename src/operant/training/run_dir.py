@@ -21,7 +21,7 @@ from operant.tracking.record import Origin
 from operant.tracking.runs import read_run
 from operant.training import provenance
 from operant.training.environments import Environments
-from operant.training.loop import Training
+from operant.training.loop import TrainingLoop
 
 LIMITS = ("max_steps", "target_reward", "n_devices", "eval_frequency", "eval_episodes")
 """Options of a run that, changed at one resumption, carry over to the next unless they are changed again."""
@@ -163,7 +163,7 @@ def _alone(folder: Path, refusal: str) -> Iterator[None]:
         yield
 
 
-class Entry(NamedTuple):
+class RunEntry(NamedTuple):
     """A run on the disk, as its newest checkpoint has it."""
 
     directory: Path
@@ -181,7 +181,7 @@ class Entry(NamedTuple):
     """Why it ended; None: it is still running, or its process died."""
 
 
-def runs_in(place: str | Path) -> list[Entry]:
+def runs_in(place: str | Path) -> list[RunEntry]:
     """Return the runs directly in a folder and in its folders (`seed-N` of one with several seeds), the oldest first.
 
     Whatever is not a run, or cannot be read, is left out.
@@ -189,7 +189,7 @@ def runs_in(place: str | Path) -> list[Entry]:
     return read_and_unread(place)[0]
 
 
-def read_and_unread(place: str | Path) -> tuple[list[Entry], dict[Path, str]]:
+def read_and_unread(place: str | Path) -> tuple[list[RunEntry], dict[Path, str]]:
     """Return the runs as `runs_in` does, and by folder why others cannot be read."""
     found, unread = [], {}
     for file in sorted((*Path(place).glob("*/run.json"), *Path(place).glob("*/*/run.json"))):
@@ -208,12 +208,12 @@ def runs_within(directory: str | Path) -> str:
     return f" It holds runs: give one of them, such as {str(runs[0].directory)!r}." if runs else ""
 
 
-def _entry(directory: Path, data: dict[str, Any]) -> Entry:
+def _entry(directory: Path, data: dict[str, Any]) -> RunEntry:
     """Return what `run.json` and the newest checkpoint say."""
     run = data["run"]
     if not isinstance(data["begun"], str):
         raise TypeError("begun")
-    entry = Entry(directory, data["begun"], data["agent"]["type"], run["env"], run["seed"])
+    entry = RunEntry(directory, data["begun"], data["agent"]["type"], run["env"], run["seed"])
     header = checkpoint.latest_header(directory / "checkpoints")
     if header is None:
         return entry
@@ -277,7 +277,7 @@ def describe(
 
 def describe_resume(
     directory: Path,
-    training: Training,
+    training: TrainingLoop,
     run: RunConfig,
     command: str | None,
     options: Mapping[str, Any],

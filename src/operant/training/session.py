@@ -6,19 +6,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from operant.agents.base.agent_spec import Definition
-from operant.agents.base.learner import Learner, Train
+from operant.agents.base.agent_spec import AgentSpec
+from operant.agents.base.learner import Learner, TrainState
 from operant.agents.base.protocol import Algorithm
 from operant.errors import MismatchError, SpecError, as_folder, quoted, shown, value_error
 from operant.spec import runtime
 from operant.spec.run import RunConfig
-from operant.tracking.record import Sink
+from operant.tracking.record import Logger
 from operant.training.environments import Environments
-from operant.training.loop import Driver, Training
+from operant.training.loop import Driver, TrainingLoop
 from operant.training.progress import Progress
 
 
-class Session:
+class ExperimentSetup:
     """A built algorithm with the driver of its environments.
 
     Args:
@@ -34,7 +34,7 @@ class Session:
 
     def __init__(
         self,
-        definition: Definition,
+        definition: AgentSpec,
         environments: Environments,
         run: RunConfig,
         learner: Learner | None = None,
@@ -45,7 +45,7 @@ class Session:
         self.learner = build(definition, environments, run) if learner is None else learner
         agent = definition.to_dict()
         origin = {"agent": definition.name, "networks": {name: agent[name] for name in definition.networks()}}
-        self.weights = Weights(self.learner, run, origin)
+        self.weights = WeightFiles(self.learner, run, origin)
         self.driver = _driver(self.learner, environments, run) if driver is None else driver
         self.specification = {
             "agent": agent,
@@ -58,10 +58,10 @@ class Session:
     def training(
         self,
         run: RunConfig,
-        sinks: Sink,
+        sinks: Logger,
         directory: Path | None = None,
         progress: Progress | None = None,
-    ) -> Training:
+    ) -> TrainingLoop:
         """Return a training run of this session.
 
         Args:
@@ -75,7 +75,7 @@ class Session:
         """
         if directory is not None:
             self.weights.stay_out_of(directory)
-        return Training(
+        return TrainingLoop(
             self.definition,
             self.driver,
             run,
@@ -90,7 +90,7 @@ class Session:
 
 
 def threads_together(
-    definition: Definition, environments: Environments, run: RunConfig, runs: int
+    definition: AgentSpec, environments: Environments, run: RunConfig, runs: int
 ) -> int | None:
     """Return with how many threads of XLA each of that many runs at once must go on, to compute the same numbers; None: as by itself."""
     shapes = [leaf.shape for leaf in environments.spaces.states.components.values()]
@@ -100,7 +100,7 @@ def threads_together(
     return runtime.threads_for(shapes, product, runs)
 
 
-def build(definition: Definition, environments: Environments, run: RunConfig, runs: int = 1) -> Learner:
+def build(definition: AgentSpec, environments: Environments, run: RunConfig, runs: int = 1) -> Learner:
     """Start JAX as the networks of that many runs at once need it, and build the algorithm."""
     definition = definition.limited(environments.limit)
     shapes = [leaf.shape for leaf in environments.spaces.states.components.values()]
@@ -111,7 +111,7 @@ def build(definition: Definition, environments: Environments, run: RunConfig, ru
 def _driver(learner: Learner, environments: Environments, run: RunConfig) -> Any:
     import jax
 
-    from operant.agents.base.compiled import Engine
+    from operant.agents.base.compiled import CompiledAgent
     from operant.training.drivers.device import DeviceDriver
     from operant.training.drivers.devices import Devices
     from operant.training.drivers.host import HostDriver
@@ -126,13 +126,13 @@ def _driver(learner: Learner, environments: Environments, run: RunConfig) -> Any
                 value,
                 "Ids of JAX-native ones begin with jax:, gymnax: or brax:.",
             )
-        return HostDriver(Engine(learner, key, run.n_envs), environments.vector, run.seed or 0)
+        return HostDriver(CompiledAgent(learner, key, run.n_envs), environments.vector, run.seed or 0)
     together = jax.device_count() if jax.process_count() > 1 else 1
     devices = Devices(run.n_devices or together)
     return DeviceDriver(learner, environments.native, run.n_envs, key, devices, name=run.env)
 
 
-class Weights:
+class WeightFiles:
     """The `checkpoints` and `weights` files of a run: one for each model of the algorithm, variables only.
 
     Beside the variables, a file says which agent and networks they belong to, for `fitting`.
@@ -167,7 +167,7 @@ class Weights:
                     remedy,
                 )
 
-    def save(self, train: Train, judged: bool = True) -> None:
+    def save(self, train: TrainState, judged: bool = True) -> None:
         """Write the variables of a better policy than before, or (not `judged`) of one that was never judged."""
         from operant import checkpoint
 
@@ -177,7 +177,7 @@ class Weights:
             header = {"weights": name, **self.origin, **({} if judged else {"judged": False})}
             checkpoint.save(file.parent, variables, header, name=file.name)
 
-    def save_unjudged(self, train: Train) -> str | None:
+    def save_unjudged(self, train: TrainState) -> str | None:
         """Write the variables of a run that ended before anything judged its policy; never over others that may be better.
 
         Returns:
@@ -200,7 +200,7 @@ class Weights:
         driver.put(train._replace(state=load_weights(self.algorithm, train.state, self.given)))
 
 
-def fitting(definition: Definition, weights: Sequence[str]) -> Definition:
+def fitting(definition: AgentSpec, weights: Sequence[str]) -> AgentSpec:
     """Return the definition with the networks that weights belong to, in place of those that were left at their defaults.
 
     Each file determines the network of its own model: files may be from different runs, and a policy's alone says nothing of
@@ -210,7 +210,7 @@ def fitting(definition: Definition, weights: Sequence[str]) -> Definition:
         CheckpointError: one cannot be read.
     """
     from operant import checkpoint
-    from operant.nn.network import Saved
+    from operant.nn.network import SavedNetwork
 
     if not weights:
         return definition
@@ -227,7 +227,7 @@ def fitting(definition: Definition, weights: Sequence[str]) -> Definition:
         for name in own.keys() & _networks_of(str(header.get("weights")), networks) - found.keys():
             network = networks[name]
             if own[name] == usual[name] != network and isinstance(network, str | list | Mapping):
-                found[name] = Saved(network, f"The weights {shown(path)!r}")
+                found[name] = SavedNetwork(network, f"The weights {shown(path)!r}")
     return definition._replace(config=definition.config.replace(**found)) if found else definition
 
 

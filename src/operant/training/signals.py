@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 
-class _Asked:
+class _SignalFlags:
     """Whether a Ctrl-C came that nobody has handled yet, and by which signal the process was asked to terminate."""
 
     now = False
@@ -22,7 +22,7 @@ def notice() -> None:
     """
 
     def handler(number: int, frame: Any) -> None:
-        _Asked.now = True
+        _SignalFlags.now = True
         signal.default_int_handler(number, frame)
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -52,7 +52,7 @@ def orderly(stop: Callable[[], None], numbers: Sequence[signal.Signals] | None =
     def request(number: int, frame: Any) -> None:
         nonlocal asked
         if number != signal.SIGINT:
-            _Asked.terminate = number
+            _SignalFlags.terminate = number
         if not asked:
             asked = True
             stop()
@@ -63,8 +63,8 @@ def orderly(stop: Callable[[], None], numbers: Sequence[signal.Signals] | None =
         before = {s: signal.signal(s, request) for s in numbers}
     except ValueError:  # not in the main thread
         before = {}
-    if signal.SIGINT in before and _Asked.now:
-        _Asked.now, asked = False, True
+    if signal.SIGINT in before and _SignalFlags.now:
+        _SignalFlags.now, asked = False, True
         stop()
     try:
         yield
@@ -80,11 +80,11 @@ def terminating() -> Iterator[None]:
     Raises:
         SystemExit: it was; the status is that of a process that the signal ends.
     """
-    before, _Asked.terminate = _Asked.terminate, None
+    before, _SignalFlags.terminate = _SignalFlags.terminate, None
     try:
         yield
     finally:  # an earlier one is for whoever runs this, such as `fit` whose callback trains something else
-        asked, _Asked.terminate = _Asked.terminate, _Asked.terminate or before
+        asked, _SignalFlags.terminate = _SignalFlags.terminate, _SignalFlags.terminate or before
     if asked:
         raise SystemExit(128 + asked)
 

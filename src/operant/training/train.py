@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from operant import checkpoint
-from operant.agents.base.agent_spec import Definition, define
+from operant.agents.base.agent_spec import AgentSpec, parse_agent
 from operant.agents.base.learner import Learner
 from operant.agents.table import config_class
 from operant.envs.catalog import full_id, is_own
@@ -18,14 +18,14 @@ from operant.envs.vector.base import VectorEnv
 from operant.errors import SpecError, UsageError, quoted, shown, value_error, working_directory
 from operant.spec import Schedule, effective, options, plain, presets, runtime, traced
 from operant.spec.run import GAMES, PROCESSES, TOGETHER, RunConfig, located, with_effect
-from operant.tracking import History, Tracker
+from operant.tracking import History, LoggerGroup
 from operant.tracking.history import check_place, end_of
 from operant.tracking.record import Origin
 from operant.tracking.runs import EVALUATIONS, read_run
 from operant.training.environments import Environments, evaluation_count, host_vector, make_environments
 from operant.training.evaluate import Evaluation, Evaluator
 from operant.training.loggers import tracker
-from operant.training.loop import Training
+from operant.training.loop import TrainingLoop
 from operant.training.run_dir import (
     BEST,
     LIMITS,
@@ -36,7 +36,7 @@ from operant.training.run_dir import (
     history_held,
     runs_within,
 )
-from operant.training.session import Session, fitting
+from operant.training.session import ExperimentSetup, fitting
 
 RESUMABLE = frozenset(
     {
@@ -48,7 +48,7 @@ RESUMABLE = frozenset(
 """Options of a run that may change when it is resumed; the others define the run."""
 
 
-class Plan(NamedTuple):
+class ExperimentConfig(NamedTuple):
     """A training run before anything is built or written."""
 
     agent: Any
@@ -60,7 +60,7 @@ class Plan(NamedTuple):
     """Folder of the run to continue."""
 
 
-class Result(NamedTuple):
+class TrainingResult(NamedTuple):
     """A finished training run."""
 
     outcome: Any
@@ -69,7 +69,7 @@ class Result(NamedTuple):
     """Folder of the run, as it was given: `run.json`, `checkpoints/`, `history.parquet/`, `metrics.jsonl`, `events/`."""
 
 
-def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
+def resumed(directory: str | Path, changes: dict[str, Any]) -> ExperimentConfig:
     """Return the plan of the run in a folder, with some options changed.
 
     Raises:
@@ -116,7 +116,7 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> Plan:
             f"The run in {str(directory)!r} has {reached} steps already. Received: max_steps={limit}. "
             "Give more, which counts them in."
         )
-    return Plan(agent, {n: v for n, v in own.items() if n in numbers}, run, directory)
+    return ExperimentConfig(agent, {n: v for n, v in own.items() if n in numbers}, run, directory)
 
 
 def _changeable(agent: Mapping[str, Any]) -> list[str]:
@@ -132,7 +132,7 @@ def _without_weights(run: RunConfig, directory: Path) -> RunConfig:
     return run.replace(weights=()) if checkpoint.list_checkpoints(directory / "checkpoints") else run
 
 
-def finished(plan: Plan) -> bool:
+def finished(plan: ExperimentConfig) -> bool:
     """Return whether the run that is to be continued has already reached its limit."""
     limit = plan.run.max_steps
     return plan.resume is not None and limit is not None and _reached(plan.resume, limit) >= limit
@@ -161,7 +161,7 @@ def _step(header: dict[str, Any] | None) -> int:
     return int(saved["step"]) + int(saved.get("origin", {}).get("step", 0))
 
 
-def train(plan: Plan, command: str | None = None, base: Path | None = None) -> Result:
+def train(plan: ExperimentConfig, command: str | None = None, base: Path | None = None) -> TrainingResult:
     """Train as planned.
 
     Everything is built and checked before the run's folder is made: a plan that is refused leaves nothing behind.
@@ -182,7 +182,7 @@ def train(plan: Plan, command: str | None = None, base: Path | None = None) -> R
         run = run.replace(env=full_id(run.env))
     base = working_directory() if base is None else base
     here = located(run, base)
-    definition = define(plan.agent, **plan.options)
+    definition = parse_agent(plan.agent, **plan.options)
     if plan.resume is None:
         definition = fitting(definition, here.weights)
     # Of several processes that train together, one makes the folder and writes.
@@ -202,14 +202,14 @@ def train(plan: Plan, command: str | None = None, base: Path | None = None) -> R
 
 
 def _train(
-    plan: Plan,
-    definition: Definition,
+    plan: ExperimentConfig,
+    definition: AgentSpec,
     run: RunConfig,
     directory: Path,
     base: Path,
     first: bool,
     command: str | None,
-) -> Result:
+) -> TrainingResult:
     """Train in a folder; paths are relative to `base`, and `first` says whether this process writes."""
     # Paths are shown and stored as given, and used as absolute ones: environments may change the working directory.
     place, given = directory, run
@@ -219,8 +219,8 @@ def _train(
         run = _without_weights(run, directory)
     environments = make_environments(run, stored=plan.resume is not None)
     try:
-        session = Session(definition, environments, run)
-        training = session.training(run, Tracker(), directory / "checkpoints" if first else None)
+        session = ExperimentSetup(definition, environments, run)
+        training = session.training(run, LoggerGroup(), directory / "checkpoints" if first else None)
         if plan.resume is not None and _restored(training, directory, plan.options):
             if training.ended is not None:  # it had written all of its rows
                 refuse_rows_of_others(training)
@@ -231,7 +231,7 @@ def _train(
                 session.weights.load(session.driver)
         if not first:
             session.weights.paths = ()
-            return Result(training.loop(), place)
+            return TrainingResult(training.loop(), place)
         if plan.resume is not None:
             now = definition.to_dict()
             changed = {name: now[name] for name in plan.options if now[name] != plan.agent.get(name, ...)}
@@ -273,7 +273,7 @@ def _train(
             sinks.close()
     finally:
         environments.close()
-    return Result(outcome, place)
+    return TrainingResult(outcome, place)
 
 
 def expect_evaluations(run: RunConfig) -> None:
@@ -287,7 +287,7 @@ def expect_evaluations(run: RunConfig) -> None:
         raise value_error("eval_frequency", must, run.eval_frequency)
 
 
-def opened(directory: str | Path) -> tuple[Session, RunConfig]:
+def opened(directory: str | Path) -> tuple[ExperimentSetup, RunConfig]:
     """Build what a run in a folder trained, with the state of its newest checkpoint.
 
     Close its `environments` when done.
@@ -303,8 +303,8 @@ def opened(directory: str | Path) -> tuple[Session, RunConfig]:
     plan = plan._replace(run=run.replace(n_devices=None, checkpoints=()))
     environments = make_environments(plan.run, stored=True)
     try:
-        session = Session(define(plan.agent), environments, plan.run)
-        if not _restored(session.training(plan.run, Tracker()), directory):
+        session = ExperimentSetup(parse_agent(plan.agent), environments, plan.run)
+        if not _restored(session.training(plan.run, LoggerGroup()), directory):
             raise SpecError(f"There is no checkpoint yet in {str(directory / 'checkpoints')!r}.")
     except BaseException:
         environments.close()
@@ -314,7 +314,7 @@ def opened(directory: str | Path) -> tuple[Session, RunConfig]:
 
 @contextlib.contextmanager
 def evaluating(
-    trainings: Sequence[Training], learner: Learner, env: VectorEnv | None = None
+    trainings: Sequence[TrainingLoop], learner: Learner, env: VectorEnv | None = None
 ) -> Iterator[None]:
     """Have runs of one agent evaluate its policy while they train, if their options say so.
 
@@ -340,7 +340,7 @@ def evaluating(
             folder = None if training.directory is None else training.directory.parent
             sink = None
             if folder is not None:
-                sink = Tracker([History(folder / EVALUATIONS, resume_at_step=training.step)])
+                sink = LoggerGroup([History(folder / EVALUATIONS, resume_at_step=training.step)])
                 stack.callback(sink.close)
             training.evaluation = Evaluation(
                 evaluator,
@@ -372,7 +372,7 @@ def history_origin(run: RunConfig) -> Origin:
     return origin
 
 
-def _restored(training: Training, directory: Path, changed: Collection[str] = ()) -> bool:
+def _restored(training: TrainingLoop, directory: Path, changed: Collection[str] = ()) -> bool:
     """Continue from the newest checkpoint of a run; return False if it was stopped before the first one was written, and so begins anew.
 
     Numbers that updates use are taken from the options if they are in `changed`, else from the checkpoint.
@@ -405,13 +405,13 @@ def _in_full(agent: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _lost_history(directory: Path, run: RunConfig, training: Training) -> bool:
+def _lost_history(directory: Path, run: RunConfig, training: TrainingLoop) -> bool:
     """Tell whether a run that is resumed has had episodes, but its history is gone."""
     history = Path(run.history_checkpoint or directory / "history.parquet")
     return training.progress.score.episodes > 0 and not any(history.glob("*.parquet"))
 
 
-def refuse_rows_of_others(training: Training) -> None:
+def refuse_rows_of_others(training: TrainingLoop) -> None:
     """Refuse to continue a history that another run has continued since: its rows beyond this run would be dropped.
 
     Raises:
@@ -429,7 +429,7 @@ def _greeting(agent: str, run: RunConfig, environments: Environments, directory:
     return f"Training {agent} on {run.env}: {run.n_envs} environment{'s' if run.n_envs > 1 else ''}, {environments.how}; seed {run.seed}; run {directory}"
 
 
-def _presets(plan: Plan, env: str) -> Iterator[str]:
+def _presets(plan: ExperimentConfig, env: str) -> Iterator[str]:
     """Say which tuned settings there are for a run that begins with the defaults of its algorithm."""
     if plan.resume is None and not plan.options:
         here = plan.agent, env

@@ -68,7 +68,7 @@ class TuneConfig(Config):
     plots: str | None = option(None, "Folder for the study's plots (default: studies/STUDY)")
 
 
-class Plan(NamedTuple):
+class StudyPlan(NamedTuple):
     """A study before anything is built or written."""
 
     agent: str
@@ -89,7 +89,7 @@ class Plan(NamedTuple):
         return {**self.options, **own}, {**self.run, **run, **steps}
 
 
-def plan(agent: str, config: TuneConfig | None = None, **settings: Any) -> Plan:
+def plan(agent: str, config: TuneConfig | None = None, **settings: Any) -> StudyPlan:
     """Plan a study.
 
     Args:
@@ -122,7 +122,7 @@ def plan(agent: str, config: TuneConfig | None = None, **settings: Any) -> Plan:
     known = options(RunConfig)
     run = {name: value for name, value in fixed.items() if name in known}
     hyper = {name: value for name, value in fixed.items() if name not in known}
-    made = Plan(agent, config, plain(hyper), plain(run), ranges)
+    made = StudyPlan(agent, config, plain(hyper), plain(run), ranges)
     _allowed(made)
     if config.study is not None:
         studies.place(config.study, config.storage)
@@ -131,7 +131,7 @@ def plan(agent: str, config: TuneConfig | None = None, **settings: Any) -> Plan:
     return made
 
 
-def _allowed(plan: Plan) -> None:
+def _allowed(plan: StudyPlan) -> None:
     """Refuse settings that fit together neither with the first nor with the last value of every range."""
     faults: list[SpecError] = []
     edges = corners(plan.ranges)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from operant.errors import SpecError, UsageError
 from operant.spec.run import RunConfig
 from operant.tuning import study as studies
-from operant.tuning.plan import OWN_TO_TRIALS, Plan
+from operant.tuning.plan import OWN_TO_TRIALS, StudyPlan
 from operant.tuning.ranges import corners, distributions, suggest
-from operant.tuning.trial import TAIL, Lost, TrialProcess, numbered
+from operant.tuning.trial import TAIL, TrialLostError, TrialProcess, numbered
 
 if TYPE_CHECKING:
     import optuna
@@ -32,7 +32,7 @@ STALE_SECONDS = 600.0
 """After how long without a mark a running trial counts as dead, its process or machine being gone."""
 
 
-class _Running(NamedTuple):
+class _TrialSlot(NamedTuple):
     """A trial and its process."""
 
     trial: optuna.Trial
@@ -40,16 +40,16 @@ class _Running(NamedTuple):
     begun: float
 
 
-class Search:
+class StudySearch:
     """One call of `tune`."""
 
-    def __init__(self, plan: Plan, name: str, storage: str) -> None:
+    def __init__(self, plan: StudyPlan, name: str, storage: str) -> None:
         self.plan = plan
         self.name = name
         self.storage = storage
         self.stopped = False
         self._distributions = distributions(plan.ranges)
-        self._running: dict[Any, _Running] = {}
+        self._running: dict[Any, _TrialSlot] = {}
         self._spare: TrialProcess | None = None
         self._left = plan.config.n_trials
         self.counts = {"complete": 0, "pruned": 0, "failed": 0, "given_up": 0}
@@ -106,7 +106,7 @@ class Search:
                     raise KeyboardInterrupt
             try:
                 answer = self._spare.receive()
-            except Lost as lost:
+            except TrialLostError as lost:
                 if self.stopped:  # it may have been ended with the study
                     raise KeyboardInterrupt from None
                 raise UsageError(f"The first trial could not be built. {lost}") from None
@@ -171,9 +171,9 @@ class Search:
             run["history_checkpoint"] = numbered(run["history_checkpoint"], trial.number)
         process, self._spare = self._spare or self._process(), None
         process.send(self._order("train", own, run))
-        self._running[process.connection] = _Running(trial, process, time.monotonic())
+        self._running[process.connection] = _TrialSlot(trial, process, time.monotonic())
 
-    def _owned(self, running: _Running, act: Callable[[_Running], None]) -> None:
+    def _owned(self, running: _TrialSlot, act: Callable[[_TrialSlot], None]) -> None:
         """Act for a trial; drop it if another process took it for dead (this machine may have slept)."""
         from optuna.exceptions import UpdateFinishedTrialError
 
@@ -183,11 +183,11 @@ class Search:
             self.say(f"Trial {running.trial.number} was given up: another process took it for dead.")
             self._drop(running)
 
-    def _hear(self, running: _Running) -> None:
+    def _hear(self, running: _TrialSlot) -> None:
         """Handle one message from a trial."""
         try:
             message = running.process.receive()
-        except Lost as lost:
+        except TrialLostError as lost:
             self._fail(running, str(lost))
             return
         kind = message["kind"]
@@ -204,7 +204,7 @@ class Search:
         else:
             self._finish(running, message)
 
-    def _finish(self, running: _Running, message: Mapping[str, Any]) -> None:
+    def _finish(self, running: _TrialSlot, message: Mapping[str, Any]) -> None:
         """Record a trial that was finished, or pruned."""
         from optuna.trial import TrialState
 
@@ -223,7 +223,7 @@ class Search:
             f"{shown(trial.params)}"
         )
 
-    def _fail(self, running: _Running, text: str, trace: str = "") -> None:
+    def _fail(self, running: _TrialSlot, text: str, trace: str = "") -> None:
         """Record a trial that failed, and why; one that fails while the study ends may have been ended with it."""
         if self.stopped:
             self._give_up(running)
@@ -232,12 +232,12 @@ class Search:
         self.counts["failed"] += 1
         self.say(f"Trial {running.trial.number} failed: {text}{shown(running.trial.params)}")
 
-    def _give_up(self, running: _Running) -> None:
+    def _give_up(self, running: _TrialSlot) -> None:
         """End a trial that is interrupted; its settings come first when the study goes on."""
         self._mark_failed(running, "Interrupted.", again=True)
         self.counts["given_up"] += 1
 
-    def _mark_failed(self, running: _Running, reason: str, again: bool = False) -> None:
+    def _mark_failed(self, running: _TrialSlot, reason: str, again: bool = False) -> None:
         from optuna.trial import TrialState
 
         # Raises if another process took it for dead: then its settings wait already.
@@ -247,7 +247,7 @@ class Search:
         self.study.tell(running.trial, state=TrialState.FAIL, skip_if_finished=True)
         self._drop(running)
 
-    def _drop(self, running: _Running) -> None:
+    def _drop(self, running: _TrialSlot) -> None:
         del self._running[running.process.connection]
         running.process.close()
 

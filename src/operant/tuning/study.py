@@ -34,7 +34,7 @@ _LOCK_SECONDS = 60
 _ATTEMPTS = 5
 
 
-class Best(NamedTuple):
+class BestTrial(NamedTuple):
     """The best trial of a study."""
 
     study: str
@@ -246,7 +246,7 @@ def check_ranges(study: optuna.Study, wanted: Mapping[str, Any]) -> None:
             ) from None
 
 
-def best(study: optuna.Study) -> Best | None:
+def best(study: optuna.Study) -> BestTrial | None:
     """Return the best trial of a study; None if none was finished.
 
     Raises:
@@ -264,7 +264,7 @@ def best(study: optuna.Study) -> Best | None:
             f"The study {study.study_name!r} was not made by `operant tune`: it does not say what it tunes."
         )
     assert trial.value is not None
-    return Best(
+    return BestTrial(
         study.study_name,
         study.user_attrs["agent"],
         dict(attributes["options"]),
@@ -275,7 +275,7 @@ def best(study: optuna.Study) -> Best | None:
     )
 
 
-def from_study(name: str, storage: str | None = None) -> Best:
+def from_study(name: str, storage: str | None = None) -> BestTrial:
     """Return the best trial of a study by name: what `operant train --from-study` trains.
 
     Args:

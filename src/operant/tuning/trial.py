@@ -25,10 +25,10 @@ from operant.envs.vector.spawn import killed
 from operant.errors import working_directory
 
 if TYPE_CHECKING:
-    from operant.agents.base.agent_spec import Definition
+    from operant.agents.base.agent_spec import AgentSpec
     from operant.spec.run import RunConfig
     from operant.training.evaluate import Evaluation
-    from operant.training.loop import Training
+    from operant.training.loop import TrainingLoop
 
 REPORTS = 20
 """How often a trial reports its mean reward: at the same steps in every trial, so that pruning compares like with like."""
@@ -36,7 +36,7 @@ TAIL = 2000
 """Characters of a failure that are kept."""
 
 
-class Lost(Exception):  # noqa: N818 - no error of the user's
+class TrialLostError(Exception):
     """The process of a trial ended without an answer."""
 
 
@@ -84,7 +84,7 @@ class TrialProcess:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             tail = self._printed()
             self.close()
-            raise Lost(f"The process of the trial {how}.{tail}") from None
+            raise TrialLostError(f"The process of the trial {how}.{tail}") from None
         return message
 
     def _printed(self) -> str:
@@ -141,7 +141,7 @@ def _attempt(order: Mapping[str, Any], connection: Connection | None) -> dict[st
 class _Seed(NamedTuple):
     """A part of a trial: its training under one seed."""
 
-    training: Training
+    training: TrainingLoop
     evaluation: Evaluation | None
     """How it is scored; None: by the mean reward of training."""
 
@@ -156,13 +156,13 @@ class _Seed(NamedTuple):
 
 
 def _train(order: Mapping[str, Any], connection: Connection | None) -> dict[str, Any]:
-    from operant.agents.base.agent_spec import define
+    from operant.agents.base.agent_spec import parse_agent
     from operant.spec.run import RunConfig, located
     from operant.training.session import fitting
 
     # The environments of one seed may change the working directory before the next one is built.
     run = located(RunConfig.from_dict(order["run"]))
-    definition = fitting(define(order["agent"], **order["options"]), run.weights)
+    definition = fitting(parse_agent(order["agent"], **order["options"]), run.weights)
     with contextlib.ExitStack() as stack:
         if connection is None:
             _seed(definition, run, None, stack)
@@ -174,19 +174,19 @@ def _train(order: Mapping[str, Any], connection: Connection | None) -> dict[str,
         )
 
 
-def _seed(definition: Definition, run: RunConfig, episodes: int | None, stack: contextlib.ExitStack) -> _Seed:
+def _seed(definition: AgentSpec, run: RunConfig, episodes: int | None, stack: contextlib.ExitStack) -> _Seed:
     """Build what trains under one seed; the stack closes it."""
-    from operant.tracking import Tracker
+    from operant.tracking import LoggerGroup
     from operant.training.environments import host_vector, make_environments
     from operant.training.evaluate import Evaluation, Evaluator
-    from operant.training.session import Session
+    from operant.training.session import ExperimentSetup
 
     environments = make_environments(run)
     stack.callback(environments.close)
-    session = Session(definition, environments, run)
+    session = ExperimentSetup(definition, environments, run)
     if run.weights:
         session.weights.load(session.driver)
-    training = session.training(run, Tracker())
+    training = session.training(run, LoggerGroup())
     training.sinks = _sinks(run, training)
     stack.callback(training.sinks.close)
     if episodes is None:
@@ -195,12 +195,12 @@ def _seed(definition: Definition, run: RunConfig, episodes: int | None, stack: c
     return _Seed(training, Evaluation(Evaluator(session.learner, env), 1, episodes, run.seed or 0))
 
 
-def _sinks(run: RunConfig, training: Training) -> Any:
-    from operant.tracking import History, Tracker
+def _sinks(run: RunConfig, training: TrainingLoop) -> Any:
+    from operant.tracking import History, LoggerGroup
     from operant.training.loggers import console
 
     history: list[Any] = [History(run.history_checkpoint)] if run.history_checkpoint else []
-    return Tracker([*history, console(run, training)])
+    return LoggerGroup([*history, console(run, training)])
 
 
 def _advance(seeds: Sequence[_Seed], steps: int | None, connection: Connection) -> dict[str, Any]:

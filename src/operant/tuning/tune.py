@@ -11,17 +11,17 @@ from operant.envs.catalog import is_own
 from operant.errors import quoted
 from operant.training import signals
 from operant.tuning import study as studies
-from operant.tuning.plan import Plan, TuneConfig, plan
-from operant.tuning.search import Search, shown
-from operant.tuning.study import Best, from_study
+from operant.tuning.plan import StudyPlan, TuneConfig, plan
+from operant.tuning.search import StudySearch, shown
+from operant.tuning.study import BestTrial, from_study
 
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Best", "Plan", "TuneConfig", "Tuned", "draw", "from_study", "plan", "tune"]
+__all__ = ["BestTrial", "StudyPlan", "TuneConfig", "TuningResult", "draw", "from_study", "plan", "tune"]
 
 
-class Tuned(NamedTuple):
+class TuningResult(NamedTuple):
     """What one call of `tune` did."""
 
     study: optuna.Study
@@ -33,13 +33,13 @@ class Tuned(NamedTuple):
     given_up: int
     """Trials that an interruption ended: they are marked as failed, and their settings wait to be tried again."""
     interrupted: bool
-    best: Best | None
+    best: BestTrial | None
     """Best trial of the whole study."""
     files: tuple[Path, ...]
     """Plots."""
 
 
-def tune(plan: Plan) -> Tuned:
+def tune(plan: StudyPlan) -> TuningResult:
     """Run the trials of a plan, and then draw the study.
 
     A plan is tried before anything is written: environments and networks are built, in the process of the first trial. A trial that
@@ -57,7 +57,7 @@ def tune(plan: Plan) -> Tuned:
     storage = studies.place(name, config.storage)
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.INFO if config.non_silent else optuna.logging.ERROR)
-    search = Search(plan, name, storage)
+    search = StudySearch(plan, name, storage)
     try:
         with signals.orderly(search.stop):
             study = search.run()
@@ -67,7 +67,7 @@ def tune(plan: Plan) -> Tuned:
             files = draw(study, Path(config.plots or studies.folder(name)))
         except OSError as error:  # the trials are safe in the storage
             trouble = str(error)
-        tuned = Tuned(
+        tuned = TuningResult(
             study, storage, **search.counts, interrupted=search.stopped, best=best, files=tuple(files)
         )
         search.say(_summary(tuned, config, trouble))
@@ -77,7 +77,7 @@ def tune(plan: Plan) -> Tuned:
         optuna.logging.set_verbosity(before)
 
 
-def _summary(tuned: Tuned, config: TuneConfig, trouble: str) -> str:
+def _summary(tuned: TuningResult, config: TuneConfig, trouble: str) -> str:
     """Say how the study stands, and what can be done with it."""
     name, best = tuned.study.study_name, tuned.best
     where = "" if config.storage is None else f" --storage {quoted(studies.shown(config.storage))}"

@@ -21,7 +21,7 @@ UNKNOWN_WIDTH = 256
 """Width that a network given as a file or an object is assumed to have."""
 
 
-class Definition(NamedTuple):
+class AgentSpec(NamedTuple):
     """An algorithm and its options, before it meets an environment."""
 
     name: str
@@ -30,7 +30,7 @@ class Definition(NamedTuple):
     config: Config
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON data that `define` reads. Networks given as objects or files are written out in full."""
+        """Return JSON data that `parse_agent` reads. Networks given as objects or files are written out in full."""
         written = {name: _network(value) for name, value in self.networks().items()}
         return {"type": self.name, **self.config.with_values(written).to_dict()}
 
@@ -38,16 +38,16 @@ class Definition(NamedTuple):
         """Return the options that are networks."""
         return {name: value for name, value in vars(self.config).items() if name.endswith("model")}
 
-    def usual(self) -> Definition:
+    def usual(self) -> AgentSpec:
         """Return the same agent with default options."""
-        return define(self.name if self.name in AGENTS else self.cls)
+        return parse_agent(self.name if self.name in AGENTS else self.cls)
 
     @property
     def learns(self) -> bool:
         """Whether updates ever come, as far as the options tell."""
         return bool(getattr(self.config, "learns", True))
 
-    def limited(self, steps: int | None) -> Definition:
+    def limited(self, steps: int | None) -> AgentSpec:
         """Return it with the length of the longest episode, if its options ask for that and none was given."""
         if steps is None or getattr(self.config, "episode_limit", steps) is not None:
             return self
@@ -55,13 +55,13 @@ class Definition(NamedTuple):
 
     def remarks(self, steps: int | None) -> list[str]:
         """Say which files its networks come from, and which options have no effect, or none within a run's environment steps (None: no limit)."""
-        from operant.nn.network import Saved
+        from operant.nn.network import SavedNetwork
 
         networks = self.networks().items()
         taken = [
             f"{network.source} bring their network ({name})"
             for name, network in networks
-            if isinstance(network, Saved)
+            if isinstance(network, SavedNetwork)
         ]
         return [*taken, *(self.config.remarks(steps) if isinstance(self.config, AgentConfig) else ())]
 
@@ -78,9 +78,9 @@ class Definition(NamedTuple):
 
 def _width(network: Any, auto: int) -> int:
     """Return the largest size in the specification of a network; a guess for files and objects."""
-    from operant.nn.network import Saved
+    from operant.nn.network import SavedNetwork
 
-    if isinstance(network, Saved):
+    if isinstance(network, SavedNetwork):
         return _width(network.network, auto)
     if network is None or (isinstance(network, str) and not Path(network).suffix):
         return auto
@@ -99,9 +99,9 @@ def _width(network: Any, auto: int) -> int:
 
 def _network(value: Any) -> Any:
     """Return a network as data: a file, and an object or code of this program, may be gone tomorrow."""
-    from operant.nn.network import NETWORKS, Saved, parse
+    from operant.nn.network import NETWORKS, SavedNetwork, parse
 
-    if isinstance(value, Saved):
+    if isinstance(value, SavedNetwork):
         return value.network
     kind = value.get("type") if isinstance(value, Mapping) else value
     known = _is_word(value) or isinstance(value, list | tuple) or (isinstance(kind, str) and kind in NETWORKS)
@@ -131,12 +131,12 @@ def _is_data(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def define(agent: Any, **options: Any) -> Definition:
+def parse_agent(agent: Any, **options: Any) -> AgentSpec:
     """Read the specification of an agent.
 
     Args:
         agent: name, dict with `type` (or `agent`), path of a JSON file, algorithm class (its own or the one with `fit`), import path of one, or
-            a `Definition`.
+            a `AgentSpec`.
         options: hyperparameters besides those in the specification; they override the specification's.
 
     Raises:
@@ -144,7 +144,7 @@ def define(agent: Any, **options: Any) -> Definition:
     """
     layers: list[Mapping[str, Any]] = [options]  # in order of precedence
     while not isinstance(agent, type):
-        if isinstance(agent, Definition):
+        if isinstance(agent, AgentSpec):
             return _defined(agent.name, agent.cls, [*layers, vars(agent.config)])
         elif isinstance(agent, Mapping):
             inner = dict(agent)
@@ -171,11 +171,11 @@ def define(agent: Any, **options: Any) -> Definition:
     return _defined(identify(agent)[0], agent, layers)
 
 
-def define_saved(saved: Mapping[str, Any], source: str, own: Definition | None = None) -> Definition:
+def parse_saved_agent(saved: Mapping[str, Any], source: str, own: AgentSpec | None = None) -> AgentSpec:
     """Read what a file says of an agent. The file may be somebody else's, so the agent must be made within `from_file` as well.
 
     Args:
-        saved: what `Definition.to_dict` wrote.
+        saved: what `AgentSpec.to_dict` wrote.
         source: the file, for messages.
         own: the caller's definition, for what the file cannot hold: an algorithm that is not operant's, the optimizer, networks
             made by code. Its networks take precedence over the file's, unless they are the default.
@@ -193,7 +193,7 @@ def define_saved(saved: Mapping[str, Any], source: str, own: Definition | None =
                 "agent=TheClass; on the command line before the folder: operant play module:TheClass RUN."
             )
         with from_file(source):
-            return define(kind, **given)
+            return parse_agent(kind, **given)
     if kind in AGENTS and algorithm_class(kind) is not own.cls:
         raise CheckpointError(
             f"{source} is of the agent {kind!r}. Received: agent={own.name!r}. Give agent={kind!r}, with what the file cannot "
@@ -206,12 +206,12 @@ def define_saved(saved: Mapping[str, Any], source: str, own: Definition | None =
     networks, usual = own.networks(), default.networks()
     given |= {name: _read(x) for name, x in networks.items() if x != usual[name]}
     with from_file(source):
-        found = define(own, **given)
+        found = parse_agent(own, **given)
     _refuse_changes(own, default, found, source)
     return found
 
 
-def _refuse_changes(own: Definition, default: Definition, found: Definition, source: str) -> None:
+def _refuse_changes(own: AgentSpec, default: AgentSpec, found: AgentSpec, source: str) -> None:
     """Refuse options of the caller's that are neither the default nor the file's: they would do nothing. Networks are exempt: they are used."""
     networks = own.networks()
     for name, value in vars(own.config).items():
@@ -231,7 +231,7 @@ def from_file(source: str) -> contextlib.AbstractContextManager[None]:
     )
 
 
-def _named(name: str, layers: list[Mapping[str, Any]]) -> Definition:
+def _named(name: str, layers: list[Mapping[str, Any]]) -> AgentSpec:
     """Define an agent of the table; as a form of the agent `DEFAULT` if options are given that only that one has."""
     found, cls = AGENTS[name], algorithm_class(name)
     if found.form is not None:
@@ -251,7 +251,7 @@ def words(config: type[Config]) -> set[str]:
 
 def _defined(
     name: str, cls: type[Algorithm], layers: list[Mapping[str, Any]], label: str | None = None
-) -> Definition:
+) -> AgentSpec:
     """Merge layers of options, of which the first has precedence; an alias counts as the option's own name."""
     config = config_type(cls)
     given: dict[str, Any] = {}
@@ -266,7 +266,7 @@ def _defined(
     if lost is not None and "optimizer" not in given:
         optimise.Recipe.read(lost)
     given = {key: _located(value) if key.endswith("model") else value for key, value in given.items()}
-    return Definition(name, cls, build(config, given, name))
+    return AgentSpec(name, cls, build(config, given, name))
 
 
 def _located(network: Any) -> Any:
@@ -286,10 +286,10 @@ def _optimizer(value: Any) -> dict[str, Any]:
         return {"optimizer": optimise.Recipe.read(value).type}
     if isinstance(value, Mapping):
         return optimise.options_of(value)
-    if isinstance(value, optimise.Given):
+    if isinstance(value, optimise.CustomOptimizer):
         return {"optimizer": value}
     if isinstance(value, optax.GradientTransformation):
-        return {"optimizer": optimise.Given(value)}
+        return {"optimizer": optimise.CustomOptimizer(value)}
     if keras_optimizers.is_keras(value):
         found = keras_optimizers.options_of(value)
         return {**found, **_optimizer(found["optimizer"])}

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from operant.agents.table import PACKAGE, Entry, config_class, entry, resolve
+from operant.agents.table import PACKAGE, AgentEntry, config_class, entry, resolve
 from operant.errors import SpecError, suggest
 from operant.spec import MODEL_FILES, options
 
@@ -30,7 +30,7 @@ class Card(Mapping[str, Any]):
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._entry: Entry = entry(name)
+        self._entry: AgentEntry = entry(name)
         taken = options(config_class(name))
         named = resolve(name) if resolve(name) in _table() else self._entry.module
         self._files = {slot: _files(named, slot) for slot in SLOTS if slot in taken}

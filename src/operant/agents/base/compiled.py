@@ -1,7 +1,7 @@
 """The compiled calls of an agent and the state that they change, shared by the host driver and the interactive agent.
 
 The engine knows no environment and no structure of the user's: it takes flat observations and blocks of rows, and holds
-the `Train`. Two compiled calls do all the work: `act` (one per vector step) and `absorb` (one per block).
+the `TrainState`. Two compiled calls do all the work: `act` (one per vector step) and `absorb` (one per block).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from operant.agents.base.learner import Acting, Learner, Train
-from operant.agents.base.protocol import Counting
+from operant.agents.base.learner import Learner, PolicyState, TrainState
+from operant.agents.base.protocol import UpdateCounter
 from operant.errors import SpaceError, UsageError
 from operant.ops.repeat import compiled_for
-from operant.types import Action, Array, Block, Key, Tree
+from operant.types import Action, Array, Key, Rollout, Tree
 
 AHEAD = 128
 """How many rows' randomness is drawn in one call: one at a time costs more than acting."""
 
 
-class Ahead:
+class KeyStream:
     """Randomness by address, drawn for many addresses at once and handed out as NumPy arrays."""
 
     def __init__(self, draw: Callable[[Key, Array], Tree]) -> None:
@@ -64,7 +64,7 @@ def act_independently(
 
     Args:
         learner: the algorithm.
-        act: as `Engine.act`.
+        act: as `CompiledAgent.act`.
         key: root of all randomness.
         draw: number of the call among those that explore.
         observation: flat, `[*B, ...]` with one leading axis or none.
@@ -126,15 +126,22 @@ class _Computations:
         self.structure = structure
 
     def absorb(
-        self, train: Train, meter: Array, block: Block, key: Array
-    ) -> tuple[Train, Array, tuple[Array, ...]]:
+        self, train: TrainState, meter: Array, block: Rollout, key: Array
+    ) -> tuple[TrainState, Array, tuple[Array, ...]]:
         key = jax.random.wrap_key_data(key, impl=self.impl)
         train, meter = self.learner.metered(train, meter, block, key)
         return train, meter, tuple(jax.tree.leaves(self.learner.acting(train)))
 
     def advance(
-        self, train: Train, meter: Array, block: Block, key: Array, carry: Tree, first: Array, noise: Tree
-    ) -> tuple[Train, Array, tuple[Array, ...] | None, Action]:
+        self,
+        train: TrainState,
+        meter: Array,
+        block: Rollout,
+        key: Array,
+        carry: Tree,
+        first: Array,
+        noise: Tree,
+    ) -> tuple[TrainState, Array, tuple[Array, ...] | None, Action]:
         train, meter, acting = self.absorb(train, meter, block, key)
         observation = {name: x[-1] for name, x in block.observation.items()}
         action = self.act(True, acting, observation, carry, first, noise)
@@ -142,8 +149,8 @@ class _Computations:
         return train, meter, acting if self.learner.rows > 1 else None, action
 
     def learn(
-        self, train: Train, meter: Array, block: Block, key: Array, columns: Array | None
-    ) -> tuple[Train, Array, tuple[Array, ...]]:
+        self, train: TrainState, meter: Array, block: Rollout, key: Array, columns: Array | None
+    ) -> tuple[TrainState, Array, tuple[Array, ...]]:
         key = jax.random.wrap_key_data(key, impl=self.impl)
         train, metrics = self.learner.learn(train, block, key, columns)
         acting = tuple(jax.tree.leaves(self.learner.acting(train)))
@@ -156,8 +163,8 @@ class _Computations:
         return self.learner.act(policy, observation, carry, first, noise, explore=explore)
 
 
-class Engine:
-    """A `Train` with its compiled functions.
+class CompiledAgent:
+    """A `TrainState` with its compiled functions.
 
     Args:
         learner: what they do.
@@ -184,7 +191,7 @@ class Engine:
         self.precision = precision
         self._guard = guard
         # Asked once: the answer takes as long as acting.
-        self._counts = isinstance(learner.algorithm, Counting)
+        self._counts = isinstance(learner.algorithm, UpdateCounter)
         # Made at once where it stays: JAX's first device need not have room for a replay memory.
         with jax.default_device(device):
             train = jax.jit(learner.init)(key, learner.hyper())
@@ -204,8 +211,8 @@ class Engine:
         self._learn = self._compiled(compute.learn, donate_argnums=(0, 1))
         self._remember = jax.jit(learner.remember, donate_argnums=0)
         self._make_acting = jax.jit(lambda train: tuple(jax.tree.leaves(learner.acting(train))))
-        self._noise = Ahead(lambda key, row: learner.noise(key, row, n))
-        self._keys = Ahead(lambda key, update: jax.random.key_data(learner.update_key(key, update)))
+        self._noise = KeyStream(lambda key, row: learner.noise(key, row, n))
+        self._keys = KeyStream(lambda key, update: jax.random.key_data(learner.update_key(key, update)))
         self._looked_at: tuple[Any, dict[str, int]] = (None, {})
         """Counters, and those known as numbers: programs ask at every step, and asking the device takes some microseconds."""
         # Sums that were taken from the meter and that a reader has not read yet; None: for readers that have never read.
@@ -226,7 +233,7 @@ class Engine:
 
         return jax.jit(traced, **options)
 
-    def put(self, train: Train) -> None:
+    def put(self, train: TrainState) -> None:
         """Make `train` the current state."""
         self.train = train if self.device is None else jax.device_put(train, self.device)
         self._acting_now: tuple[Array, ...] | None = None
@@ -243,9 +250,9 @@ class Engine:
         return self._acting_now
 
     @property
-    def acting(self) -> Acting:
+    def acting(self) -> PolicyState:
         """What `act` needs, of the current state."""
-        acting: Acting = jax.tree.unflatten(self._structure, self._leaves)
+        acting: PolicyState = jax.tree.unflatten(self._structure, self._leaves)
         return acting
 
     def noise(self, row: int) -> Tree:
@@ -267,7 +274,7 @@ class Engine:
         """Return what `act` would have returned for flat observations `[k, ...]`, had it chosen these actions."""
         return self._recall(self.acting, observation, carry, first, action)
 
-    def learn(self, block: Block, columns: list[int] | None = None) -> None:
+    def learn(self, block: Rollout, columns: list[int] | None = None) -> None:
         """Update from a block whose rows the memory already holds; `columns` are those of `Learner.learn`."""
         whose = None if columns is None else np.asarray(columns, np.int32)
         key = self._keys.at(self.train.key, self._calls)
@@ -276,14 +283,14 @@ class Engine:
             self.train, self.meter, self._acting_now = learnt
             self._calls += 1
 
-    def learn_again(self, block: Block) -> None:
+    def learn_again(self, block: Rollout) -> None:
         """Like `learn`, with a block that was learnt from before: an update is made, due or not, and nothing is counted twice.
 
         Steps, episodes, moments of observations and the scale of rewards are put back: only the update itself sees the block twice.
         """
         before, algorithm = jax.device_get(self.train.counters), self.learner.algorithm
         seen = self._seen()
-        if isinstance(algorithm, Counting):
+        if isinstance(algorithm, UpdateCounter):
             self.train = self.train._replace(state=algorithm.hasten(self.train.state))
         self.learn(block)
         counters = self.train.counters._replace(
@@ -296,7 +303,7 @@ class Engine:
 
         state = jax.tree.map_with_path(as_before, self.train.state)
         # The conditions of the next update count from the counters that were put back.
-        if isinstance(algorithm, Counting):
+        if isinstance(algorithm, UpdateCounter):
             state = algorithm.resumed(state, counters)
         self.train = self.train._replace(state=state, counters=counters)
         self._acting_now = None
@@ -311,14 +318,14 @@ class Engine:
         leaves = jax.tree.leaves_with_path(self.train.state)
         return {path: np.array(leaf) for path, leaf in leaves if any(map(counting, path))}
 
-    def absorb(self, block: Block) -> None:
+    def absorb(self, block: Rollout) -> None:
         """Learn from a block of `learner.rows` rows of all actors."""
         key = self._keys.at(self.train.key, self._calls)
         with self._guard():
             self.train, self.meter, self._acting_now = self._absorb(self.train, self.meter, block, key)
             self._calls += 1
 
-    def advance(self, block: Block, carry: Tree, first: Any, noise: Tree) -> Action:
+    def advance(self, block: Rollout, carry: Tree, first: Any, noise: Tree) -> Action:
         """Learn from a block, and act on the observation after it: both in one call."""
         key = self._keys.at(self.train.key, self._calls)
         with self._guard():
@@ -329,7 +336,7 @@ class Engine:
             self._calls += 1
         return self._fetched(action)
 
-    def absorb_columns(self, block: Block, columns: list[int]) -> None:
+    def absorb_columns(self, block: Rollout, columns: list[int]) -> None:
         """Learn from a block whose columns belong to these actors, in this order; an actor may have two, and `n` stands for none."""
         with self._guard():  # all or nothing: columns that were left out could not be added later
             for i, index in enumerate(columns):

@@ -1,6 +1,6 @@
 """The iteration that every driver runs, as pure functions around an algorithm.
 
-A `Train` is everything that a run needs to continue, apart from the environments: the algorithm's state, its memory,
+A `TrainState` is everything that a run needs to continue, apart from the environments: the algorithm's state, its memory,
 the hyperparameters in force, the run's key and the counters. All randomness is addressed: the noise of row `t` is a
 function of (key, `t`), the key of update `u` a function of (key, `u`).
 """
@@ -18,13 +18,13 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from operant.agents.base import updates
-from operant.agents.base.protocol import Algorithm, Counters, Counting, count_valid, counted, fold
+from operant.agents.base.protocol import Algorithm, Counters, UpdateCounter, count_valid, counted, fold
 from operant.errors import SpecError
-from operant.memory.replay import Replay, Row
+from operant.memory.replay import Replay, RowSpec
 from operant.memory.ring import ReplayState
 from operant.ops import schedules
 from operant.spec import Config, Schedule, traced
-from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
+from operant.types import Action, Array, Arrays, Key, Metrics, Rollout, Tree
 
 # Purposes of the run's key.
 INIT, ACT, UPDATE, ENV, INDEPENDENT = range(5)
@@ -35,7 +35,7 @@ SUMMED = ("update/skipped",)
 """Metrics that are summed over updates, while others are averaged: so one skipped step in a thousand shows."""
 
 
-class Train(NamedTuple):
+class TrainState(NamedTuple):
     """Everything that continuing a run needs, apart from the environments."""
 
     state: Tree
@@ -46,26 +46,26 @@ class Train(NamedTuple):
     counters: Counters
 
 
-class Acting(NamedTuple):
-    """What one call of `act` needs of a `Train`."""
+class PolicyState(NamedTuple):
+    """What one call of `act` needs of a `TrainState`."""
 
     policy: Tree
     hyper: Float[Array, " H"]
 
 
-def without_replay(train: Train) -> Train:
+def without_replay(train: TrainState) -> TrainState:
     """Leave a replay memory out; one of the newest rows only, which is small, stays."""
     return train._replace(memory=()) if isinstance(train.memory, ReplayState) else train
 
 
-def without_rows(train: Train) -> Train:
+def without_rows(train: TrainState) -> TrainState:
     """Empty a replay memory."""
     memory = train.memory
     return train._replace(memory=Replay.emptied(memory)) if isinstance(memory, ReplayState) else train
 
 
 class Learner:
-    """An algorithm with its memory: `init`, `act`, `absorb`. Static; everything that changes is in `Train`."""
+    """An algorithm with its memory: `init`, `act`, `absorb`. Static; everything that changes is in `TrainState`."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self.algorithm = algorithm
@@ -95,7 +95,7 @@ class Learner:
                 raise SpecError(f"{name} cannot become {value!r} in a running agent. Create a new one.")
         return jnp.asarray([v if isinstance(v, int | float) else 1.0 for v in values], jnp.float32)
 
-    def scaled_lr(self, train: Train, factor: float) -> tuple[Train, float, float]:
+    def scaled_lr(self, train: TrainState, factor: float) -> tuple[TrainState, float, float]:
         """Multiply the learning rates in force (`lr`, and those of single models); return the train, the old and the new `lr`."""
         config = self.algorithm.config
         if "lr" not in self.names:  # nothing is learned
@@ -127,18 +127,18 @@ class Learner:
             hyper = hyper.at[i].set(hyper[i] * schedules.value(schedule, step))
         return hyper
 
-    def init(self, key: Key, hyper: Float[Array, " H"]) -> Train:
+    def init(self, key: Key, hyper: Float[Array, " H"]) -> TrainState:
         """Return the start of a run: everything in it is a function of the key and the hyperparameters."""
         counters = Counters.zero()
         algorithm = self.at(self.now(hyper, counters))
         state = algorithm.init(fold(key, INIT))
         memory = () if algorithm.memory is None else algorithm.memory.init(self.example())
-        return Train(state, memory, hyper, key, counters)
+        return TrainState(state, memory, hyper, key, counters)
 
-    def example(self) -> Row:
+    def example(self) -> RowSpec:
         """Return shapes and dtypes of one row of one actor."""
         block = self._block_shape(1, 1)
-        row = Row(block.observation, block.action, block.extras)
+        row = RowSpec(block.observation, block.action, block.extras)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), row)
 
     @functools.cached_property
@@ -151,7 +151,7 @@ class Learner:
         action = jax.eval_shape(self._first_action, jax.random.key(0), observation, carry)
         return observation, action, carry
 
-    def _block_shape(self, rows: int, n: int) -> Block:
+    def _block_shape(self, rows: int, n: int) -> Rollout:
         observation, action, carry = self._one
 
         def wide(tree: Tree, *lead: int) -> Tree:
@@ -159,7 +159,7 @@ class Learner:
 
         flag: Any = jax.ShapeDtypeStruct((rows, n), jnp.bool_)
         reward: Any = jax.ShapeDtypeStruct((rows, n), jnp.float32)
-        return Block(
+        return Rollout(
             observation=wide(observation, rows + 1, n),
             action=wide(action.action, rows, n),
             reward=reward,
@@ -180,7 +180,7 @@ class Learner:
         """Shapes and dtypes of one actor's recurrent state."""
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self._one[2])
 
-    def block_shape(self, n: int) -> Block:
+    def block_shape(self, n: int) -> Rollout:
         """Return shapes and dtypes of the block that `n` actors fill for one update."""
         return self._block_shape(self.rows, n)
 
@@ -190,10 +190,10 @@ class Learner:
         acting = algorithm.acting(algorithm.init(fold(key, INIT)), counters)
         return algorithm.act(acting, observation, carry, algorithm.noise(fold(key, ACT), 1), True)
 
-    def acting(self, train: Train) -> Acting:
+    def acting(self, train: TrainState) -> PolicyState:
         """Return what `act` needs."""
         hyper = self.now(train.hyper, train.counters)
-        return Acting(self.at(hyper).acting(train.state, train.counters), hyper)
+        return PolicyState(self.at(hyper).acting(train.state, train.counters), hyper)
 
     def noise(self, key: Key, row: Array, n: int) -> Tree:
         """Return the randomness of row `row` of a run with `n` actors."""
@@ -213,7 +213,7 @@ class Learner:
 
     def act(
         self,
-        acting: Acting,
+        acting: PolicyState,
         observation: Arrays,
         carry: Tree,
         first: Bool[Array, " n"],
@@ -257,7 +257,7 @@ class Learner:
 
     def recall(
         self,
-        acting: Acting,
+        acting: PolicyState,
         observation: Arrays,
         carry: Tree,
         first: Bool[Array, " n"],
@@ -295,12 +295,12 @@ class Learner:
         """
         return fold(key, UPDATE, update)
 
-    def absorb(self, train: Train, block: Block, key: Key) -> tuple[Train, Metrics]:
+    def absorb(self, train: TrainState, block: Rollout, key: Key) -> tuple[TrainState, Metrics]:
         """Learn from the next block: put it into the memory, update with `update_key`, count."""
         train = self.remember(train, block, None)
         return self.learn(train, block, key)
 
-    def remember(self, train: Train, block: Block, columns: Array | None) -> Train:
+    def remember(self, train: TrainState, block: Rollout, columns: Array | None) -> TrainState:
         """Put rows of some actors (None: of all, in order) into the memory."""
         if self.algorithm.memory is None:
             return train
@@ -312,7 +312,7 @@ class Learner:
         """Return sums and counts of the metrics, empty."""
         return jnp.zeros((2, METER_SLOTS), jnp.float32)
 
-    def metered(self, train: Train, meter: Array, block: Block, key: Key) -> tuple[Train, Array]:
+    def metered(self, train: TrainState, meter: Array, block: Rollout, key: Key) -> tuple[TrainState, Array]:
         """Absorb a block and add its metrics to the meter."""
         train, metrics = self.absorb(train, block, key)
         return train, self.add(meter, metrics)
@@ -344,8 +344,8 @@ class Learner:
         return int(self.read(meter).get("update/skipped", 0.0))
 
     def learn(
-        self, train: Train, block: Block, key: Key, columns: Array | None = None
-    ) -> tuple[Train, Metrics]:
+        self, train: TrainState, block: Rollout, key: Key, columns: Array | None = None
+    ) -> tuple[TrainState, Metrics]:
         """Update once from a block that the memory already holds.
 
         Args:
@@ -368,13 +368,13 @@ class Learner:
         state, memory, metrics = algorithm.update(train.state, train.memory, block, counters, key)
         made = (
             algorithm.updates(state)
-            if isinstance(algorithm, Counting)
+            if isinstance(algorithm, UpdateCounter)
             else counted(before.updates, jnp.uint32(1))
         )
         counters = counters._replace(updates=made)
         return train._replace(state=state, memory=memory, counters=counters), metrics
 
-    def shown(self, block: Block) -> Block:
+    def shown(self, block: Rollout) -> Rollout:
         """Return a block as losses read it: without its padding, if a network standardises by all rows (see `updates.filled`)."""
         if any(model.averages for model in self.algorithm.models.values()):
             return updates.filled(block, self.algorithm.spaces)

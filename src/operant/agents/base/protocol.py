@@ -17,7 +17,7 @@ from operant.memory.replay import Replay
 from operant.nn import Model
 from operant.spec import Config
 from operant.spec.spaces import Spaces
-from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
+from operant.types import Action, Array, Arrays, Key, Metrics, Rollout, Tree
 
 
 class Counters(NamedTuple):
@@ -27,7 +27,7 @@ class Counters(NamedTuple):
     """Environment steps of all actors."""
     episodes: UInt32[Array, ""]
     updates: UInt32[Array, ""]
-    """Updates made: calls of `update`, unless the algorithm counts for itself (`Counting`)."""
+    """Updates made: calls of `update`, unless the algorithm counts for itself (`UpdateCounter`)."""
     rows: UInt32[Array, ""]
     """Rows per actor: the randomness of acting is derived from them."""
 
@@ -98,7 +98,7 @@ class Algorithm(Protocol):
         ...
 
     def update(
-        self, state: Tree, memory: Tree, block: Block, counters: Counters, key: Key
+        self, state: Tree, memory: Tree, block: Rollout, counters: Counters, key: Key
     ) -> tuple[Tree, Tree, Metrics]:
         """Learn from the next `rows` rows of all actors; `memory` already holds them.
 
@@ -110,7 +110,7 @@ class Algorithm(Protocol):
 
 
 @runtime_checkable
-class Counting(Protocol):
+class UpdateCounter(Protocol):
     """An algorithm in which not every call of `update` makes an update."""
 
     def updates(self, state: Tree) -> Array:
@@ -138,7 +138,7 @@ def counted(count: Array, more: Array) -> Array:
     return jnp.where(total < count, total | jnp.uint32(1 << 31), total)
 
 
-def count_valid(block: Block) -> tuple[Array, Array]:
+def count_valid(block: Rollout) -> tuple[Array, Array]:
     """Return environment steps and finished episodes of a block."""
     ended = block.valid & (block.terminated | block.truncated)
     return jnp.sum(block.valid, dtype=jnp.uint32), jnp.sum(ended, dtype=jnp.uint32)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from operant.agents.options.shared_options import AgentConfig
 from operant.ops import optimise, statistics
 from operant.spec.spaces import Spaces
-from operant.types import Array, Block, Metrics, Tree
+from operant.types import Array, Metrics, Rollout, Tree
 
 STEP_COUNTS = ("update/skipped", "update/steps")
 """Metrics that count gradient steps: summed over those of an update, while others are averaged."""
@@ -23,7 +23,7 @@ def optimizer(config: AgentConfig) -> optimise.Optimizer:
 
 def lr(config: AgentConfig) -> Array:
     """Return the learning rate in force; NaN (does not apply) if the optimizer is an object, whose own is not known."""
-    own = isinstance(config.optimizer, optimise.Given)
+    own = isinstance(config.optimizer, optimise.CustomOptimizer)
     return jnp.asarray(jnp.nan if own else config.lr, jnp.float32)
 
 
@@ -38,7 +38,7 @@ def with_columns(state: Any, columns: Array) -> Any:
     return state if scale == () else state._replace(reward_scale=scale._replace(columns=columns))
 
 
-def scale_block(config: AgentConfig, scale: Tree, block: Block) -> tuple[Tree, Block]:
+def scale_block(config: AgentConfig, scale: Tree, block: Rollout) -> tuple[Tree, Rollout]:
     """Take a block's rewards into account; return the new scale and the block with scaled rewards.
 
     Replay keeps rewards as they came and scales what it samples (`scale_replayed`), so it uses only the scale.
@@ -50,7 +50,7 @@ def scale_block(config: AgentConfig, scale: Tree, block: Block) -> tuple[Tree, B
     return scale, block._replace(reward=reward)
 
 
-def filled(block: Block, spaces: Spaces) -> Block:
+def filled(block: Rollout, spaces: Spaces) -> Rollout:
     """Return a block whose padding holds the states of rows that count, in turn: batch normalisation reads all rows.
 
     A row is no padding if an action is taken in it, or was taken in the row before: what followed that has a value.

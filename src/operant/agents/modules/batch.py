@@ -20,10 +20,10 @@ from operant.memory.recent import Recent
 from operant.memory.replay import Replay
 from operant.ops import losses
 from operant.spec.spaces import mask_name
-from operant.types import Array, Arrays, Block, Key, Metrics, Tree
+from operant.types import Array, Arrays, Key, Metrics, Rollout, Tree
 
 
-def as_view(block: Block, carry: Tree, recurrent: bool, count: int | None = None) -> View:
+def as_view(block: Rollout, carry: Tree, recurrent: bool, count: int | None = None) -> View:
     """Return the first `count` rows of a block, or all and the one after them, as networks read them."""
     observation = {name: x[:count] for name, x in block.observation.items()}
     observation, taken = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (observation, block.action))
@@ -31,7 +31,7 @@ def as_view(block: Block, carry: Tree, recurrent: bool, count: int | None = None
 
 
 def as_rows(
-    block: Block,
+    block: Rollout,
     target: Float[Array, "T N E"],
     advantage: Float[Array, "T N"],
     carry: Tree,
@@ -59,7 +59,7 @@ def _harmless(rows: Rows, counts: Array, masks: Collection[str]) -> Rows:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Preparation:
+class BatchPreparation:
     """Prepares the rows of one update with the networks as they are at its beginning."""
 
     config: ModularConfig
@@ -136,7 +136,7 @@ class Preparation:
             counts = newest(block, known(block, 1 if c.bootstraps else c.horizon), age, count)
         return self._judged(block, counts)
 
-    def _judged(self, block: Block, counts: Array) -> tuple[Rows, Array]:
+    def _judged(self, block: Rollout, counts: Array) -> tuple[Rows, Array]:
         """Return the first L rows of a block, flat, with returns and advantages, and which make the batch: `counts` `[L, N]`.
 
         Later rows only enter their returns.

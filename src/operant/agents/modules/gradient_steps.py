@@ -28,7 +28,7 @@ Value: TypeAlias = Callable[[Tree], tuple[Array, Metrics]]
 """Parameters to their loss and metrics."""
 
 
-class Natural(NamedTuple):
+class NaturalGradient(NamedTuple):
     """Steps along the natural gradient, as long as the divergence allows, in place of the optimizer's (`operant.ops.trust_region`)."""
 
     network: Callable[[Tree, Any], Tree]
@@ -41,7 +41,7 @@ class Natural(NamedTuple):
     damping: Scalar
 
 
-class Evolution(NamedTuple):
+class EvolutionStrategy(NamedTuple):
     """Gradients estimated from losses at random points around the parameters, antithetic pairs (Salimans et al. 2017, section 2)."""
 
     samples: int
@@ -50,7 +50,7 @@ class Evolution(NamedTuple):
     """Standard deviation of the points."""
 
 
-class Search(NamedTuple):
+class LineSearch(NamedTuple):
     """A search along each step for parameters whose loss on the step's rows is lower; if it finds none, there is no step."""
 
     candidates: int
@@ -58,7 +58,7 @@ class Search(NamedTuple):
     """What remains of a step that was refused."""
 
 
-class Learning(NamedTuple):
+class TrainingPass(NamedTuple):
     """How learning applies networks that compute different functions in training and in use (`operant.nn.Model.learning`)."""
 
     loss: Callable[[Array], Loss] | None
@@ -70,7 +70,7 @@ class Learning(NamedTuple):
     """Parameters to the same with 0 in place of running averages, which are not part of penalties and estimates."""
 
 
-class Plan(NamedTuple):
+class UpdatePlan(NamedTuple):
     """What an update does with its batch."""
 
     steps: Scalar
@@ -79,9 +79,9 @@ class Plan(NamedTuple):
     """Rows of a step: a share up to 1, else a number; None: all."""
     l2: Scalar = 0.0
     """Weight of the sum of squared parameters."""
-    natural: Natural | None = None
-    evolution: Evolution | None = None
-    search: Search | None = None
+    natural: NaturalGradient | None = None
+    evolution: EvolutionStrategy | None = None
+    search: LineSearch | None = None
 
 
 class Sample(NamedTuple):
@@ -102,9 +102,9 @@ def fit(
     optimizer: optimise.Optimizer,
     rows: Any,
     counts: Bool[Array, " R"],
-    plan: Plan,
+    plan: UpdatePlan,
     key: Key,
-    learning: Learning | None = None,
+    learning: TrainingPass | None = None,
     *,
     whole: bool = False,
 ) -> tuple[Tree, Tree, Metrics]:
@@ -235,7 +235,7 @@ def _again(order: Array, size: Array, length: int) -> Array:
     return order[jnp.arange(length, dtype=jnp.int32) % jnp.maximum(size, 1)]
 
 
-def _natural(natural: Natural, params: Tree, grads: Tree, sample: Sample) -> tuple[Tree, Metrics]:
+def _natural(natural: NaturalGradient, params: Tree, grads: Tree, sample: Sample) -> tuple[Tree, Metrics]:
     """Take the step along the natural gradient; the Fisher matrix is a mean over rows of a sample, at most `CHUNK` (or all)."""
     start, tree = ravel_pytree(params)
     descent = ravel_pytree(grads)[0]
@@ -268,7 +268,7 @@ def _subset(sample: Sample) -> tuple[Any, Array]:
 def _estimated(
     value: Value,
     params: Tree,
-    evolution: Evolution,
+    evolution: EvolutionStrategy,
     trained: Callable[[Tree], Tree],
     words: Array,
     impl: Any,
@@ -287,7 +287,7 @@ def _estimated(
     return tree(total / evolution.samples)
 
 
-def _searched(value: Value, params: Tree, moved: Tree, search: Search) -> tuple[Tree, Array]:
+def _searched(value: Value, params: Tree, moved: Tree, search: LineSearch) -> tuple[Tree, Array]:
     """Go towards the moved parameters as far as the loss is lower there; also return whether there is such a point."""
     start, tree = ravel_pytree(params)
     reached = value(params)[0]

@@ -19,7 +19,7 @@ from operant.agents.parts.action_scaling import critic_inputs, from_units, to_un
 from operant.agents.parts.actor_critic import evaluate
 from operant.agents.parts.q_learning import joined, q_heads
 from operant.agents.parts.sequences import begins
-from operant.agents.parts.value_heads import Expected
+from operant.agents.parts.value_heads import ExpectedValue
 from operant.nn import Head, Model, Policy
 from operant.ops import losses
 from operant.spec.spaces import Leaf, Spaces, masks_of
@@ -411,7 +411,7 @@ class ActionValue(Networks):
     def loss(self, params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
         """Return the mean error over the elements of the actions."""
         q = self.q_values(params["model"], frozen, rows.view)
-        taken = [Expected().taken(q[name], rows.action[name]) for name in self.spaces.actions.components]
+        taken = [ExpectedValue().taken(q[name], rows.action[name]) for name in self.spaces.actions.components]
         value = jnp.concatenate(taken, axis=1)
         mean = jnp.mean(self.error(value - rows.target), axis=1)
         return mean, {"loss/td": mean, "value/mean": jnp.mean(value, axis=1)}

@@ -11,14 +11,14 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt32
 
 from operant.ops import returns
-from operant.types import Array, Block, Scalar
+from operant.types import Array, Rollout, Scalar
 
 NEVER = np.uint32(2**32 - 1)
 """Stands for the age of rows that are still to come."""
 
 
 def estimate(
-    block: Block,
+    block: Rollout,
     values: Float[Array, "L+1 N E"] | None,
     *,
     gamma: Scalar,
@@ -55,7 +55,7 @@ def estimate(
     return returns.truncated_lambda_returns(reward, discount, values[1:], trace, n=horizon)
 
 
-def known(block: Block, horizon: Scalar | None) -> Int[Array, "L N"]:
+def known(block: Rollout, horizon: Scalar | None) -> Int[Array, "L N"]:
     """Return the index of the row with which each row's return becomes known, L where that is still to come.
 
     That row holds the last of the return's `horizon` rewards, or ends the episode; if an episode was interrupted
@@ -69,7 +69,7 @@ def known(block: Block, horizon: Scalar | None) -> Int[Array, "L N"]:
 
 
 def newest(
-    block: Block, told: Int[Array, "L N"], age: UInt32[Array, "L N"], count: Int[Array, ""] | int
+    block: Rollout, told: Int[Array, "L N"], age: UInt32[Array, "L N"], count: Int[Array, ""] | int
 ) -> Bool[Array, "L N"]:
     """Return the rows whose returns became known with the newest `count` rows, whichever actor these came from.
 
@@ -87,7 +87,7 @@ def newest(
 
 
 def newest_episodes(
-    block: Block, age: UInt32[Array, "L N"], count: Int[Array, ""] | int
+    block: Rollout, age: UInt32[Array, "L N"], count: Int[Array, ""] | int
 ) -> Bool[Array, "L N"]:
     """Return the rows of the `count` episodes that ended last, or of all if there are fewer; `age` as in `newest`."""
     ended = _ended(block)
@@ -99,7 +99,7 @@ def newest_episodes(
     return block.valid & jnp.take_along_axis(chosen, _next(ended, row), axis=0)
 
 
-def _ended(block: Block) -> Bool[Array, "L N"]:
+def _ended(block: Rollout) -> Bool[Array, "L N"]:
     """Return the rows with which episodes end: flagged, or followed by an invalid row (an interrupted run flags nothing)."""
     last = jnp.concatenate([~block.valid[1:], jnp.zeros_like(block.valid[:1])])
     return block.valid & (block.terminated | block.truncated | last)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from operant.agents.options.shared_options import UntrainedConfig
+from operant.agents.options.shared_options import NoLearningConfig
 from operant.spec import option
 
 
-class ConstantConfig(UntrainedConfig):
+class ConstantConfig(NoLearningConfig):
     """Which actions."""
 
     action_values: Any = option(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from operant.agents.options.shared_options import UntrainedConfig
+from operant.agents.options.shared_options import NoLearningConfig
 
 
-class RandomConfig(UntrainedConfig):
+class RandomConfig(NoLearningConfig):
     """There is nothing to choose."""

@@ -12,7 +12,7 @@ from operant.agents.modules import tensorforce_spec
 from operant.spec import Config, Scalar, Schedule, default, effective, option, options
 
 
-class UntrainedConfig(Config):
+class NoLearningConfig(Config):
     """Options of agents that learn nothing: none."""
 
 

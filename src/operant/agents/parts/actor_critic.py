@@ -16,7 +16,7 @@ from operant.nn import Head, Model, Policy, build, is_image
 from operant.ops import losses, returns
 from operant.ops.distributions import Product
 from operant.spec.spaces import Spaces, masks_of
-from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
+from operant.types import Action, Array, Arrays, Key, Metrics, Rollout, Tree
 
 
 class Estimate(NamedTuple):
@@ -142,20 +142,20 @@ class ActorCritic:
         extras = {"log_prob": policy.log_prob(action)} if self.keeps_log_prob else {}
         return Action(action, extras, carry)
 
-    def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
+    def imitation(self, weights: dict[str, Tree], block: Rollout) -> Array:
         """Return the imitation loss on a block: -mean log π(a|s), and the error of the values to their λ-returns."""
         variables = weights["model"]
         outputs = self.evaluate(variables, block.observation, block.carry, block.valid)
         return self.clone(outputs, self.steady(variables, outputs, block), block)
 
-    def steady(self, variables: Tree, outputs: Arrays, block: Block) -> Array:
+    def steady(self, variables: Tree, outputs: Arrays, block: Rollout) -> Array:
         """Return the values to estimate returns with: those among `outputs`, or those of the network as in use if it differs in training."""
         if self.model.learns_otherwise:
             variables = self.model.in_use(variables)
             outputs = self.evaluate(variables, block.observation, block.carry, block.valid)
         return jax.lax.stop_gradient(outputs["value"])
 
-    def clone(self, outputs: Arrays, steady: Array, block: Block) -> Array:
+    def clone(self, outputs: Arrays, steady: Array, block: Rollout) -> Array:
         """Return the loss of `imitation` for outputs and steady values of all rows `[T + 1, N]`."""
         value, target = outputs["value"], self.advantages(steady, block).target
         outputs, observation = jax.tree.map(lambda x: x[:-1], (outputs, block.observation))
@@ -167,12 +167,12 @@ class ActorCritic:
         """Run the model over rows; see the function of this name."""
         return evaluate(self.model, variables, observation, carry, valid)
 
-    def estimate(self, variables: Tree, block: Block) -> Estimate:
+    def estimate(self, variables: Tree, block: Rollout) -> Estimate:
         """Run generalised advantage estimation with the model's values over all rows of a block."""
         value = self.evaluate(variables, block.observation, block.carry, block.valid)["value"]
         return self.advantages(value, block)
 
-    def advantages(self, value: Array, block: Block) -> Estimate:
+    def advantages(self, value: Array, block: Rollout) -> Estimate:
         """Run generalised advantage estimation with given values `[T + 1, N]`."""
         discount = returns.discounts(block.terminated, gamma=self.config.gamma)
         trace = returns.traces(block.truncated, block.valid, lambda_=self.config.lam)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant.agents.parts.action_scaling import unit_heads
-from operant.agents.parts.off_policy import NO_STEP, Batch, Continuous, Improved, merged
+from operant.agents.parts.off_policy import NO_STEP, Continuous, CriticStep, ReplayBatch, merged
 from operant.nn import Head
 from operant.ops import losses
 from operant.ops.repeat import once_if
@@ -35,14 +35,16 @@ class Deterministic(Continuous):
         coef, units = self.config.step_noise_coef, self.greedy(outputs)
         return {name: jnp.clip(x + coef * noise[name], -1.0, 1.0) for name, x in units.items()}
 
-    def actor_loss(self, params: Tree, state: Any, critic: Tree, batch: Batch) -> tuple[Array, Tree]:
+    def actor_loss(self, params: Tree, state: Any, critic: Tree, batch: ReplayBatch) -> tuple[Array, Tree]:
         """Return -mean Q₁(s, μ(s)) (Silver et al. 2014, eq. 9, written as a loss), and nothing else; the state is from `learning`."""
         name = next(iter(self.critics))
         units = self.greedy(self.outputs({**state.actor, "params": params}, batch.now))
         value = self.value(name, {**getattr(state, name), "params": critic}, batch.now, units)
         return -losses.weighted_mean(value, batch.weight), ()
 
-    def move(self, state: Any, improved: Improved, batch: Batch, due: Array, key: Key) -> tuple[Any, Metrics]:
+    def move(
+        self, state: Any, improved: CriticStep, batch: ReplayBatch, due: Array, key: Key
+    ) -> tuple[Any, Metrics]:
         """Store the improved critics; if `due`, step the actor as well, and let all targets follow."""
         names, learning = ("actor", *self.critics), self.learning(state, key, 1)
 

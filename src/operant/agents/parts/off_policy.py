@@ -36,7 +36,7 @@ from operant.nn.network import written
 from operant.ops import losses, optimise, prng
 from operant.ops.repeat import repeat
 from operant.spec.spaces import Spaces, require
-from operant.types import Action, Array, Arrays, Block, Key, Metrics, Tree
+from operant.types import Action, Array, Arrays, Key, Metrics, Rollout, Tree
 
 NETWORK = {"type": "auto", "size": ContinuousConfig.auto_width, "activation": "relu"}
 """The 'auto' network here, and what a list of widths leaves open: Fujimoto et al. 2018 (the authors' code), Haarnoja et al. 2018, table 1."""
@@ -49,7 +49,7 @@ NO_STEP: dict[str, Any] = {
 """Metrics of an actor that takes no step."""
 
 
-class Acting(NamedTuple):
+class ContinuousPolicyState(NamedTuple):
     """What acting reads."""
 
     actor: Tree
@@ -59,32 +59,32 @@ class Acting(NamedTuple):
     """Variables of the recurrent ones, which are carried along."""
 
 
-class Seen(NamedTuple):
+class NetworkInputs(NamedTuple):
     """The `B` rows that networks evaluate; for recurrent networks, with the sequences that contain them."""
 
     observation: Arrays
     """`[B, ...]`."""
-    block: Block | tuple[()] = ()
+    block: Rollout | tuple[()] = ()
     """Sequences `[T, C]`, including the rows of the burn-in."""
     row: Array | tuple[()] = ()
     """Which of the rows after the burn-in they are, `[R, C]` where `B` is R C."""
 
 
-class Batch(NamedTuple):
+class ReplayBatch(NamedTuple):
     """What a gradient step learns from: `B` steps."""
 
-    now: Seen
+    now: NetworkInputs
     action: Arrays
     """In units, `[B, *shape]`."""
     reward: Array
     discount: Array
     """What multiplies the value of `following`: gamma, or 0 after a termination."""
-    following: Seen
+    following: NetworkInputs
     weight: Array
     """0 where there is no step."""
 
 
-class Improved(NamedTuple):
+class CriticStep(NamedTuple):
     """What a gradient step of the critics returns."""
 
     params: Tree
@@ -220,10 +220,12 @@ class Continuous(abc.ABC):
 
     # Acting
 
-    def acting(self, state: Any, counters: Counters) -> Acting:
+    def acting(self, state: Any, counters: Counters) -> ContinuousPolicyState:
         """Acting needs the actor, and the recurrent critics, which are carried along."""
         critics = {name: getattr(state, name) for name in self.recurrent if name in self.critics}
-        return Acting(state.actor, counters.timesteps < jnp.uint32(self.config.initial_size), critics)
+        return ContinuousPolicyState(
+            state.actor, counters.timesteps < jnp.uint32(self.config.initial_size), critics
+        )
 
     def noise(self, key: Key, n: int) -> Tree:
         """Return standard normal noise by action, `[n, *shape]`."""
@@ -262,7 +264,9 @@ class Continuous(abc.ABC):
     def exploring(self, outputs: Arrays, noise: Arrays) -> Arrays:
         """Return actions that explore, in units."""
 
-    def act(self, acting: Acting, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
+    def act(
+        self, acting: ContinuousPolicyState, observation: Arrays, carry: Tree, noise: Tree, explore: bool
+    ) -> Action:
         """Act greedily, or explore: by the policy's noise, and uniformly while the memory fills. Extras are the recurrent states before."""
         outputs, after = self._forward(acting, observation, carry)
 
@@ -276,17 +280,21 @@ class Continuous(abc.ABC):
             units = self.greedy(outputs)
         return self._with_carries(acting, observation, carry, after, self.measured(units))
 
-    def recall(self, acting: Acting, observation: Arrays, carry: Tree, action: Arrays) -> Action:
+    def recall(
+        self, acting: ContinuousPolicyState, observation: Arrays, carry: Tree, action: Arrays
+    ) -> Action:
         """Return what `act` would have returned, had it chosen these actions: what critics remember depends on them."""
         after = self._forward(acting, observation, carry)[1]
         return self._with_carries(acting, observation, carry, after, action)
 
-    def _forward(self, acting: Acting, observation: Arrays, carry: Tree) -> tuple[Arrays, Tree]:
+    def _forward(
+        self, acting: ContinuousPolicyState, observation: Arrays, carry: Tree
+    ) -> tuple[Arrays, Tree]:
         """Return the actor's outputs and its state after them."""
         return self.actor.apply(acting.actor, observation, carry["actor"] if self.actor.recurrent else ())
 
     def _with_carries(
-        self, acting: Acting, observation: Arrays, carry: Tree, actor: Tree, action: Arrays
+        self, acting: ContinuousPolicyState, observation: Arrays, carry: Tree, actor: Tree, action: Arrays
     ) -> Action:
         """Return an action with the recurrent states of all networks: those before it as extras, those after it as carry."""
         if not self.recurrent:
@@ -297,7 +305,7 @@ class Continuous(abc.ABC):
             after[name] = self.critics[name].apply(variables, inputs, carry[name])[1]
         return Action(action, {"carry": carry}, after)
 
-    def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
+    def imitation(self, weights: dict[str, Tree], block: Rollout) -> Array:
         """Return the imitation loss on a block: the mean squared distance of the actor's actions, in units."""
         observation = {name: x[:-1] for name, x in block.observation.items()}
         carry = block.carry["actor"] if self.actor.recurrent else ()
@@ -314,7 +322,7 @@ class Continuous(abc.ABC):
 
     # Learning
 
-    def outputs(self, variables: Tree, seen: Seen) -> Arrays:
+    def outputs(self, variables: Tree, seen: NetworkInputs) -> Arrays:
         """Return the actor's outputs `[B, ...]`."""
         if not self.actor.recurrent:
             return self.actor.apply(variables, seen.observation)[0]
@@ -323,7 +331,7 @@ class Continuous(abc.ABC):
         carry = sequences.warmed(self.actor, variables, block, self.config.burn_in)
         return sequences.at(evaluate(self.actor, variables, rest.observation, carry, rest.valid), row)
 
-    def value(self, name: str, variables: Tree, seen: Seen, action: Arrays) -> Array:
+    def value(self, name: str, variables: Tree, seen: NetworkInputs, action: Arrays) -> Array:
         """Return a critic's value `[B]` of actions in units, after what was seen and done before."""
         critic, inputs, carry = self.critics[name], self._inputs(seen.observation, action), ()
         if critic.recurrent:  # it remembers the actions that were taken, of which `action` may not be one
@@ -334,9 +342,9 @@ class Continuous(abc.ABC):
         return critic.apply(variables, inputs, carry)[0]["value"]
 
     @staticmethod
-    def _remembered(name: str, seen: Seen) -> tuple[Block, Array]:
+    def _remembered(name: str, seen: NetworkInputs) -> tuple[Rollout, Array]:
         """Return the sequences that contain the rows, with the stored states of one network, and which rows these are."""
-        assert isinstance(seen.block, Block) and not isinstance(seen.row, tuple)
+        assert isinstance(seen.block, Rollout) and not isinstance(seen.row, tuple)
         return seen.block._replace(carry=seen.block.carry[name]), seen.row
 
     def _inputs(self, observation: Arrays, action: Arrays) -> Arrays:
@@ -353,7 +361,7 @@ class Continuous(abc.ABC):
         found = {name: model.learning(getattr(state, name), key, address, i) for i, (name, model) in models}
         return state._replace(**found)
 
-    def improve_critics(self, state: Any, batch: Batch, target: Array) -> Improved:
+    def improve_critics(self, state: Any, batch: ReplayBatch, target: Array) -> CriticStep:
         """Take one step on the squared error to the target `[B]`, summed over the critics; the state is from `learning`."""
         names = tuple(self.critics)
         params = tuple(getattr(state, name)["params"] for name in names)
@@ -369,7 +377,7 @@ class Continuous(abc.ABC):
             for name, own in zip(names, new, strict=True)
         )
         metrics = {"loss/critic": loss, "value/mean": value, "update/grad_norm": info["grad_norm"]}
-        return Improved(new, optimizer, (info["skipped"] == 0) & there, info["skipped"], metrics)
+        return CriticStep(new, optimizer, (info["skipped"] == 0) & there, info["skipped"], metrics)
 
     def improve_actor(
         self, params: Tree, optimizer: Tree, loss: Callable[[Tree], tuple[Array, Tree]]
@@ -388,10 +396,10 @@ class Continuous(abc.ABC):
         self,
         state: Any,
         memory: Tree,
-        block: Block,
+        block: Rollout,
         counters: Counters,
         key: Key,
-        step: Callable[[Any, Batch, Key], tuple[Any, Metrics]],
+        step: Callable[[Any, ReplayBatch, Key], tuple[Any, Metrics]],
     ) -> tuple[Any, Metrics]:
         """Update running moments from a block, and take gradient steps once the memory is filled.
 
@@ -438,34 +446,36 @@ class Continuous(abc.ABC):
         lr = updates.lr(c)
         return state, {**mean, "update/skipped": total["update/skipped"], "update/lr": lr}
 
-    def _sampled(self, memory: Tree, key: Key) -> Batch:
+    def _sampled(self, memory: Tree, key: Key) -> ReplayBatch:
         """Draw what a gradient step learns from."""
         c = self.config
         if self.recurrent:
             rows = self.sequence_rows
             return self.steps_of(self.memory.sample_sequences(memory, key, c.buffer_batch_size, rows))
         drawn = self.memory.sample(memory, key, c.buffer_batch_size, c.gamma)
-        now, following = Seen(drawn.observation), Seen(drawn.next_observation)
-        return Batch(now, self.units(drawn.action), drawn.reward, drawn.discount, following, drawn.weight)
+        now, following = NetworkInputs(drawn.observation), NetworkInputs(drawn.next_observation)
+        return ReplayBatch(
+            now, self.units(drawn.action), drawn.reward, drawn.discount, following, drawn.weight
+        )
 
-    def steps_of(self, block: Block) -> Batch:
+    def steps_of(self, block: Rollout) -> ReplayBatch:
         """Return the steps of sequences `[sequence_rows, C]`, without those of the burn-in."""
         c = self.config
         block = block._replace(action=self.units(block.action))
         drawn, after = sequences.transitions(sequences.cut(block, c.burn_in), c.sequence_length, 1, c.gamma)
         before = jnp.broadcast_to(jnp.arange(c.sequence_length, dtype=jnp.int32)[:, None], after.shape)
-        return Batch(
-            now=Seen(drawn.observation, block, before),
+        return ReplayBatch(
+            now=NetworkInputs(drawn.observation, block, before),
             action=drawn.action,
             reward=drawn.reward,
             discount=drawn.discount,
-            following=Seen(drawn.next_observation, block, after),
+            following=NetworkInputs(drawn.next_observation, block, after),
             weight=drawn.weight,
         )
 
 
 def critic_loss(
-    params: Tree, state: Any, algorithm: Continuous, batch: Batch, target: Array
+    params: Tree, state: Any, algorithm: Continuous, batch: ReplayBatch, target: Array
 ) -> tuple[Array, Array]:
     """Return the mean squared error, summed over critics, and the mean value of the first one."""
     values = [
@@ -485,7 +495,7 @@ def targets(variables: Mapping[str, Tree], fields: tuple[str, ...]) -> dict[str,
     }
 
 
-def merged(improved: Improved, actor: Metrics) -> Metrics:
+def merged(improved: CriticStep, actor: Metrics) -> Metrics:
     """Return the metrics of a gradient step of critics and actor."""
     return {
         **improved.metrics,

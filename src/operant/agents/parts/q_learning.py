@@ -15,14 +15,14 @@ import jax.numpy as jnp
 from operant.agents.base.protocol import Counters
 from operant.agents.parts import imitation
 from operant.agents.parts.actor_critic import evaluate
-from operant.agents.parts.value_heads import Expected, Values
+from operant.agents.parts.value_heads import ExpectedValue, ValueHead
 from operant.agents.table import serving
 from operant.nn import Head, Model, build
 from operant.spec.spaces import Spaces, masks_of, require
-from operant.types import Action, Array, Arrays, Block, Key, Tree
+from operant.types import Action, Array, Arrays, Key, Rollout, Tree
 
 
-class Acting(NamedTuple):
+class QPolicyState(NamedTuple):
     """What acting reads."""
 
     variables: Tree
@@ -94,9 +94,9 @@ class QLearner:
         return cls(config, spaces, actors, model)
 
     @property
-    def values(self) -> Values:
+    def values(self) -> ValueHead:
         """What the network's outputs mean."""
-        return Expected()
+        return ExpectedValue()
 
     @property
     def random_steps(self) -> int:
@@ -120,9 +120,9 @@ class QLearner:
         falling = c.epsilon_start + fraction * (c.epsilon_end - c.epsilon_start)
         return jnp.where(steps < self.random_steps, 1.0, falling)
 
-    def acting(self, state: Any, counters: Counters) -> Acting:
+    def acting(self, state: Any, counters: Counters) -> QPolicyState:
         """Acting needs the network and ε."""
-        return Acting(state.variables, self.epsilon(counters))
+        return QPolicyState(state.variables, self.epsilon(counters))
 
     def noise(self, key: Key, n: int) -> Tree:
         """Return a coin for each actor, and the numbers by which each action element draws a random action."""
@@ -158,13 +158,15 @@ class QLearner:
         """Return expected returns per action for rows, which a recurrent network reads in order; see `rollouts.evaluate`."""
         return self.expected(evaluate(self.model, variables, observation, carry, valid))
 
-    def imitation(self, weights: dict[str, Tree], block: Block) -> Array:
+    def imitation(self, weights: dict[str, Tree], block: Rollout) -> Array:
         """Return the imitation loss on a block, the margin loss: see `operant.agents.parts.imitation.margin`."""
         observation = {name: x[:-1] for name, x in block.observation.items()}
         q_values = self.evaluate(weights["model"], observation, block.carry, block.valid)
         return imitation.margin(q_values, block.action, masks_of(observation), block.valid)
 
-    def act(self, acting: Acting, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
+    def act(
+        self, acting: QPolicyState, observation: Arrays, carry: Tree, noise: Tree, explore: bool
+    ) -> Action:
         """Act greedily, or with probability ε at random; each actor tosses its own coin.
 
         A recurrent network sees every row, even if the action is random. Extras hold the state before it, if replay

@@ -19,7 +19,7 @@ from jaxtyping import Int
 from operant.errors import SpecError, value_error
 from operant.nn import Model
 from operant.ops import returns
-from operant.types import Array, Block, Transition, Tree
+from operant.types import Array, Rollout, Transition, Tree
 
 
 def require_room(config: Any, actors: int, rows: int) -> None:
@@ -67,7 +67,7 @@ def begins(valid: Array, rows: int | None = None) -> Array:
     return jnp.concatenate([jnp.zeros_like(valid[:1]), ~valid])[: len(valid) if rows is None else rows]
 
 
-def states(model: Model, variables: Tree, block: Block, rows: int) -> Tree:
+def states(model: Model, variables: Tree, block: Rollout, rows: int) -> Tree:
     """Return the recurrent states before each row after the first `rows`, and after the last: leaves `[T - rows + 1, B, size]`.
 
     No gradient passes through the first `rows` rows. See `warmed`. The observation after the last row is not read.
@@ -77,7 +77,7 @@ def states(model: Model, variables: Tree, block: Block, rows: int) -> Tree:
     return model.states(variables, observation, carry, begins(rest.valid))
 
 
-def warmed(model: Model, variables: Tree, block: Block, rows: int) -> Tree:
+def warmed(model: Model, variables: Tree, block: Rollout, rows: int) -> Tree:
     """Return the recurrent state after the first `rows` rows of a block, a constant for gradients.
 
     Args:
@@ -95,13 +95,13 @@ def warmed(model: Model, variables: Tree, block: Block, rows: int) -> Tree:
     return jax.tree.map(lambda x: jnp.where(goes_on, x, 0.0), jax.lax.stop_gradient(carry))
 
 
-def cut(block: Block, rows: int) -> Block:
+def cut(block: Rollout, rows: int) -> Rollout:
     """Return a block without its first rows; the state after these is not known here: see `warmed`."""
     return jax.tree.map(lambda x: x[rows:], block._replace(carry=()))
 
 
 def transitions(
-    block: Block, rows: int, n: int, gamma: float | Array
+    block: Rollout, rows: int, n: int, gamma: float | Array
 ) -> tuple[Transition, Int[Array, "rows B"]]:
     """Return the n-step transitions that begin at the first `rows` rows of a block, flattened, and the rows where they end.
 

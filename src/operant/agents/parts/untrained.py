@@ -14,7 +14,7 @@ from operant.types import Array, Tree
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Untrained:
+class RandomPolicy:
     """Base of agents without parameters. A subclass adds `init`, `act` and `update`."""
 
     config: Any

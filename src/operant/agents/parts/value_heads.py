@@ -17,7 +17,7 @@ from operant.ops import distributional, losses
 from operant.types import Array
 
 
-class Fit(NamedTuple):
+class ValueFit(NamedTuple):
     """How far outputs are from their targets; leaves `[B, E]`."""
 
     loss: Array
@@ -26,7 +26,7 @@ class Fit(NamedTuple):
     """Not negative: the priority in replay."""
 
 
-class Values(Protocol):
+class ValueHead(Protocol):
     """One way to read outputs."""
 
     @property
@@ -46,7 +46,7 @@ class Values(Protocol):
         """Return the outputs `[B, E, *atoms]` of the allowed values whose expected return `online` is largest."""
         ...
 
-    def fit(self, taken: Array, reward: Array, discount: Array, following: Array) -> Fit:
+    def fit(self, taken: Array, reward: Array, discount: Array, following: Array) -> ValueFit:
         """Compare outputs with the target r + γ · following, a constant.
 
         Args:
@@ -59,7 +59,7 @@ class Values(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Expected:
+class ExpectedValue:
     """The output is the expected return: Mnih et al. 2015."""
 
     huber: float | None = None
@@ -78,15 +78,15 @@ class Expected:
         """Return the values of the best actions; 0 where none is allowed."""
         return _elements(losses.double_target(output, online, mask), 0)
 
-    def fit(self, taken: Array, reward: Array, discount: Array, following: Array) -> Fit:
+    def fit(self, taken: Array, reward: Array, discount: Array, following: Array) -> ValueFit:
         """Return the squared (or Huber) TD error; its size is the priority."""
         error = jax.lax.stop_gradient(reward + discount * following) - taken
         loss = losses.squared(error) if self.huber is None else losses.huber(error, delta=self.huber)
-        return Fit(loss, jnp.abs(error))
+        return ValueFit(loss, jnp.abs(error))
 
 
 @dataclasses.dataclass(frozen=True)
-class Distribution:
+class ValueDistribution:
     """Base of the distributions: one more axis of atoms."""
 
     size: int
@@ -110,7 +110,7 @@ class Distribution:
 
 
 @dataclasses.dataclass(frozen=True)
-class Categorical(Distribution):
+class CategoricalValue(ValueDistribution):
     """The outputs are logits of fixed atoms (C51): Bellemare et al. 2017."""
 
     low: float | Array
@@ -126,7 +126,7 @@ class Categorical(Distribution):
         atoms = self.support.reshape((1,) * (output.ndim - 1) + (-1,))
         return jnp.sum(jax.nn.softmax(output, axis=-1) * atoms, axis=-1)
 
-    def fit(self, taken: Array, reward: Array, discount: Array, following: Array) -> Fit:
+    def fit(self, taken: Array, reward: Array, discount: Array, following: Array) -> ValueFit:
         """Return the cross-entropy to the projected target (algorithm 1); the divergence from it is the priority."""
         position = reward[..., None] + discount[..., None] * self.support.reshape(1, 1, -1)
         weight = jax.nn.softmax(following, axis=-1)
@@ -134,11 +134,11 @@ class Categorical(Distribution):
         target = jax.lax.stop_gradient(target)
         loss = distributional.cross_entropy(target, taken)
         # A divergence is not negative; the difference of two rounded sums may be.
-        return Fit(loss, jnp.maximum(loss - distributional.entropy(target), 0.0))
+        return ValueFit(loss, jnp.maximum(loss - distributional.entropy(target), 0.0))
 
 
 @dataclasses.dataclass(frozen=True)
-class Quantiles(Distribution):
+class QuantileValue(ValueDistribution):
     """The outputs are quantiles of the return, at evenly spaced fractions (QR-DQN): Dabney et al. 2018."""
 
     huber: float | None
@@ -148,12 +148,12 @@ class Quantiles(Distribution):
         """Return the mean of the quantiles."""
         return jnp.mean(output, axis=-1)
 
-    def fit(self, taken: Array, reward: Array, discount: Array, following: Array) -> Fit:
+    def fit(self, taken: Array, reward: Array, discount: Array, following: Array) -> ValueFit:
         """Return the quantile Huber loss (equation 10); the mean absolute difference of target and quantile is the priority."""
         target = jax.lax.stop_gradient(reward[..., None] + discount[..., None] * following)
         kappa = 1.0 if self.huber is None else self.huber
         loss = distributional.quantile_huber(taken, target, delta=kappa)
-        return Fit(loss, distributional.distance(taken, target))
+        return ValueFit(loss, distributional.distance(taken, target))
 
 
 def _elements(x: Array, atoms: int) -> Array:

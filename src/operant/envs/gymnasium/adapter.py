@@ -253,7 +253,7 @@ def _call(spec: EnvSpec, work: Callable[..., Any], *of: Any, **arguments: Any) -
         ) from error
 
 
-class Gymnasium(Environment):
+class GymnasiumEnv(Environment):
     """An environment of Gymnasium as `Environment`.
 
     Args:

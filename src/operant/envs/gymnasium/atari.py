@@ -11,14 +11,14 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from operant.envs.catalog import resolve
-from operant.envs.env_spec import Source
+from operant.envs.env_spec import EnvSpec
 from operant.envs.gymnasium import adapter as adapter
 from operant.envs.gymnasium.preprocessing import (
-    Preprocessed,
-    Preprocessing,
+    PreprocessingOptions,
+    PreprocessingWrapper,
     make,
     read,
     refuse_unknown,
@@ -42,9 +42,9 @@ VECTOR_ARGUMENTS = (
 """Arguments of ALE's vector that are left to the user. Others have another name here, or would break the stream of rows."""
 
 
-def has_lives(source: Source) -> bool:
+def has_lives(source: EnvSpec) -> bool:
     """Tell whether an environment that is not yet made is an Atari game."""
-    return isinstance(source.target, EnvSpec) and source.target.entry_point == adapter.ATARI
+    return isinstance(source.target, GymnasiumSpec) and source.target.entry_point == adapter.ATARI
 
 
 def preprocessed(env: Any, max_frame: bool = False, **arguments: Any) -> gymnasium.Env:
@@ -56,7 +56,7 @@ def preprocessed(env: Any, max_frame: bool = False, **arguments: Any) -> gymnasi
     Args:
         env: an environment, or an id such as `PongNoFrameskip-v4`, `ALE/Pong-v5` or `CarRacing-v3`.
         max_frame: take the maximum of the last two frames.
-        arguments: the other fields of `Preprocessing`; with an id, also the environment's own.
+        arguments: the other fields of `PreprocessingOptions`; with an id, also the environment's own.
 
     Raises:
         SpecError: the id is unknown, the package is missing, it shows no images, or an argument is unknown.
@@ -65,9 +65,9 @@ def preprocessed(env: Any, max_frame: bool = False, **arguments: Any) -> gymnasi
     if isinstance(env, gymnasium.Env):
         settings, unknown = read(arguments)
         refuse_unknown(unknown, ())
-        return Preprocessed(env, settings)
+        return PreprocessingWrapper(env, settings)
     source = resolve(env, arguments=arguments)
-    if not isinstance(source.target, EnvSpec):
+    if not isinstance(source.target, GymnasiumSpec):
         raise value_error("env", "an id of Gymnasium, or an environment of it", env)
     made, limit = make(source.target, source.arguments), source.target.max_episode_steps
     if limit is not None and not has_lives(source):  # ALE cuts its games itself
@@ -76,7 +76,7 @@ def preprocessed(env: Any, max_frame: bool = False, **arguments: Any) -> gymnasi
 
 
 def own_vector(
-    source: Source, num_envs: int, check: Check = "always", info_keywords: Sequence[str] = ()
+    source: EnvSpec, num_envs: int, check: Check = "always", info_keywords: Sequence[str] = ()
 ) -> GymnasiumVector | str:
     """Run Atari games in ALE's vector, or return a sentence that says why that is not possible.
 
@@ -117,7 +117,7 @@ def own_vector(
 class _FramesLast(gymnasium.vector.VectorWrapper):
     """ALE's vector with the frames in the last axis, as networks and replay expect them; keeps the lives left."""
 
-    def __init__(self, env: gymnasium.vector.VectorEnv, settings: Preprocessing) -> None:
+    def __init__(self, env: gymnasium.vector.VectorEnv, settings: PreprocessingOptions) -> None:
         super().__init__(env)
         shape = (settings.size, settings.size, settings.stack)
         self.single_observation_space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
@@ -154,7 +154,7 @@ class AtariVector(GymnasiumVector):
         name: str,
         limit: int | None,
         check: Check,
-        settings: Preprocessing,
+        settings: PreprocessingOptions,
         arguments: Mapping[str, Any],
         info_keywords: Sequence[str] = (),
     ) -> None:

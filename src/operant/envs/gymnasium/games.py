@@ -12,7 +12,7 @@ import numpy as np
 
 from operant.envs.gymnasium.atari import AtariVector
 from operant.envs.gymnasium.preprocessing import within
-from operant.envs.vector.base import Flat, Game, Step, VectorEnv
+from operant.envs.vector.base import EpisodeScore, Flat, VectorEnv, VectorStep
 from operant.spec.spaces import Codec
 
 
@@ -42,7 +42,7 @@ class _Lives:
         lost = self.lost.reshape(-1, *[1] * (actions.ndim - 1))
         return np.where(lost, np.asarray(self.resume, actions.dtype), actions)
 
-    def look(self, step: Step) -> np.ndarray:
+    def look(self, step: VectorStep) -> np.ndarray:
         """Return where a row cost a life and the game goes on, bool `[N]`."""
         left, over = self._count(), step.terminated | step.truncated
         self.lost = (left < self._left) & (left > 0) & ~over & ~self._over
@@ -73,7 +73,7 @@ class _Wrapper(VectorEnv):
         self.game = None
         return observation
 
-    def _stepped(self, actions: Mapping[str, np.ndarray]) -> Step:
+    def _stepped(self, actions: Mapping[str, np.ndarray]) -> VectorStep:
         """Take one action everywhere, except where the last row ended a game or a life."""
         step = self._vector.step(self._lives.played(actions))
         self.restarts, self.infos, self.lost = self._vector.restarts, self._vector.infos, self._vector.lost
@@ -105,14 +105,14 @@ class Games(_Wrapper):
         """Return the same games in the form in which policies are evaluated: whole, with unclipped rewards (`WholeGames`)."""
         return whole_games(self._vector) if self._lives_end else self._vector
 
-    def step(self, actions: Mapping[str, np.ndarray]) -> Step:
+    def step(self, actions: Mapping[str, np.ndarray]) -> VectorStep:
         """Take one action everywhere, except where the last row ended a game or a life."""
         between = self._lives.lost
         step = self._stepped(actions)
         lost = self._lives.look(step)
         reward = np.where(between, np.float32(0), np.sign(step.reward) if self._clip else step.reward)
-        self.game = Game(step.reward, step.terminated | step.truncated)
-        return Step(step.observation, reward, step.terminated | lost, step.truncated)
+        self.game = EpisodeScore(step.reward, step.terminated | step.truncated)
+        return VectorStep(step.observation, reward, step.terminated | lost, step.truncated)
 
 
 class WholeGames(_Wrapper):
@@ -130,7 +130,7 @@ class WholeGames(_Wrapper):
         self.cells = getattr(vector, "cells", [])
         """The single games, for showing them."""
 
-    def step(self, actions: Mapping[str, np.ndarray]) -> Step:
+    def step(self, actions: Mapping[str, np.ndarray]) -> VectorStep:
         """Take one action everywhere, except where the last row ended a game or a life."""
         step = self._stepped(actions)
         self._lives.look(step)

@@ -32,7 +32,7 @@ def refusal(keywords: Sequence[str], name: str) -> SpecError:
     )
 
 
-class Infos:
+class InfoCollector:
     """Collects what the environments of a vector tell in `info` at the last step of their episodes.
 
     Args:

@@ -54,7 +54,7 @@ def make_parallel(id: str, **arguments: Any) -> Any:
         ) from error
 
 
-class PettingZoo(Environment):
+class PettingZooEnv(Environment):
     """A parallel environment of PettingZoo.
 
     Args:

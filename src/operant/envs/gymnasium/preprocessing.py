@@ -3,7 +3,7 @@
 Papers: Mnih et al. 2015, "Human-level control through deep reinforcement learning" (methods, preprocessing and training
 details); Machado et al. 2018, "Revisiting the Arcade Learning Environment" (sticky actions, whole games).
 
-`Preprocessed`, a Gymnasium wrapper, does this for images of any kind; several Atari games run in ALE's own vector
+`PreprocessingWrapper`, a Gymnasium wrapper, does this for images of any kind; several Atari games run in ALE's own vector
 (`operant.envs.gymnasium.atari`), which makes the same pixels.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from operant.envs.gymnasium import adapter as adapter
 from operant.errors import SpecError, suggest, whole
@@ -27,7 +27,7 @@ GREY = np.array([0.299, 0.587, 0.114], np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
-class Preprocessing:
+class PreprocessingOptions:
     """What is done to images. The names are arguments beside `preprocess=True`.
 
     Raises:
@@ -58,11 +58,11 @@ def is_asked(arguments: Mapping[str, Any]) -> bool:
     return bool(arguments.get("preprocess", False))
 
 
-def read(arguments: Mapping[str, Any]) -> tuple[Preprocessing, dict[str, Any]]:
+def read(arguments: Mapping[str, Any]) -> tuple[PreprocessingOptions, dict[str, Any]]:
     """Split the arguments of an environment into preprocessing and the environment's own."""
-    names = {field.name for field in dataclasses.fields(Preprocessing)}
+    names = {field.name for field in dataclasses.fields(PreprocessingOptions)}
     own = {name: value for name, value in arguments.items() if name not in names and name != "preprocess"}
-    return Preprocessing(**{name: value for name, value in arguments.items() if name in names}), own
+    return PreprocessingOptions(**{name: value for name, value in arguments.items() if name in names}), own
 
 
 def steps_for(frames: int, arguments: Mapping[str, Any]) -> int:
@@ -78,7 +78,7 @@ def refusal(name: str, shape: Any) -> SpecError:
     )
 
 
-class Preprocessed(gymnasium.Wrapper):
+class PreprocessingWrapper(gymnasium.Wrapper):
     """An environment that shows images, Atari's or other, preprocessed; observations uint8 `[size, size, stack]`.
 
     Rewards are summed over the frames of a step, and not clipped; a lost life does not end the episode. An environment
@@ -92,7 +92,7 @@ class Preprocessed(gymnasium.Wrapper):
         SpecError: it shows no images, or skips frames of which `max_frame` would need the last two.
     """
 
-    def __init__(self, env: gymnasium.Env, settings: Preprocessing) -> None:
+    def __init__(self, env: gymnasium.Env, settings: PreprocessingOptions) -> None:
         super().__init__(env)
         name = env.spec.id if env.spec else type(env.unwrapped).__name__
         space, inner = env.observation_space, env.unwrapped
@@ -116,7 +116,7 @@ class Preprocessed(gymnasium.Wrapper):
         self.resume = resuming(inner, meanings) if self._fires else resuming(inner, [])
 
     @property
-    def spec(self) -> EnvSpec | None:
+    def spec(self) -> GymnasiumSpec | None:
         """The environment's spec, with the time limit in steps of `frame_skip` frames."""
         spec = self.env.spec
         if spec is None or spec.max_episode_steps is None:
@@ -170,9 +170,9 @@ class Preprocessed(gymnasium.Wrapper):
         return self._stack
 
 
-def within(env: Any) -> Preprocessed | None:
-    """Return the `Preprocessed` among an environment's wrappers, or None."""
-    while not isinstance(env, Preprocessed):
+def within(env: Any) -> PreprocessingWrapper | None:
+    """Return the `PreprocessingWrapper` among an environment's wrappers, or None."""
+    while not isinstance(env, PreprocessingWrapper):
         if not isinstance(env, gymnasium.Wrapper):
             return None
         env = env.env
@@ -215,7 +215,7 @@ def resuming(env: Any, meanings: list[str]) -> Any:
     return meanings.index("FIRE") if fire else 0
 
 
-def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
+def make(spec: GymnasiumSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
     """Make one environment of Gymnasium, preprocessed; without the registry's time limit, like `adapter.make`."""
     settings, own = read(arguments)
     if spec.entry_point == adapter.ATARI:
@@ -225,12 +225,12 @@ def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
                 f"A preprocessed Atari game takes no argument {name!r}: preprocessing sets it.{remedy}"
             )
         own |= {"frameskip": 1, "obs_type": "grayscale"}  # the id's skip would multiply with ours
-    return Preprocessed(adapter.make(spec, own), settings)
+    return PreprocessingWrapper(adapter.make(spec, own), settings)
 
 
 def refuse_unknown(arguments: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    """Raise `SpecError` if an argument is neither a field of `Preprocessing` nor one of `known`."""
-    names = [*(field.name for field in dataclasses.fields(Preprocessing)), *known]
+    """Raise `SpecError` if an argument is neither a field of `PreprocessingOptions` nor one of `known`."""
+    names = [*(field.name for field in dataclasses.fields(PreprocessingOptions)), *known]
     for name in arguments:
         if name not in names:
             raise SpecError(f"A preprocessed environment takes no argument {name!r}.{suggest(name, names)}")

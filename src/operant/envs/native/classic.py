@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from operant.envs.native.native_env import NativeEnv, Step
+from operant.envs.native.native_env import NativeEnv, TimeStep
 from operant.spec.spaces import Spaces
 from operant.types import Array, Arrays, Key
 
@@ -63,7 +63,9 @@ class CartPole:
         state = _uniform(key, -0.05, 0.05, 4)
         return state, {"state": state}
 
-    def step(self, state: Float[Array, " 4"], action: Arrays, key: Key) -> tuple[Float[Array, " 4"], Step]:
+    def step(
+        self, state: Float[Array, " 4"], action: Arrays, key: Key
+    ) -> tuple[Float[Array, " 4"], TimeStep]:
         """Push with 10 N for 0.02 s (Euler's method)."""
         gravity, mass, mass_pole, half_length, tau = 9.8, 1.1, 0.1, 0.5, 0.02
         x, x_dot, theta, theta_dot = state
@@ -76,7 +78,7 @@ class CartPole:
         state = jnp.stack([x, x_dot + tau * x_acc, theta, theta_dot + tau * theta_acc])
         fallen = (jnp.abs(x) > self._x_limit) | (jnp.abs(theta) > self._theta_limit)
         reward = -fallen.astype(jnp.float32) if self.sutton_barto_reward else jnp.float32(1)
-        return state, Step({"state": state}, reward, fallen)
+        return state, TimeStep({"state": state}, reward, fallen)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,7 +107,9 @@ class Acrobot:
         state = _uniform(key, -0.1, 0.1, 4)
         return state, self._observe(state)
 
-    def step(self, state: Float[Array, " 4"], action: Arrays, key: Key) -> tuple[Float[Array, " 4"], Step]:
+    def step(
+        self, state: Float[Array, " 4"], action: Arrays, key: Key
+    ) -> tuple[Float[Array, " 4"], TimeStep]:
         """Apply the torque for 0.2 s (one step of the fourth-order Runge-Kutta method)."""
         dt = 0.2
         torque = action["action"].astype(jnp.float32) - 1.0
@@ -120,7 +124,7 @@ class Acrobot:
         )
         raised = -jnp.cos(state[0]) - jnp.cos(state[1] + state[0]) > 1.0
         reward = jnp.where(raised, jnp.float32(0), jnp.float32(-1))
-        return state, Step(self._observe(state), reward, raised)
+        return state, TimeStep(self._observe(state), reward, raised)
 
     def _observe(self, state: Array) -> Arrays:
         theta1, theta2, dtheta1, dtheta2 = state
@@ -180,7 +184,9 @@ class Pendulum:
         state = _uniform(key, -1.0, 1.0, 2) * jnp.array([math.pi, 1.0], jnp.float32)
         return state, self._observe(state)
 
-    def step(self, state: Float[Array, " 2"], action: Arrays, key: Key) -> tuple[Float[Array, " 2"], Step]:
+    def step(
+        self, state: Float[Array, " 2"], action: Arrays, key: Key
+    ) -> tuple[Float[Array, " 2"], TimeStep]:
         """Apply the torque for 0.05 s; the reward is minus angle^2 + 0.1 velocity^2 + 0.001 torque^2."""
         dt = 0.05
         theta, theta_dot = state
@@ -190,7 +196,7 @@ class Pendulum:
         theta_dot = theta_dot + (1.5 * self.g * jnp.sin(theta) + 3.0 * torque) * dt
         theta_dot = _clip(theta_dot, -8.0, 8.0)
         state = jnp.stack([theta + theta_dot * dt, theta_dot])
-        return state, Step(self._observe(state), -cost, jnp.zeros((), bool))
+        return state, TimeStep(self._observe(state), -cost, jnp.zeros((), bool))
 
     def _observe(self, state: Array) -> Arrays:
         theta, theta_dot = state
@@ -236,11 +242,13 @@ class MountainCar:
         """Begin at rest in the valley."""
         return _valley(key)
 
-    def step(self, state: Float[Array, " 2"], action: Arrays, key: Key) -> tuple[Float[Array, " 2"], Step]:
+    def step(
+        self, state: Float[Array, " 2"], action: Arrays, key: Key
+    ) -> tuple[Float[Array, " 2"], TimeStep]:
         """Push for one step; the goal is the position 0.5."""
         state = _drive(state, (action["action"].astype(jnp.float32) - 1.0) * 0.001)
         arrived = (state[0] >= 0.5) & (state[1] >= self.goal_velocity)
-        return state, Step({"state": state}, jnp.float32(-1), arrived)
+        return state, TimeStep({"state": state}, jnp.float32(-1), arrived)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -267,13 +275,15 @@ class MountainCarContinuous:
         """Begin at rest in the valley."""
         return _valley(key)
 
-    def step(self, state: Float[Array, " 2"], action: Arrays, key: Key) -> tuple[Float[Array, " 2"], Step]:
+    def step(
+        self, state: Float[Array, " 2"], action: Arrays, key: Key
+    ) -> tuple[Float[Array, " 2"], TimeStep]:
         """Push for one step; the goal is the position 0.45."""
         force = action["action"][0]
         state = _drive(state, _clip(force, -1.0, 1.0) * 0.0015)
         arrived = (state[0] >= 0.45) & (state[1] >= self.goal_velocity)
         reward = jnp.where(arrived, jnp.float32(100), jnp.float32(0)) - 0.1 * force * force
-        return state, Step({"state": state}, reward, arrived)
+        return state, TimeStep({"state": state}, reward, arrived)
 
 
 NATIVE: dict[str, Callable[..., NativeEnv]] = {

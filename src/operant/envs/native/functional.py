@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from operant.envs.native.native_env import Step
+from operant.envs.native.native_env import TimeStep
 from operant.errors import SpecError, expect_like, suggest, value_error, whole
 from operant.spec.spaces import Codec, Spaces, from_gymnasium
-from operant.spec.spaces.convert import Node, Part
+from operant.spec.spaces.convert import Node, SpacePart
 from operant.types import Array, Arrays, Key, Tree
 
 
@@ -52,7 +52,7 @@ class FunctionalEnv(Adapter):
             observation = self.env.observation(state, key_observation, **self._params)
         return state, _encode(self.codec.observation.node, observation)
 
-    def step(self, state: Tree, action: Arrays, key: Key) -> tuple[Tree, Step]:
+    def step(self, state: Tree, action: Arrays, key: Key) -> tuple[Tree, TimeStep]:
         """Take one action."""
         decoded = _decode(self.codec.action.node, action)
         with _default_rules():
@@ -77,7 +77,7 @@ class GymnaxEnv(Adapter):
             observation, state = self.env.reset_env(_raw(key), self.params)
         return _strong(state), _encode(self.codec.observation.node, observation)
 
-    def step(self, state: Tree, action: Arrays, key: Key) -> tuple[Tree, Step]:
+    def step(self, state: Tree, action: Arrays, key: Key) -> tuple[Tree, TimeStep]:
         """Take one action."""
         decoded = _decode(self.codec.action.node, action)
         with _default_rules():
@@ -100,7 +100,7 @@ class BraxEnv(Adapter):
             state = _strong(self.env.reset(_raw(key)))
         return state, _encode(self.codec.observation.node, state.obs)
 
-    def step(self, state: Tree, action: Arrays, key: Key) -> tuple[Tree, Step]:
+    def step(self, state: Tree, action: Arrays, key: Key) -> tuple[Tree, TimeStep]:
         """Take one action. Any randomness comes from the state; `key` is not used."""
         decoded = _decode(self.codec.action.node, action)
         copy = jax.tree.map(lambda x: x, state)  # brax writes into the dicts of the state that it is given
@@ -264,8 +264,8 @@ def _is_key(x: Any) -> bool:
     return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def _step(codec: Codec, observation: Any, reward: Any, terminated: Any) -> Step:
-    return Step(
+def _step(codec: Codec, observation: Any, reward: Any, terminated: Any) -> TimeStep:
+    return TimeStep(
         _encode(codec.observation.node, observation),
         jnp.asarray(reward, jnp.float32).reshape(()),
         jnp.asarray(terminated).astype(bool).reshape(()),
@@ -300,7 +300,7 @@ def _boxes(observation: Any) -> Any:
 
 def _encode(node: Node, value: Any) -> Arrays:
     """Return a foreign observation by flat component name: `SpaceCodec.encode` for traced arrays."""
-    if isinstance(node, Part):
+    if isinstance(node, SpacePart):
         array = jnp.asarray(value)
         if node.start is not None:
             array = array - jnp.asarray(node.start, array.dtype)
@@ -319,7 +319,7 @@ def _encode(node: Node, value: Any) -> Arrays:
 
 def _decode(node: Node, flat: Arrays) -> Any:
     """Return flat actions as the foreign environment takes them: `SpaceCodec.decode` for traced arrays."""
-    if isinstance(node, Part):
+    if isinstance(node, SpacePart):
         array = flat[node.names[0]]
         if node.split:
             array = jnp.stack([flat[name] for name in node.names]).reshape(node.shape)

@@ -31,7 +31,7 @@ from operant.types import Array, Arrays, Key, Tree
 _RESET, _STEP, _NEXT_RUN = 0, 1, 2
 
 
-class Step(NamedTuple):
+class TimeStep(NamedTuple):
     """What one environment answers to one action."""
 
     observation: Arrays
@@ -59,7 +59,7 @@ class NativeEnv(Protocol):
     def reset(self, key: Key) -> tuple[Tree, Arrays]:
         """Begin an episode: state and first observation."""
 
-    def step(self, state: Tree, action: Arrays, key: Key) -> tuple[Tree, Step]:
+    def step(self, state: Tree, action: Arrays, key: Key) -> tuple[Tree, TimeStep]:
         """Take one action."""
 
 
@@ -89,12 +89,12 @@ class TimeLimit:
         """Begin an episode."""
         return self.env.reset(key)
 
-    def step(self, state: Tree, action: Arrays, key: Key) -> tuple[Tree, Step]:
+    def step(self, state: Tree, action: Arrays, key: Key) -> tuple[Tree, TimeStep]:
         """Take one action."""
         return self.env.step(state, action, key)
 
 
-class Actors(NamedTuple):
+class NativeActors(NamedTuple):
     """`N` environments between two rows of their streams."""
 
     state: Tree
@@ -109,7 +109,7 @@ class Actors(NamedTuple):
     """Rows that all actors have taken so far; the address of the next row's draws."""
 
 
-class Row(NamedTuple):
+class NativeStep(NamedTuple):
     """What followed one action of each of `N` actors."""
 
     observation: Arrays
@@ -118,7 +118,7 @@ class Row(NamedTuple):
     truncated: Bool[Array, " N"]
 
 
-def start(env: NativeEnv, key: Key, n: int) -> Actors:
+def start(env: NativeEnv, key: Key, n: int) -> NativeActors:
     """Begin the streams of `n` actors.
 
     Args:
@@ -128,10 +128,10 @@ def start(env: NativeEnv, key: Key, n: int) -> Actors:
     """
     row = jnp.zeros((), jnp.uint32)
     state, observation = jax.vmap(env.reset)(_keys(key, _RESET, row, n))
-    return Actors(state, observation, jnp.zeros(n, bool), jnp.zeros(n, jnp.int32), row + jnp.uint32(1))
+    return NativeActors(state, observation, jnp.zeros(n, bool), jnp.zeros(n, jnp.int32), row + jnp.uint32(1))
 
 
-def step(env: NativeEnv, actors: Actors, actions: Arrays, key: Key) -> tuple[Actors, Row]:
+def step(env: NativeEnv, actors: NativeActors, actions: Arrays, key: Key) -> tuple[NativeActors, NativeStep]:
     """Take one action of every actor, or reset those whose episode ended with the last row.
 
     Args:
@@ -163,8 +163,8 @@ def step(env: NativeEnv, actors: Actors, actions: Arrays, key: Key) -> tuple[Act
     if env.max_episode_timesteps is not None:
         truncated = (steps >= jnp.int32(env.max_episode_timesteps)) & ~terminated
     reward = jnp.where(ended, jnp.float32(0), stepped.reward.astype(jnp.float32))
-    actors = Actors(state, observation, terminated | truncated, steps, row + jnp.uint32(1))
-    return actors, Row(observation, reward, terminated, truncated)
+    actors = NativeActors(state, observation, terminated | truncated, steps, row + jnp.uint32(1))
+    return actors, NativeStep(observation, reward, terminated, truncated)
 
 
 def _key_of(seed: int) -> Key:
@@ -190,16 +190,16 @@ def _select(mask: Array, new: Tree, old: Tree) -> Tree:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
-def _start(env: NativeEnv, key: Key, n: int) -> Actors:
+def _start(env: NativeEnv, key: Key, n: int) -> NativeActors:
     return start(env, key, n)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _step(env: NativeEnv, actors: Actors, actions: Tree, key: Key) -> tuple[Actors, Row]:
+def _step(env: NativeEnv, actors: NativeActors, actions: Tree, key: Key) -> tuple[NativeActors, NativeStep]:
     return step(env, actors, actions, key)
 
 
-class HostVector:
+class NativeHostVector:
     """`num_envs` native environments as a vector on the host, with the same numbers as `start` and `step`.
 
     Args:
@@ -214,7 +214,7 @@ class HostVector:
         self.env = env
         self.num_envs = whole("num_envs", num_envs)
         self._key = jax.random.key(0) if key is None else key
-        self._actors: Actors | None = None
+        self._actors: NativeActors | None = None
 
     @property
     def spaces(self) -> Spaces:

@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from operant.envs.native.native_env import NativeEnv, Step
+from operant.envs.native.native_env import NativeEnv, TimeStep
 from operant.errors import value_error, whole
 from operant.spec.spaces import Spaces
 from operant.types import Array, Arrays, Key
@@ -121,15 +121,15 @@ class _OneAction:
         return jnp.where((action["action"] == 1) == (wanted > 0), jnp.float32(1), jnp.float32(-1))
 
 
-class Constant(_OneAction):
+class ConstantProbe(_OneAction):
     """One row, one observation, reward 1 whatever is done (there is one discrete action). Value 1."""
 
-    def step(self, state: Array, action: Arrays, key: Key) -> tuple[Array, Step]:
+    def step(self, state: Array, action: Arrays, key: Key) -> tuple[Array, TimeStep]:
         """Pay 1 and end."""
-        return state, Step({"state": state}, jnp.float32(1), jnp.ones((), bool))
+        return state, TimeStep({"state": state}, jnp.float32(1), jnp.ones((), bool))
 
 
-class Observation(_OneAction):
+class ObservationProbe(_OneAction):
     """One row, an observation of -1 or 1, which is also the reward. Value: the observation."""
 
     def reset(self, key: Key) -> tuple[Array, Arrays]:
@@ -137,42 +137,42 @@ class Observation(_OneAction):
         sign = _sign(key)
         return sign, {"state": sign}
 
-    def step(self, state: Array, action: Arrays, key: Key) -> tuple[Array, Step]:
+    def step(self, state: Array, action: Arrays, key: Key) -> tuple[Array, TimeStep]:
         """Pay the sign and end."""
-        return state, Step({"state": state}, state[0], jnp.ones((), bool))
+        return state, TimeStep({"state": state}, state[0], jnp.ones((), bool))
 
     def expected_value(self, observation: Arrays, gamma: float) -> Float[Array, "..."]:
         """Return the observation."""
         return observation["state"][..., 0]
 
 
-class Discount(_OneAction):
+class DiscountProbe(_OneAction):
     """Two rows, observations 0 and 1, reward 1 at the second. Values gamma and 1."""
 
-    def step(self, state: Array, action: Arrays, key: Key) -> tuple[Array, Step]:
+    def step(self, state: Array, action: Arrays, key: Key) -> tuple[Array, TimeStep]:
         """Go on to 1, then pay 1 and end."""
         following = jnp.ones(1, jnp.float32)
-        return following, Step({"state": following}, state[0], state[0] > 0)
+        return following, TimeStep({"state": following}, state[0], state[0] > 0)
 
     def expected_value(self, observation: Arrays, gamma: float) -> Float[Array, "..."]:
         """Return gamma at 0 and 1 at 1."""
         return jnp.where(observation["state"][..., 0] > 0, jnp.float32(1), jnp.float32(gamma))
 
 
-class ActionReward(_OneAction):
+class ActionRewardProbe(_OneAction):
     """One row, one observation; action 1 pays 1 and action 0 pays -1, or 0.5 is the target. Value 1."""
 
     _num_values = 2
 
-    def step(self, state: Array, action: Arrays, key: Key) -> tuple[Array, Step]:
+    def step(self, state: Array, action: Arrays, key: Key) -> tuple[Array, TimeStep]:
         """Pay for the action and end."""
-        return state, Step({"state": state}, self._pay(action, jnp.float32(1)), jnp.ones((), bool))
+        return state, TimeStep({"state": state}, self._pay(action, jnp.float32(1)), jnp.ones((), bool))
 
     def _wanted(self, observation: Arrays, first: Arrays | None) -> Array:
         return jnp.ones_like(observation["state"][..., 0])
 
 
-class ObservationAction(_OneAction):
+class ObservationActionProbe(_OneAction):
     """One row; the action must have the sign of the observation (1 for 1, 0 for -1), or be half of it. Value 1."""
 
     _num_values = 2
@@ -182,16 +182,16 @@ class ObservationAction(_OneAction):
         sign = _sign(key)
         return sign, {"state": sign}
 
-    def step(self, state: Array, action: Arrays, key: Key) -> tuple[Array, Step]:
+    def step(self, state: Array, action: Arrays, key: Key) -> tuple[Array, TimeStep]:
         """Pay for the action and end."""
-        return state, Step({"state": state}, self._pay(action, state[0]), jnp.ones((), bool))
+        return state, TimeStep({"state": state}, self._pay(action, state[0]), jnp.ones((), bool))
 
     def _wanted(self, observation: Arrays, first: Arrays | None) -> Array:
         return observation["state"][..., 0]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Truncation(_OneAction):
+class TruncationProbe(_OneAction):
     """Reward 1 for ever, one observation, episodes truncated. Value 1 / (1 - gamma).
 
     Were truncation taken for termination, the value would be a mean of (1 - gamma^k) / (1 - gamma) over the rows
@@ -200,9 +200,9 @@ class Truncation(_OneAction):
 
     max_episode_timesteps: int | None = 4
 
-    def step(self, state: Array, action: Arrays, key: Key) -> tuple[Array, Step]:
+    def step(self, state: Array, action: Arrays, key: Key) -> tuple[Array, TimeStep]:
         """Pay 1 and go on."""
-        return state, Step({"state": state}, jnp.float32(1), jnp.zeros((), bool))
+        return state, TimeStep({"state": state}, jnp.float32(1), jnp.zeros((), bool))
 
     def expected_value(self, observation: Arrays, gamma: float) -> Float[Array, "..."]:
         """Return 1 / (1 - gamma)."""
@@ -210,11 +210,11 @@ class Truncation(_OneAction):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Memory(_OneAction):
+class MemoryProbe(_OneAction):
     """A sign is shown at the first row only and asked for `delay` rows later. Value gamma^(rows left).
 
     The observation is (sign or 0, elapsed / delay). Actions before the last row do nothing; the last is paid as in
-    `ObservationAction`. Without memory no policy gets more than 0 on average (the discrete one guesses, the
+    `ObservationActionProbe`. Without memory no policy gets more than 0 on average (the discrete one guesses, the
     continuous one answers 0).
 
     Args:
@@ -235,14 +235,16 @@ class Memory(_OneAction):
         sign = _sign(key)[0]
         return (sign, jnp.zeros((), jnp.int32)), {"state": jnp.stack([sign, jnp.float32(0)])}
 
-    def step(self, state: tuple[Array, Array], action: Arrays, key: Key) -> tuple[tuple[Array, Array], Step]:
+    def step(
+        self, state: tuple[Array, Array], action: Arrays, key: Key
+    ) -> tuple[tuple[Array, Array], TimeStep]:
         """Wait, or pay for the answer and end."""
         sign, elapsed = state
         asked = elapsed == self.delay
         reward = jnp.where(asked, self._pay(action, sign), jnp.float32(0))
         elapsed = jnp.minimum(elapsed + 1, self.delay)
         observation = jnp.stack([jnp.float32(0), elapsed.astype(jnp.float32) / self.delay])
-        return (sign, elapsed), Step({"state": observation}, reward, asked)
+        return (sign, elapsed), TimeStep({"state": observation}, reward, asked)
 
     def expected_value(self, observation: Arrays, gamma: float) -> Float[Array, "..."]:
         """Return gamma to the power of the rows before the question."""
@@ -257,7 +259,7 @@ class Memory(_OneAction):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Mask:
+class MaskProbe:
     """Two rows; every legal action costs, the forbidden one costs most. Values -1 - gamma and -1.
 
     =====  =========  =========  =========
@@ -284,11 +286,11 @@ class Mask:
         """Begin in state 0."""
         return jnp.zeros((), jnp.int32), self._observe(jnp.zeros((), jnp.int32))
 
-    def step(self, state: Int[Array, ""], action: Arrays, key: Key) -> tuple[Int[Array, ""], Step]:
+    def step(self, state: Int[Array, ""], action: Arrays, key: Key) -> tuple[Int[Array, ""], TimeStep]:
         """Go on to state 1, then end."""
         reward = jnp.array([[-2, -1, -10], [-10, -2, -1]], jnp.float32)[state, action["action"]]
         following = jnp.ones((), jnp.int32)
-        return following, Step(self._observe(following), reward, state == 1)
+        return following, TimeStep(self._observe(following), reward, state == 1)
 
     def expected_value(self, observation: Arrays, gamma: float) -> Float[Array, "..."]:
         """Return -1 - gamma in state 0 and -1 in state 1."""
@@ -304,7 +306,7 @@ class Mask:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Hybrid:
+class HybridProbe:
     """One row, nested observations, three actions, each paid for separately. Value 3.
 
     The integer ``move/gear`` must equal the observation ``level``, the number ``move/throttle`` must be half of
@@ -329,12 +331,12 @@ class Hybrid:
         }
         return observation, observation
 
-    def step(self, state: Arrays, action: Arrays, key: Key) -> tuple[Arrays, Step]:
+    def step(self, state: Arrays, action: Arrays, key: Key) -> tuple[Arrays, TimeStep]:
         """Pay for the actions and end."""
         level, side = state["level"], state["road/side"][0]
         gear = (action["move/gear"] == level).astype(jnp.float32)
         brake = (action["brake"] == (side > 0)).astype(jnp.float32)
-        return state, Step(
+        return state, TimeStep(
             state, gear + _near(action["move/throttle"], 0.5 * side) + brake, jnp.ones((), bool)
         )
 
@@ -353,14 +355,14 @@ def _both(name: str, probe: Callable[..., Probe]) -> dict[str, Callable[..., Pro
 
 
 PROBES: dict[str, Callable[..., Probe]] = {
-    **_both("constant", Constant),
-    **_both("observation", Observation),
-    **_both("discount", Discount),
-    **_both("action", ActionReward),
-    **_both("observation-action", ObservationAction),
-    **_both("time-limit", Truncation),
-    "probe/mask": Mask,
-    **_both("memory", Memory),
-    "probe/hybrid": Hybrid,
+    **_both("constant", ConstantProbe),
+    **_both("observation", ObservationProbe),
+    **_both("discount", DiscountProbe),
+    **_both("action", ActionRewardProbe),
+    **_both("observation-action", ObservationActionProbe),
+    **_both("time-limit", TruncationProbe),
+    "probe/mask": MaskProbe,
+    **_both("memory", MemoryProbe),
+    "probe/hybrid": HybridProbe,
 }
 """The probes by id."""

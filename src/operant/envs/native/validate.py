@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from operant.envs.native import ids
 from operant.envs.native.functional import Adapter
-from operant.envs.native.native_env import NativeEnv, Step, TimeLimit
+from operant.envs.native.native_env import NativeEnv, TimeLimit, TimeStep
 from operant.envs.validation_errors import brief, raised_at, state_label
 from operant.errors import EnvironmentError, OperantError, SpecError, whole
 from operant.spec.spaces import Leaf, Spaces
@@ -46,11 +46,11 @@ class _Around:
         state, observation = self.env.reset(key)
         return self._state(state), self._observation(observation)
 
-    def step(self, state: Tree, action: Arrays, key: Key) -> tuple[Tree, Step]:
+    def step(self, state: Tree, action: Arrays, key: Key) -> tuple[Tree, TimeStep]:
         """Take one action."""
         following, stepped = self.env.step(state, self._action(action), key)
         observation = self._observation(stepped.observation)
-        return self._state(following), Step(observation, stepped.reward, stepped.terminated)
+        return self._state(following), TimeStep(observation, stepped.reward, stepped.terminated)
 
     def _action(self, action: Arrays) -> Arrays:
         return action
@@ -218,7 +218,7 @@ def _reset_answer(answer: Any, name: str, spaces: Spaces) -> _Seen:
 
 
 def _step_answer(answer: Any, name: str, spaces: Spaces) -> _Seen:
-    fields = Step._fields
+    fields = TimeStep._fields
     pair = isinstance(answer, tuple) and len(answer) == 2
     if not pair or not all(hasattr(answer[1], field) for field in fields):
         received = _brief(answer) if not pair else f"(state, {_brief(answer[1])})"

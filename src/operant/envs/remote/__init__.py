@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from operant.envs.catalog import resolve
-from operant.envs.connection import Connection, Local
-from operant.envs.env_spec import Source, refuse_same
+from operant.envs.connection import Connection, LocalConnection
+from operant.envs.env_spec import EnvSpec, refuse_same
 from operant.envs.remote.processes import ProcessConnection
-from operant.envs.remote.restarting import Limits, Replaceable
+from operant.envs.remote.restarting import ConnectionLimits, RestartingConnection
 from operant.errors import UsageError, suggest, value_error, whole
 from operant.spec import build
 
@@ -25,7 +25,7 @@ REMOTE: tuple[str, ...] = get_args(Remote)
 
 _REACH_SECONDS = 30.0
 
-__all__ = ["REMOTE", "Limits", "check", "connect", "credentials", "read_ports", "start"]
+__all__ = ["REMOTE", "ConnectionLimits", "check", "connect", "credentials", "read_ports", "start"]
 
 
 def connect(
@@ -74,7 +74,7 @@ def connect(
     num_parallel = whole("num_parallel", num_parallel, optional=True)
     if start_seconds is None:
         start_seconds = _REACH_SECONDS if remote == "socket-client" else 120.0
-    limits = Limits(timeout_seconds, start_seconds, max_restarts)
+    limits = ConnectionLimits(timeout_seconds, start_seconds, max_restarts)
     if remote == "socket-client":
         if environment is not None or environments is not None or max_episode_timesteps is not None:
             raise UsageError(
@@ -93,14 +93,14 @@ def connect(
                 f"Received: num_parallel={num_parallel}. Give its id or its class."
             )
         refuse_same(sources)
-        return _met(Local(source.create(), own=not source.is_object) for source in sources)
+        return _met(LocalConnection(source.create(), own=not source.is_object) for source in sources)
     return start(sources, remote, limits, blocking, host, port)
 
 
 def start(
-    sources: Sequence[Source],
+    sources: Sequence[EnvSpec],
     remote: str,
-    limits: Limits = Limits(),  # noqa: B008  (immutable)
+    limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008  (immutable)
     blocking: bool = False,
     host: Any = None,
     port: Any = None,
@@ -147,7 +147,7 @@ def check(remote: Any, blocking: Any, host: Any, port: Any, modes: Sequence[str]
 
 
 def _reach(
-    addresses: Sequence[tuple[str, int]], limits: Limits, blocking: bool, **kwargs: Any
+    addresses: Sequence[tuple[str, int]], limits: ConnectionLimits, blocking: bool, **kwargs: Any
 ) -> list[Connection]:
     from operant.envs.remote.client import SocketConnection
 
@@ -164,7 +164,7 @@ def _met(making: Iterable[Connection]) -> list[Connection]:
     try:
         connections.extend(making)
         for connection in connections:
-            if isinstance(connection, Replaceable):
+            if isinstance(connection, RestartingConnection):
                 connection.meet()
         _check_alike(connections)
     except BaseException:

@@ -17,7 +17,7 @@ import struct
 from pathlib import Path
 
 from operant.envs.remote.channel import Channel
-from operant.envs.remote.wire import HELLO, PROOF, REFUSED, VERSION, WELCOME, Seal, WireError, printable
+from operant.envs.remote.wire import HELLO, MAC, PROOF, REFUSED, VERSION, WELCOME, WireError, printable
 from operant.errors import SpecError, UsageError, quoted
 
 VARIABLE = "OPERANT_TOKEN"
@@ -117,8 +117,8 @@ def welcome(channel: Channel, token: bytes, seconds: float) -> None:
         raise WireError("a wrong token")
     channel.send(WELCOME, _derive(token, b"server proof", ours, theirs), seconds=seconds)
     channel.seal(
-        Seal(_derive(token, b"client frames", ours, theirs)),
-        Seal(_derive(token, b"server frames", ours, theirs)),
+        MAC(_derive(token, b"client frames", ours, theirs)),
+        MAC(_derive(token, b"server frames", ours, theirs)),
     )
 
 
@@ -151,8 +151,8 @@ def greet(channel: Channel, token: bytes, seconds: float) -> None:
     if kind != WELCOME or not hmac.compare_digest(content, _derive(token, b"server proof", theirs, ours)):
         raise RefusedError("does not know the token. It may not be the server that you mean.")
     channel.seal(
-        Seal(_derive(token, b"server frames", theirs, ours)),
-        Seal(_derive(token, b"client frames", theirs, ours)),
+        MAC(_derive(token, b"server frames", theirs, ours)),
+        MAC(_derive(token, b"client frames", theirs, ours)),
     )
 
 

@@ -8,7 +8,7 @@ import socket
 import ssl
 import time
 
-from operant.envs.remote.wire import GREETING_BYTES, Frames, Seal, frame
+from operant.envs.remote.wire import GREETING_BYTES, MAC, Frames, frame
 from operant.envs.vector.spawn import LostError, milliseconds
 
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
@@ -26,7 +26,7 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._frames = Frames(GREETING_BYTES)
-        self._seal: Seal | None = None
+        self._seal: MAC | None = None
         self._frame: tuple[int, memoryview] | None = None
         sock.setblocking(False)
         if sock.family != getattr(socket, "AF_UNIX", None):
@@ -61,7 +61,7 @@ class Channel:
         except (OSError, ValueError) as error:
             raise LostError(f"did not agree on TLS: {error}") from None
 
-    def seal(self, theirs: Seal, ours: Seal) -> None:
+    def seal(self, theirs: MAC, ours: MAC) -> None:
         """From now on, check the tags of received frames, and add tags to those that are sent."""
         self._frames.seal, self._seal = theirs, ours
 

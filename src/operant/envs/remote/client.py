@@ -12,7 +12,7 @@ from operant.envs.connection import Answer
 from operant.envs.remote import wire
 from operant.envs.remote.auth import RefusedError, check_reach, greet
 from operant.envs.remote.channel import Channel
-from operant.envs.remote.restarting import Description, Limits, Replaceable
+from operant.envs.remote.restarting import ConnectionLimits, EnvDescription, RestartingConnection
 from operant.envs.remote.service import lost_by
 from operant.envs.remote.wire import Schema, WireError
 from operant.envs.vector.base import Flat
@@ -48,12 +48,12 @@ class Dial:
         self._lock = (
             threading.Lock()
         )  # so that what is found either is stopped with the rest, or sees that it came too late
-        self._found: tuple[Channel, Description] | None = None
+        self._found: tuple[Channel, EnvDescription] | None = None
         self._error: LostError | None = None
         self._thread = threading.Thread(target=self._run, name="operant-dial", daemon=True)
         self._thread.start()
 
-    def wait(self, seconds: float) -> tuple[Channel, Description] | None:
+    def wait(self, seconds: float) -> tuple[Channel, EnvDescription] | None:
         """Return the connection and what the server tells of its environment, or None if it is not there yet.
 
         Raises:
@@ -102,7 +102,7 @@ class Dial:
                 return
             self._stop.wait(min(_PAUSE_SECONDS, max(0.0, until - time.monotonic())))
 
-    def _reach(self, seconds: float) -> tuple[Channel, Description]:
+    def _reach(self, seconds: float) -> tuple[Channel, EnvDescription]:
         channel = Channel(socket.create_connection((self._host, self._port), timeout=seconds))
         try:
             if self._context is not None:
@@ -121,7 +121,7 @@ class Dial:
             raise
 
 
-class SocketConnection(Replaceable):
+class SocketConnection(RestartingConnection):
     """An environment at a server. If the connection is lost, it is made again, a bounded number of times.
 
     The server is reached in the background; `meet` waits for it.
@@ -144,7 +144,7 @@ class SocketConnection(Replaceable):
         host: str,
         port: int,
         index: int,
-        limits: Limits,
+        limits: ConnectionLimits,
         blocking: bool = False,
         token: bytes = b"",
         context: ssl.SSLContext | None = None,

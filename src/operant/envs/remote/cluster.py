@@ -16,10 +16,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from operant.envs.connection import Answer, Local
-from operant.envs.env_spec import Source
+from operant.envs.connection import Answer, LocalConnection
+from operant.envs.env_spec import EnvSpec
 from operant.envs.remote import wire
-from operant.envs.remote.restarting import Limits, Replaceable
+from operant.envs.remote.restarting import ConnectionLimits, RestartingConnection
 from operant.envs.remote.service import Service, describe, fault, lost_by
 from operant.envs.remote.wire import Schema, WireError
 from operant.envs.vector.base import Flat
@@ -32,16 +32,16 @@ _REACH_SECONDS = 10.0
 _LEAVE_SECONDS = 5.0
 
 
-class Hosted:
+class RayEnvActor:
     """The cluster's side: one environment in an actor. It imports neither JAX nor Keras.
 
     Methods return kind and content of what would be a frame; errors, too, so that Ray need not send exceptions.
     """
 
     def make(self, literal: str) -> tuple[int, bytes]:
-        """Make the environment of `Source.literal`, and describe it."""
+        """Make the environment of `EnvSpec.literal`, and describe it."""
         try:
-            self._environment = Local(Source.from_literal(literal).create())
+            self._environment = LocalConnection(EnvSpec.from_literal(literal).create())
             self._service = Service(self._environment)
             return wire.DESCRIPTION, describe(self._environment)
         except Exception as error:
@@ -59,7 +59,7 @@ class Hosted:
         self._environment.close()
 
 
-class RayConnection(Replaceable):
+class RayConnection(RestartingConnection):
     """An environment in an actor of a Ray cluster. An actor that is lost, perhaps with its machine, is replaced by another.
 
     It starts at once; `meet` waits for it.
@@ -76,7 +76,7 @@ class RayConnection(Replaceable):
     """
 
     def __init__(
-        self, source: Source, index: int, limits: Limits, blocking: bool = False, cpus: float = 1.0
+        self, source: EnvSpec, index: int, limits: ConnectionLimits, blocking: bool = False, cpus: float = 1.0
     ) -> None:
         self._literal = sendable(source)
         super().__init__(index, limits, blocking)
@@ -129,7 +129,7 @@ class RayConnection(Replaceable):
         # can be placed: slower is better than never.
         cpus = 0.0 if self.restarts else self._cpus
         options = {"num_cpus": cpus, "scheduling_strategy": "SPREAD", "max_restarts": 0}
-        self._actor = ray.remote(Hosted).options(**options).remote()
+        self._actor = ray.remote(RayEnvActor).options(**options).remote()
         self._called = f"Ray actor {self._actor._actor_id.hex()[:8]}"
         self._made = self._actor.make.remote(self._literal)
 
@@ -205,7 +205,7 @@ def _content(reply: tuple[int, bytes]) -> memoryview:
     return content
 
 
-def sendable(source: Source) -> str:
+def sendable(source: EnvSpec) -> str:
     """Return an environment as text that another machine understands.
 
     Raises:

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from operant.envs.env_spec import Source
+from operant.envs.env_spec import EnvSpec
 from operant.envs.environment import rows
 from operant.envs.validation_errors import look
-from operant.envs.vector.worker import STEP, Memory
+from operant.envs.vector.worker import STEP, SharedArrays
 from operant.errors import EnvironmentError, SpaceError
 
 FIELDS = {
@@ -36,7 +36,7 @@ class HostTask:
 
     def __init__(self, begin: Mapping[str, Any]) -> None:
         (literal,) = begin["sources"]
-        self._env = Source.from_literal(literal).create()
+        self._env = EnvSpec.from_literal(literal).create()
         self._spaces, self._actors = self._env.spaces, self._env.num_actors()
         self._running = 0
         self.close = self._env.close
@@ -48,7 +48,7 @@ class HostTask:
 
     def share(self, n: int, descriptor: int) -> None:
         """Map the memory."""
-        self._memory = Memory(self._spaces, n, descriptor, FIELDS, create=False)
+        self._memory = SharedArrays(self._spaces, n, descriptor, FIELDS, create=False)
 
     def obey(self, message: bytes) -> None:
         """Begin an episode or take a step, and write the result to the memory."""

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 
 from operant.envs.connection import Answer
-from operant.envs.env_spec import Source
+from operant.envs.env_spec import EnvSpec
 from operant.envs.remote.env_worker import FIELDS
-from operant.envs.remote.restarting import Limits, Replaceable
+from operant.envs.remote.restarting import ConnectionLimits, RestartingConnection
 from operant.envs.vector.base import Flat
 from operant.envs.vector.spawn import LostError, Worker, end, main_program, memory_file
-from operant.envs.vector.worker import RESET, STEP, Memory
+from operant.envs.vector.worker import RESET, STEP, SharedArrays
 from operant.errors import EnvironmentError, OperantError
 from operant.spec.spaces import Spaces
 
 
-class ProcessConnection(Replaceable):
+class ProcessConnection(RestartingConnection):
     """An environment in a process of its own. The process imports neither JAX nor Keras.
 
     It starts at once; `meet` waits for it.
@@ -35,7 +35,7 @@ class ProcessConnection(Replaceable):
         SpecError: the environment cannot be sent.
     """
 
-    def __init__(self, source: Source, index: int, limits: Limits, blocking: bool = False) -> None:
+    def __init__(self, source: EnvSpec, index: int, limits: ConnectionLimits, blocking: bool = False) -> None:
         literal = source.literal()
         main = main_program([literal])
         super().__init__(index, limits, blocking)
@@ -70,7 +70,7 @@ class ProcessConnection(Replaceable):
         self._described = described
         spec, self.max_episode_timesteps, self.num_actors = described
         self.spaces = Spaces.from_spec(spec)
-        self._memory = Memory(self.spaces, self.num_actors, self._descriptor, FIELDS, create=True)
+        self._memory = SharedArrays(self.spaces, self.num_actors, self._descriptor, FIELDS, create=True)
         self._worker.send(repr(self.num_actors).encode())
         self._met = True
 

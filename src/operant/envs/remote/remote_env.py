@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from operant.envs.connection import Answer, Connection
-from operant.envs.env_spec import Source
+from operant.envs.env_spec import EnvSpec
 from operant.envs.environment import Environment, Shaping
-from operant.envs.remote import REMOTE, Limits, check, connect, read_ports, start
-from operant.envs.validated_env import Checked
+from operant.envs.remote import REMOTE, ConnectionLimits, check, connect, read_ports, start
+from operant.envs.validated_env import ValidatedEnv
 from operant.errors import UsageError
 
 _log = logging.getLogger("operant")
 MODES = (*REMOTE, "socket-server")
 
 
-class Elsewhere(Environment):
+class RemoteEnv(Environment):
     """An environment at the other side of a connection; every call waits for its answer."""
 
     def __init__(self, connection: Connection) -> None:
@@ -72,7 +72,7 @@ class Elsewhere(Environment):
         self.connection.close()
 
 
-def serve(source: Source, host: str | None, port: Any) -> None:
+def serve(source: EnvSpec, host: str | None, port: Any) -> None:
     """Serve one environment until interrupted; `operant.envs.remote.serve.serve` has more options."""
     from operant.envs.remote.auth import read_token
     from operant.envs.remote.server import PORT, Server
@@ -85,7 +85,7 @@ def serve(source: Source, host: str | None, port: Any) -> None:
 
 
 def create(
-    source: Source | None,
+    source: EnvSpec | None,
     reward_shaping: Shaping | None,
     arguments: Mapping[str, Any],
     *,
@@ -93,7 +93,7 @@ def create(
     blocking: bool,
     host: Any,
     port: Any,
-) -> Checked | None:
+) -> ValidatedEnv | None:
     """Do what `Environment.create` does with `remote`; return None after a server has ended.
 
     Args:
@@ -113,7 +113,7 @@ def create(
                 "max_episode_timesteps out here, and give them to the server."
             )
         (connection,) = connect(remote="socket-client", blocking=blocking, host=host, port=port, **arguments)
-        return Checked(Elsewhere(connection), None, reward_shaping, connection.name)
+        return ValidatedEnv(RemoteEnv(connection), None, reward_shaping, connection.name)
     assert source is not None
     if remote == "socket-server":
         if reward_shaping is not None:
@@ -123,5 +123,5 @@ def create(
         serve(source, host, port)
         return None
     assert remote is not None
-    (connection,) = start([source], remote, Limits(), blocking, host, port)
-    return Checked(Elsewhere(connection), None, reward_shaping, connection.name)
+    (connection,) = start([source], remote, ConnectionLimits(), blocking, host, port)
+    return ValidatedEnv(RemoteEnv(connection), None, reward_shaping, connection.name)

@@ -20,7 +20,7 @@ _FOREVER = 3600.0
 _log = logging.getLogger("operant")
 
 
-class Limits(NamedTuple):
+class ConnectionLimits(NamedTuple):
     """How long to wait, and how often to replace."""
 
     timeout_seconds: float = 60.0
@@ -31,7 +31,7 @@ class Limits(NamedTuple):
     """How often it may be replaced without an episode ending in between."""
 
 
-class Description(NamedTuple):
+class EnvDescription(NamedTuple):
     """What the other side tells of its environment."""
 
     name: str
@@ -40,7 +40,7 @@ class Description(NamedTuple):
     num_actors: int
 
 
-class Replaceable(abc.ABC):
+class RestartingConnection(abc.ABC):
     """A connection (see `operant.envs.connection.Connection`) that survives the loss of its other side.
 
     Subclasses define how to open one, send requests, and read answers; this class handles failures. A lost step is
@@ -57,7 +57,7 @@ class Replaceable(abc.ABC):
     max_episode_timesteps: int | None
     num_actors: int
 
-    def __init__(self, index: int, limits: Limits, blocking: bool = False) -> None:
+    def __init__(self, index: int, limits: ConnectionLimits, blocking: bool = False) -> None:
         if not limits.timeout_seconds > 0:
             raise value_error("timeout_seconds", "above 0", limits.timeout_seconds)
         if not limits.start_seconds > 0:

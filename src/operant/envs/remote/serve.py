@@ -67,9 +67,9 @@ def start(config: ServeConfig) -> Server:
         EnvironmentError: the environment cannot be made, or a port is taken.
     """
     from operant.envs.catalog import resolve
-    from operant.envs.remote import Limits, read_ports
+    from operant.envs.remote import ConnectionLimits, read_ports
     from operant.envs.remote.auth import read_token
-    from operant.envs.remote.server import Patience, Server, tls_context
+    from operant.envs.remote.server import Server, Timeouts, tls_context
 
     if config.environment in ("gym", "gymnasium", "default") and config.level is None:
         raise SpecError(
@@ -83,8 +83,8 @@ def start(config: ServeConfig) -> Server:
         config.num_envs,
         read_token(token_file=config.token_file),
         tls_context(config.certificate, config.key),
-        Limits(config.timeout_seconds, config.start_seconds, config.max_restarts),
-        Patience(config.greeting_seconds, config.idle_seconds),
+        ConnectionLimits(config.timeout_seconds, config.start_seconds, config.max_restarts),
+        Timeouts(config.greeting_seconds, config.idle_seconds),
         config.sessions,
     )
 

@@ -13,13 +13,13 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from operant.envs.connection import Connection, Local
-from operant.envs.env_spec import Source
+from operant.envs.connection import Connection, LocalConnection
+from operant.envs.env_spec import EnvSpec
 from operant.envs.remote import wire
 from operant.envs.remote.auth import check_reach, is_loopback, welcome
 from operant.envs.remote.channel import Channel
 from operant.envs.remote.processes import ProcessConnection
-from operant.envs.remote.restarting import Limits
+from operant.envs.remote.restarting import ConnectionLimits
 from operant.envs.remote.service import Service, describe, fault
 from operant.envs.remote.wire import Schema, WireError
 from operant.envs.vector.spawn import LostError
@@ -34,7 +34,7 @@ _LEAVE_SECONDS = 1.0
 _log = logging.getLogger("operant")
 
 
-class Patience(NamedTuple):
+class Timeouts(NamedTuple):
     """How long a server waits."""
 
     greeting_seconds: float = 10.0
@@ -66,14 +66,14 @@ class Server:
 
     def __init__(
         self,
-        source: Source,
+        source: EnvSpec,
         host: str = "127.0.0.1",
         ports: Sequence[int] = (0,),
         num_envs: int = 1,
         token: bytes = b"",
         context: ssl.SSLContext | None = None,
-        limits: Limits = Limits(30.0),  # noqa: B008  (immutable)
-        patience: Patience = Patience(),  # noqa: B008
+        limits: ConnectionLimits = ConnectionLimits(30.0),  # noqa: B008  (immutable)
+        patience: Timeouts = Timeouts(),  # noqa: B008
         sessions: int | None = None,
         processes: bool = True,
     ) -> None:
@@ -147,7 +147,7 @@ class Server:
     def _start(self, index: int) -> Connection:
         if self._processes:
             return ProcessConnection(self._source, index, self._limits)
-        return Local(self._source.create())
+        return LocalConnection(self._source.create())
 
     @property
     def is_guarded(self) -> bool:
@@ -316,7 +316,7 @@ class Server:
 class _Session:
     """One client's use of one environment."""
 
-    def __init__(self, channel: Channel, service: Service, described: bytes, patience: Patience) -> None:
+    def __init__(self, channel: Channel, service: Service, described: bytes, patience: Timeouts) -> None:
         self._channel, self._service = channel, service
         self._described, self._patience = described, patience
 

@@ -6,7 +6,7 @@ import traceback
 
 from operant.envs.connection import Connection
 from operant.envs.remote import wire
-from operant.envs.remote.restarting import Description
+from operant.envs.remote.restarting import EnvDescription
 from operant.envs.remote.wire import Schema, WireError
 from operant.envs.vector.spawn import LostError
 from operant.errors import OperantError
@@ -56,7 +56,7 @@ class Service:
 def describe(environment: Connection) -> bytes:
     """Return the content of DESCRIPTION."""
     return wire.pack_description(
-        Description(
+        EnvDescription(
             environment.name, environment.spaces, environment.max_episode_timesteps, environment.num_actors
         )
     )

@@ -19,7 +19,7 @@ import numpy as np
 
 from operant.envs.connection import Answer
 from operant.envs.environment import rows as count_rows
-from operant.envs.remote.restarting import Description
+from operant.envs.remote.restarting import EnvDescription
 from operant.envs.vector.base import Flat
 from operant.errors import OperantError, SpaceError, SpecError
 from operant.spec.spaces import Leaf, Spaces
@@ -60,7 +60,7 @@ class WireError(Exception):
     """What arrived is not a frame that may arrive here."""
 
 
-class Seal:
+class MAC:
     """The tags of the frames in one direction: each includes the frame's number, so that no frame can be replayed."""
 
     def __init__(self, key: bytes) -> None:
@@ -77,7 +77,7 @@ class Seal:
         return code.digest()[:_TAG_BYTES]
 
 
-def frame(kind: int, content: bytes = b"", seal: Seal | None = None) -> bytes:
+def frame(kind: int, content: bytes = b"", seal: MAC | None = None) -> bytes:
     """Return the bytes of a frame."""
     tag = b"" if seal is None else bytes(_TAG_BYTES)
     head = _HEAD.pack(1 + len(content) + len(tag), kind)
@@ -95,7 +95,7 @@ class Frames:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.seal: Seal | None = None
+        self.seal: MAC | None = None
         """Checks tags; None: frames have none yet."""
         self._buffer = bytearray(_CHUNK)
         self._begin = self._end = 0
@@ -279,7 +279,7 @@ def unpack_seed(content: memoryview) -> int | None:
     return None if seed == -1 else seed
 
 
-def pack_description(description: Description) -> bytes:
+def pack_description(description: EnvDescription) -> bytes:
     """Return the content of DESCRIPTION: JSON."""
     spaces = description.spaces
     return json.dumps(
@@ -296,7 +296,7 @@ def pack_description(description: Description) -> bytes:
     ).encode()
 
 
-def unpack_description(content: memoryview) -> Description:
+def unpack_description(content: memoryview) -> EnvDescription:
     """Read DESCRIPTION.
 
     Raises:
@@ -324,7 +324,7 @@ def unpack_description(content: memoryview) -> Description:
         )
     if layout is not None and layout != ours:
         raise WireError(f"a description whose layout is not that of its states and actions, {ours}")
-    return Description(printable(name[:200]), spaces, limit, actors)
+    return EnvDescription(printable(name[:200]), spaces, limit, actors)
 
 
 def pack_fault(kind: str, text: str, traceback: str) -> bytes:

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from operant.envs.env_spec import Source
-from operant.envs.vector.base import Check, Flat, Step, VectorEnv, seed_of
+from operant.envs.env_spec import EnvSpec
+from operant.envs.vector.base import Check, Flat, VectorEnv, VectorStep, seed_of
 from operant.envs.vector.spawn import START_SECONDS, LostError, Worker, end, main_program, memory_file, times
 from operant.envs.vector.sync_vector import make_cell
-from operant.envs.vector.worker import RESET, RESTART, STEP, Memory, vector_fields
+from operant.envs.vector.worker import RESET, RESTART, STEP, SharedArrays, vector_fields
 from operant.errors import EnvironmentError, OperantError, UsageError
 from operant.spec.runtime import processors
 from operant.spec.spaces import Codec, Spaces
@@ -53,7 +53,7 @@ class _Share(Worker):
         self.kill()
 
 
-class Processes(VectorEnv):
+class AsyncVectorEnv(VectorEnv):
     """Environments in worker processes.
 
     A worker that dies or does not answer in time is replaced: the episodes of its environments end as truncated, with
@@ -76,7 +76,7 @@ class Processes(VectorEnv):
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[EnvSpec],
         check: Check,
         num_workers: int | None,
         timeout_seconds: float,
@@ -132,7 +132,7 @@ class Processes(VectorEnv):
         self.has_lives = any(has_lives for *_, has_lives in answers)
         self.max_episode_timesteps = None if None in limits else max(limits)
         fields = vector_fields(self._keywords)
-        self._memory = Memory(self.spaces, self.num_envs, descriptor, fields, create=True)
+        self._memory = SharedArrays(self.spaces, self.num_envs, descriptor, fields, create=True)
         for worker in self._workers:
             worker.send(repr(self.num_envs).encode())
 
@@ -177,7 +177,7 @@ class Processes(VectorEnv):
         self._last = {name: array.copy() for name, array in self._memory.observation.items()}
         return dict(self._last)
 
-    def step(self, actions: Mapping[str, np.ndarray]) -> Step:
+    def step(self, actions: Mapping[str, np.ndarray]) -> VectorStep:
         """Take one action everywhere."""
         if not (self._is_open and self._is_reset):
             raise self._unusable()
@@ -199,7 +199,7 @@ class Processes(VectorEnv):
         observation = {name: array.copy() for name, array in memory.observation.items()}
         fields = memory.fields
         flags = (fields["terminated"].copy(), fields["truncated"].copy())
-        step = Step(observation, fields["reward"].copy(), *flags)
+        step = VectorStep(observation, fields["reward"].copy(), *flags)
         self.lost = unanswered if lost else None
         self.infos = {key: fields[f"info:{key}"].copy() for key in self._keywords}
         self._ended, self._last = step.terminated | step.truncated, observation

@@ -20,7 +20,7 @@ Check: TypeAlias = Literal["first", "always", "never"]
 Flat: TypeAlias = dict[str, np.ndarray]
 
 
-class Step(NamedTuple):
+class VectorStep(NamedTuple):
     """What followed one action in each of `N` environments."""
 
     observation: Flat
@@ -33,7 +33,7 @@ class Step(NamedTuple):
     """bool `[N]`: the episode was cut, for example by a time limit."""
 
 
-class Game(NamedTuple):
+class EpisodeScore(NamedTuple):
     """What reports count for one step where training sees something else: clipped rewards, or lives as episodes."""
 
     score: np.ndarray
@@ -58,7 +58,7 @@ class VectorEnv(abc.ABC):
     """Workers that died and were replaced."""
     lost: np.ndarray | None = None
     """bool `[N]`: environments that were lost before they answered the last action, which cut their episodes; None: none were."""
-    game: Game | None = None
+    game: EpisodeScore | None = None
     """Of the last step, for reports; None: they use its reward and flags."""
     preprocessed: bool = False
     """Whether all of its environments are images preprocessed here, such as games."""
@@ -83,7 +83,7 @@ class VectorEnv(abc.ABC):
         """
 
     @abc.abstractmethod
-    def step(self, actions: Mapping[str, np.ndarray]) -> Step:
+    def step(self, actions: Mapping[str, np.ndarray]) -> VectorStep:
         """Take one action everywhere; environments whose last row ended an episode are reset instead.
 
         Args:

@@ -9,7 +9,7 @@ import numpy as np
 
 from operant.envs.environment import Environment
 from operant.envs.gymnasium.adapter import UNREADABLE, misfit
-from operant.envs.gymnasium.infos import Infos
+from operant.envs.gymnasium.infos import InfoCollector
 from operant.envs.validated_env import smaller_limit
 from operant.envs.validation_errors import (
     isfinite,
@@ -20,7 +20,7 @@ from operant.envs.validation_errors import (
     state_label,
     vdot,
 )
-from operant.envs.vector.base import Check, Flat, Step, VectorEnv, seed_of
+from operant.envs.vector.base import Check, Flat, VectorEnv, VectorStep, seed_of
 from operant.errors import EnvironmentError, SpaceError
 from operant.spec.spaces import Codec, from_gymnasium
 
@@ -64,7 +64,7 @@ class GymnasiumVector(VectorEnv):
         self._masked = check == "always" and bool(self.spaces.masks)
         self._unchecked = set() if check == "never" else {"reset", "step"}
         self._copy = copy
-        self._infos = Infos(info_keywords, self.num_envs)
+        self._infos = InfoCollector(info_keywords, self.num_envs)
 
     @property
     def codec(self) -> Codec:
@@ -78,7 +78,7 @@ class GymnasiumVector(VectorEnv):
         self._is_reset, self._ended = True, np.zeros(self.num_envs, np.bool_)
         return self._read(observation, "reset")
 
-    def step(self, actions: Mapping[str, np.ndarray]) -> Step:
+    def step(self, actions: Mapping[str, np.ndarray]) -> VectorStep:
         """Take one action everywhere."""
         if not (self._is_open and self._is_reset):
             raise self._unusable()
@@ -95,7 +95,7 @@ class GymnasiumVector(VectorEnv):
         if not isfinite(vdot(reward, reward)):
             self._refuse(nonfinite("reward", reward))
         self.infos = self._read_infos(info)
-        return Step(flat, reward, terminated, truncated)
+        return VectorStep(flat, reward, terminated, truncated)
 
     def _called(self, name: str, *arguments: Any, **named: Any) -> Any:
         """Return what a method of the vector answers."""
@@ -167,9 +167,9 @@ class NativeVector(VectorEnv):
     why = "it is compiled by JAX"
 
     def __init__(self, env: Any, num_envs: int, name: str) -> None:
-        from operant.envs.native.native_env import HostVector
+        from operant.envs.native.native_env import NativeHostVector
 
-        self._vector = HostVector(env, num_envs)
+        self._vector = NativeHostVector(env, num_envs)
         self.num_envs = num_envs
         self.spaces = env.spaces
         self.name = name
@@ -183,11 +183,11 @@ class NativeVector(VectorEnv):
         self._look(observation)
         return observation
 
-    def step(self, actions: Mapping[str, np.ndarray]) -> Step:
+    def step(self, actions: Mapping[str, np.ndarray]) -> VectorStep:
         """Take one action everywhere."""
         if not (self._is_open and self._is_reset):
             raise self._unusable()
-        step = Step(*self._vector.step(self.spaces.actions.clip(actions)))
+        step = VectorStep(*self._vector.step(self.spaces.actions.clip(actions)))
         self._look(step.observation, nonfinite("reward", step.reward))
         return step
 
@@ -220,7 +220,7 @@ def from_native(env: Any, num_envs: int, name: str, limit: int | None = None) ->
     return NativeVector(env, num_envs, name)
 
 
-class Single(Environment):
+class SingleEnv(Environment):
     """A vector of one as `Environment`."""
 
     def __init__(self, vector: VectorEnv) -> None:

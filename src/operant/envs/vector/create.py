@@ -7,22 +7,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from operant.envs.catalog import resolve
 from operant.envs.check import random_actions
-from operant.envs.env_spec import Source, refuse_same
+from operant.envs.env_spec import EnvSpec, refuse_same
 from operant.envs.gymnasium import adapter as adapter
 from operant.envs.gymnasium import atari, preprocessing
 from operant.envs.gymnasium.games import Games
 from operant.envs.gymnasium.infos import keywords_of, refusal
-from operant.envs.remote.remote_env import Elsewhere
-from operant.envs.validated_env import Checked, smaller_limit
+from operant.envs.remote.remote_env import RemoteEnv
+from operant.envs.validated_env import ValidatedEnv, smaller_limit
 from operant.envs.vector import batched
-from operant.envs.vector.async_vector import Processes
+from operant.envs.vector.async_vector import AsyncVectorEnv
 from operant.envs.vector.base import Check, VectorEnv
 from operant.envs.vector.batched import GymnasiumVector
-from operant.envs.vector.sync_vector import InProcess, make_cell
+from operant.envs.vector.sync_vector import SyncVectorEnv, make_cell
 from operant.errors import SpecError, UsageError, suggest, value_error, whole
 from operant.spec.runtime import processors
 
@@ -155,7 +155,7 @@ def refuse_elsewhere(keywords: Sequence[str], environments: Iterable[Any]) -> No
         SpecError: naming the first.
     """
     for env in environments if keywords else ():
-        if isinstance(env, Checked) and isinstance(env.environment, Elsewhere):
+        if isinstance(env, ValidatedEnv) and isinstance(env.environment, RemoteEnv):
             raise SpecError(
                 f"info_keywords is not for remote environments, whose info stays where they are: {env.name!r} is one. "
                 f"Received: info_keywords={tuple(keywords)!r}. Leave it out, or give an id or a class with vector='processes'."
@@ -174,7 +174,7 @@ def _as_it_is(vector: VectorEnv, num_envs: int | None, asked: Mapping[str, Any])
 
 
 def _made(
-    sources: Sequence[Source],
+    sources: Sequence[EnvSpec],
     own: VectorEnv | str,
     mode: Mode,
     reads: _Reads,
@@ -198,7 +198,7 @@ def _made(
     return vector
 
 
-def _own_vector(source: Source, num_envs: int, mode: Mode, reads: _Reads) -> VectorEnv | str:
+def _own_vector(source: EnvSpec, num_envs: int, mode: Mode, reads: _Reads) -> VectorEnv | str:
     """Make the environment's own vectorised form; or return in words why there is none."""
     if source.is_vector:
         return _given_vector(source, reads)
@@ -218,10 +218,10 @@ def _own_vector(source: Source, num_envs: int, mode: Mode, reads: _Reads) -> Vec
     return ""
 
 
-def _vectorised(source: Source, num_envs: int, reads: _Reads) -> GymnasiumVector | str:
+def _vectorised(source: EnvSpec, num_envs: int, reads: _Reads) -> GymnasiumVector | str:
     """Make Gymnasium's own vectorised form of an id, or return a sentence that says why there is none."""
     spec = source.target
-    if not isinstance(spec, EnvSpec):
+    if not isinstance(spec, GymnasiumSpec):
         return "only ids of Gymnasium have vectorised forms"
     if source.reward_shaping is not None:
         return "rewards are shaped for one environment at a time"
@@ -237,14 +237,14 @@ def _vectorised(source: Source, num_envs: int, reads: _Reads) -> GymnasiumVector
     return wrapped
 
 
-def _has_vectorised(source: Source) -> bool:
+def _has_vectorised(source: EnvSpec) -> bool:
     """Tell whether Gymnasium has a vectorised form of a source, other than that of preprocessed games."""
     spec = source.target
-    own = isinstance(spec, EnvSpec) and spec.vector_entry_point is not None
+    own = isinstance(spec, GymnasiumSpec) and spec.vector_entry_point is not None
     return own and not preprocessing.is_asked(source.arguments)
 
 
-def _given_vector(source: Source, reads: _Reads) -> GymnasiumVector:
+def _given_vector(source: EnvSpec, reads: _Reads) -> GymnasiumVector:
     """Wrap a Gymnasium vector that the user made.
 
     Raises:
@@ -270,28 +270,28 @@ def _given_vector(source: Source, reads: _Reads) -> GymnasiumVector:
     return wrapped
 
 
-def _fixed_count(source: Source) -> tuple[int | None, str]:
+def _fixed_count(source: EnvSpec) -> tuple[int | None, str]:
     """Return how many environments a specification stands for, and what fixes that; None: as many as are asked for."""
     if source.is_vector:
         return int(source.target.num_envs), "the vector"
     return 1 if source.is_object and not source.is_native else None, "the object"
 
 
-def _in_process(sources: Sequence[Source], reads: _Reads, count: int | None = None) -> InProcess:
+def _in_process(sources: Sequence[EnvSpec], reads: _Reads, count: int | None = None) -> SyncVectorEnv:
     cells = [make_cell(source) for source in sources[:count]]
-    return InProcess(cells, sources[0].name, reads.check, info_keywords=reads.info_keywords)
+    return SyncVectorEnv(cells, sources[0].name, reads.check, info_keywords=reads.info_keywords)
 
 
 def _processes(
-    sources: Sequence[Source], reads: _Reads, why: str, settings: tuple[int | None, float, int]
+    sources: Sequence[EnvSpec], reads: _Reads, why: str, settings: tuple[int | None, float, int]
 ) -> VectorEnv:
-    vector = Processes(sources, reads.check, *settings, reads.info_keywords)
+    vector = AsyncVectorEnv(sources, reads.check, *settings, reads.info_keywords)
     vector.why = why
     return vector
 
 
 def _measured(
-    sources: Sequence[Source], reads: _Reads, why: str, settings: tuple[int | None, float, int]
+    sources: Sequence[EnvSpec], reads: _Reads, why: str, settings: tuple[int | None, float, int]
 ) -> VectorEnv:
     """Time one environment, and choose: a loop is best for fast ones, processes for slow ones."""
     probe = _in_process(sources, reads._replace(info_keywords=()), 1)
@@ -316,12 +316,12 @@ def _measured(
                 )
             reason = f"{measured}, but {obstacle}"
     cells = probe.cells + [make_cell(source) for source in sources[1:]]
-    vector = InProcess(cells, sources[0].name, reads.check, info_keywords=reads.info_keywords)
+    vector = SyncVectorEnv(cells, sources[0].name, reads.check, info_keywords=reads.info_keywords)
     vector.why = "; ".join(part for part in (why, reason) if part)
     return vector
 
 
-def _obstacle(sources: Sequence[Source]) -> str:
+def _obstacle(sources: Sequence[EnvSpec]) -> str:
     """Say why environments should not run in worker processes unless asked for; empty if they may."""
     try:
         literals = [source.literal() for source in sources]

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import gymnasium
 import numpy as np
 
-from operant.envs.env_spec import Source
+from operant.envs.env_spec import EnvSpec
 from operant.envs.gymnasium import adapter as adapter
-from operant.envs.gymnasium.infos import Infos
+from operant.envs.gymnasium.infos import InfoCollector
 from operant.envs.gymnasium.preprocessing import within
-from operant.envs.validated_env import Checked, smaller_limit
+from operant.envs.validated_env import ValidatedEnv, smaller_limit
 from operant.envs.validation_errors import (
     isfinite,
     look,
@@ -25,12 +25,12 @@ from operant.envs.validation_errors import (
     value_faults,
     vdot,
 )
-from operant.envs.vector.base import Check, Flat, Step, VectorEnv, seed_of
+from operant.envs.vector.base import Check, Flat, VectorEnv, VectorStep, seed_of
 from operant.errors import EnvironmentError, SpaceError, UsageError
 from operant.spec.spaces import Codec, Spaces
 
 
-class Cell(Protocol):
+class SubEnv(Protocol):
     """One environment of a loop, answering in flat components."""
 
     spaces: Spaces
@@ -58,7 +58,7 @@ class Cell(Protocol):
         """Close the environment."""
 
 
-class GymnasiumCell:
+class GymnasiumSubEnv:
     """An environment of Gymnasium."""
 
     lost = False
@@ -115,12 +115,12 @@ class GymnasiumCell:
         self.env.close()
 
 
-class EnvironmentCell:
+class EnvironmentSubEnv:
     """An `Environment`, checked."""
 
     codec: Codec | None = None
 
-    def __init__(self, env: Checked) -> None:
+    def __init__(self, env: ValidatedEnv) -> None:
         if env.num_actors() > 1:
             raise UsageError(
                 f"{env.name!r} has {env.num_actors()} actors. Classes of algorithms, `operant train` and vectors take environments "
@@ -166,19 +166,19 @@ class EnvironmentCell:
         self.env.close()
 
 
-def make_cell(source: Source) -> Cell:
+def make_cell(source: EnvSpec) -> SubEnv:
     """Make one environment of a loop."""
     if source.reward_shaping is None:
         made = source.make()
         if isinstance(made, gymnasium.Env):
             known = source.own_limit()
             own = (made.spec.max_episode_steps if made.spec else None) if known is None else known
-            return GymnasiumCell(made, smaller_limit(source.max_episode_timesteps, own, source.name))
-        return EnvironmentCell(source.create(made))
-    return EnvironmentCell(source.create())
+            return GymnasiumSubEnv(made, smaller_limit(source.max_episode_timesteps, own, source.name))
+        return EnvironmentSubEnv(source.create(made))
+    return EnvironmentSubEnv(source.create())
 
 
-class InProcess(VectorEnv):
+class SyncVectorEnv(VectorEnv):
     """Environments stepped one after the other.
 
     Args:
@@ -196,7 +196,7 @@ class InProcess(VectorEnv):
 
     def __init__(
         self,
-        cells: Sequence[Cell],
+        cells: Sequence[SubEnv],
         name: str,
         check: Check = "always",
         offset: int = 0,
@@ -230,7 +230,7 @@ class InProcess(VectorEnv):
         games = [within(getattr(cell, "env", None)) for cell in self.cells]
         self.preprocessed = None not in games
         self.has_lives = any(game.has_lives for game in games if game is not None)
-        self._infos = Infos(info_keywords, self.num_envs)
+        self._infos = InfoCollector(info_keywords, self.num_envs)
 
     @property
     def codec(self) -> Codec | None:
@@ -261,7 +261,7 @@ class InProcess(VectorEnv):
         self._ended = [i not in due for i in range(self.num_envs)]
         return observation
 
-    def step(self, actions: Mapping[str, np.ndarray]) -> Step:
+    def step(self, actions: Mapping[str, np.ndarray]) -> VectorStep:
         """Take one action everywhere."""
         if not (self._is_open and self._is_reset):
             raise self._unusable()
@@ -300,7 +300,7 @@ class InProcess(VectorEnv):
         if fault is not None:
             raise self._fault(fault[0], EnvironmentError(fault[1]), "step")
         self._look(observation, full, terminated | truncated if full or self._masked else None)
-        return Step(observation, reward, terminated, truncated)
+        return VectorStep(observation, reward, terminated, truncated)
 
     def close(self) -> None:
         """Close the environments."""

@@ -24,9 +24,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from operant.envs.env_spec import Source
+from operant.envs.env_spec import EnvSpec
 from operant.envs.validation_errors import raise_of_handler
-from operant.envs.vector.sync_vector import InProcess, make_cell
+from operant.envs.vector.sync_vector import SyncVectorEnv, make_cell
 from operant.errors import OperantError
 from operant.spec import import_object
 from operant.spec.spaces import Spaces
@@ -48,7 +48,7 @@ _ORPHAN_SECONDS = 2.0
 """How long a worker whose parent died may go on computing before it is killed."""
 
 
-class Memory:
+class SharedArrays:
     """Arrays of `N` environments or actors in memory that processes share.
 
     Args:
@@ -101,9 +101,9 @@ class VectorTask:
     """A share of a vector's environments, stepped one after the other."""
 
     def __init__(self, begin: Mapping[str, Any]) -> None:
-        cells = [make_cell(Source.from_literal(literal)) for literal in begin["sources"]]
+        cells = [make_cell(EnvSpec.from_literal(literal)) for literal in begin["sources"]]
         self._keywords = begin["info_keywords"]
-        self._vector = InProcess(cells, begin["name"], begin["check"], begin["offset"], self._keywords)
+        self._vector = SyncVectorEnv(cells, begin["name"], begin["check"], begin["offset"], self._keywords)
         self._rows = slice(begin["offset"], begin["offset"] + self._vector.num_envs)
         self.close = self._vector.close
 
@@ -115,7 +115,7 @@ class VectorTask:
     def share(self, n: int, descriptor: int) -> None:
         """Map the memory."""
         fields = vector_fields(self._keywords)
-        self._memory = Memory(self._vector.spaces, n, descriptor, fields, create=False)
+        self._memory = SharedArrays(self._vector.spaces, n, descriptor, fields, create=False)
 
     def obey(self, message: bytes) -> None:
         """Step, reset or restart."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 import jax
 
 from operant import checkpoint
-from operant.agents.base.agent_spec import Definition, define, words
+from operant.agents.base.agent_spec import AgentSpec, parse_agent, words
 from operant.agents.base.compiled import act_independently
 from operant.agents.table import AGENTS, DEFAULT, config_class
 from operant.errors import (
@@ -48,24 +48,24 @@ from operant.execution.algorithm.inputs import (
     refuse_no_environments,
     refuse_other_count,
 )
-from operant.execution.play import PlayConfig, Played
+from operant.execution.play import PlayConfig, PlayResult
 from operant.execution.play import run as run_episodes
 from operant.execution.saving import checkpoint_in
-from operant.ops.optimise import Given
+from operant.ops.optimise import CustomOptimizer
 from operant.spec import default, options, plain
 from operant.spec.run import RunConfig, located
 from operant.spec.spaces import Codec
-from operant.tracking import Tracker
+from operant.tracking import LoggerGroup
 from operant.tracking.history import check_place
 from operant.tracking.record import Record
 from operant.training import signals
 from operant.training.callbacks import callbacks_of, none_refuses
 from operant.training.environments import make_environments
 from operant.training.loggers import tracker
-from operant.training.loop import Outcome, Training
-from operant.training.progress import Evaluated, Progress
+from operant.training.loop import Outcome, TrainingLoop
+from operant.training.progress import EvaluationScores, Progress
 from operant.training.run_dir import describe, held, history_held, new_directory
-from operant.training.session import Session, fitting
+from operant.training.session import ExperimentSetup, fitting
 from operant.training.train import evaluating, history_origin, refuse_rows_of_others
 from operant.tuning.trial import report_steps
 
@@ -173,19 +173,19 @@ class Trainer:
         if self.run.history_checkpoint is not None:
             check_place(self.run.history_checkpoint, "history_checkpoint")
         # Before an environment is made, which may change the working directory: files of networks are found now.
-        definition = fitting(define(self.agent, **own), self.run.weights)
+        definition = fitting(parse_agent(self.agent, **own), self.run.weights)
         environments = make_environments(self.run, None if isinstance(envs, str) else envs, n_envs)
         if environments.vector is not None:
             self.run = self.run.replace(env=environments.vector.name, n_envs=environments.vector.num_envs)
         try:
             self._tell_form(definition, own)
-            opaque = isinstance(vars(definition.config).get("optimizer"), Given)
+            opaque = isinstance(vars(definition.config).get("optimizer"), CustomOptimizer)
             if opaque and self.run.divergence_monitoring_steps is not None:
                 raise SpecError(
                     "divergence_monitoring_steps lowers the learning rate, which an optax transformation keeps to itself. "
                     "Give the optimizer by name or as a dict, with lr."
                 )
-            self.session = Session(definition, environments, located(self.run, self._base))
+            self.session = ExperimentSetup(definition, environments, located(self.run, self._base))
             if weights:
                 self.session.weights.load(self.session.driver)
             self._evaluating = evaluation_envs(self.run, envs, eval_envs, environments.spaces)
@@ -206,7 +206,7 @@ class Trainer:
         """Seconds of training so far."""
         return self._progress.elapsed
 
-    def _tell_form(self, definition: Definition, own: Mapping[str, Any]) -> None:
+    def _tell_form(self, definition: AgentSpec, own: Mapping[str, Any]) -> None:
         """Warn if an option turns the algorithm into another agent's form of it."""
         config = config_class(self.agent)
         if definition.name == self.agent or self.agent == DEFAULT:
@@ -273,7 +273,7 @@ class Trainer:
         here = located(run, self._base)
         directory = Path(here.run_dir) if here.run_dir else None
         checkpoints = None if directory is None else directory / "checkpoints"
-        training = self.session.training(here, Tracker(), checkpoints, self._progress)
+        training = self.session.training(here, LoggerGroup(), checkpoints, self._progress)
         if callbacks:
             training.on_record = lambda record: none_refuses([each(self, record) for each in callbacks])
         with contextlib.ExitStack() as stack:
@@ -310,7 +310,7 @@ class Trainer:
             origin=self._progress.origin if self._loaded is None else None,
         )
 
-    def _train(self, training: Training, directory: Path | None, run: RunConfig) -> Outcome:
+    def _train(self, training: TrainingLoop, directory: Path | None, run: RunConfig) -> Outcome:
         """Train, and write what the run's options, as they were given, say."""
         training.sinks = tracker(directory, run, training, base=self._base)
         try:
@@ -399,7 +399,7 @@ class Trainer:
         frame_frequency: int = 1,
         episodes: int = 1,
         env: Any = None,
-    ) -> Played:
+    ) -> PlayResult:
         """Play with the current policy, in a separate environment; training is not touched.
 
         Every call plays new episodes, none of which training has seen; a program that is run again plays the same ones.
@@ -482,7 +482,7 @@ class Trainer:
                 f"save of {type(self).__name__} writes a checkpoint to a directory, and takes nothing else. Received: {given}. For weights or "
                 "a policy in another format: save(directory), then Agent.load(directory=...).save(directory=..., format=...)."
             )
-        training = self.session.training(self.run, Tracker(), None, self._progress)
+        training = self.session.training(self.run, LoggerGroup(), None, self._progress)
         return str(training.write(Path(directory), keep=None, memory=self.run.save_memory))
 
     def load(self, directory: str | Path) -> None:
@@ -500,7 +500,7 @@ class Trainer:
         place = place / "checkpoints" if (place / "checkpoints").is_dir() else place
         found = checkpoint_in(place, None)
         differing = self._differing(found)
-        training = self.session.training(self.run, Tracker(), None, self._progress)
+        training = self.session.training(self.run, LoggerGroup(), None, self._progress)
         try:
             training.restore(found)
         except MismatchError as error:
@@ -545,7 +545,7 @@ class Trainer:
         shown = ", ".join(f"{name} {there[name]!r} there, {here[name]!r} here" for name in differing)
         return f"The checkpoint {str(found.path)!r} was made with: {shown}." if differing else ""
 
-    def _reported(self, training: Training) -> Outcome:
+    def _reported(self, training: TrainingLoop) -> Outcome:
         """Train from report to report: at steps that are the same in every trial, so that a pruner compares like with like."""
         run = training.run
         if run.max_steps is None:
@@ -605,7 +605,7 @@ class Trainer:
         return self._progress.score.mean
 
     @property
-    def evaluated(self) -> Evaluated:
+    def evaluated(self) -> EvaluationScores:
         """Results of the evaluations: step and mean of the last one and of the best one."""
         return self._progress.evaluated
 

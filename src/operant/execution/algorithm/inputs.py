@@ -12,7 +12,7 @@ import gymnasium
 from operant.envs import catalog
 from operant.envs.env_spec import is_environment, is_native, lacking
 from operant.envs.gymnasium.games import whole_games
-from operant.envs.gymnasium.preprocessing import Preprocessed, within
+from operant.envs.gymnasium.preprocessing import PreprocessingWrapper, within
 from operant.envs.vector import create
 from operant.envs.vector.base import VectorEnv
 from operant.errors import SpaceError, SpecError, UsageError, value_error, whole
@@ -65,7 +65,7 @@ def is_id(envs: Any) -> bool:
         return all(map(is_id, envs)) and len(set(map(_id, envs))) == 1
     if isinstance(envs, str):
         return True
-    if isinstance(envs, Preprocessed):  # its spec does not tell of the preprocessing
+    if isinstance(envs, PreprocessingWrapper):  # its spec does not tell of the preprocessing
         return False
     spec = getattr(envs, "spec", None) if isinstance(envs, gymnasium.Env) else None
     if spec is None or spec.id not in gymnasium.registry:
@@ -146,8 +146,8 @@ def made_again(env: Any, render_mode: str | None = None) -> Any:
     Raises:
         SpecError: no other can be made like it.
     """
-    if isinstance(env, Preprocessed):
-        return Preprocessed(made_again(env.env, render_mode), env.settings)
+    if isinstance(env, PreprocessingWrapper):
+        return PreprocessingWrapper(made_again(env.env, render_mode), env.settings)
     if makes(env):
         return env  # it makes environments, and will make another
     give = "Give one: play(env=...), an object, class or function; eval_envs=... to evaluate while it trains."

@@ -16,7 +16,7 @@ from operant.execution.export.interface import VERSION, Flat, Interface
 Run = Callable[[Flat], Mapping[str, Any]]
 
 
-class Policy:
+class ExportedPolicy:
     """A policy that acts and does not learn. Made by `load_policy`.
 
     Args:
@@ -109,7 +109,7 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     return {prefix[:-1]: tree} if prefix else {}
 
 
-def load_policy(path: str | Path, filename: str | None = None) -> Policy:
+def load_policy(path: str | Path, filename: str | None = None) -> ExportedPolicy:
     """Load a policy that `agent.save(format='stablehlo' or 'onnx')` wrote.
 
     Args:
@@ -123,7 +123,7 @@ def load_policy(path: str | Path, filename: str | None = None) -> Policy:
     file = _found(Path(path), filename)
     interface = _interface(file)
     run = _onnx(file) if file.suffix == FORMATS["onnx"] else _stablehlo(file)
-    return Policy(interface, run)
+    return ExportedPolicy(interface, run)
 
 
 def _found(path: Path, filename: str | None) -> Path:

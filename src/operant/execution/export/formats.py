@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax import export
 
-from operant.agents.base.learner import Acting, Learner
+from operant.agents.base.learner import Learner, PolicyState
 from operant.checkpoint import durable
 from operant.errors import SpecError, as_folder
 from operant.execution.export import FORMATS, require
@@ -26,7 +26,7 @@ ROWS = 64
 
 
 def write(
-    directory: str | Path, name: str, format: str, learner: Learner, acting: Acting, agent: str
+    directory: str | Path, name: str, format: str, learner: Learner, acting: PolicyState, agent: str
 ) -> Path:
     """Write the policy of an agent, and the description of its inputs and outputs beside it.
 

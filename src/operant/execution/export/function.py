@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-from operant.agents.base.learner import Acting, Learner
+from operant.agents.base.learner import Learner, PolicyState
 from operant.errors import UsageError
-from operant.execution.export.interface import Interface, Port
+from operant.execution.export.interface import Interface, PolicyPort
 from operant.spec.spaces import Leaf, mask_name
 from operant.types import Action, Array, Arrays, Tree
 
@@ -27,7 +27,7 @@ class PolicyFunction:
         UsageError: the agent draws its actions even when it should act deterministically.
     """
 
-    def __init__(self, learner: Learner, acting: Acting) -> None:
+    def __init__(self, learner: Learner, acting: PolicyState) -> None:
         self._learner, self._acting = learner, acting
         paths, self._carry = jax.tree_util.tree_flatten_with_path(learner.algorithm.initial_carry(1))
         self._start = [np.asarray(x[0]) for _, x in paths]
@@ -73,7 +73,7 @@ class PolicyFunction:
         whole = jax.tree.unflatten(self._carry, before)
         return algorithm.act(self._acting.policy, observation, whole, noise, False)
 
-    def _stored(self, port: Port, x: Array) -> Array:
+    def _stored(self, port: PolicyPort, x: Array) -> Array:
         leaf = self.interface.spaces.states.components[port.component]
         return (x - _offset(leaf, x)).astype(leaf.storage) if leaf.has_offset else x
 

@@ -30,7 +30,7 @@ VERSION = 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Port:
+class PolicyPort:
     """One input or output."""
 
     name: str
@@ -76,10 +76,10 @@ class Interface:
                     )
 
     @property
-    def inputs(self) -> list[Port]:
+    def inputs(self) -> list[PolicyPort]:
         """States, masks, internals, in this order."""
         masks = [
-            Port(
+            PolicyPort(
                 f"auxiliaries/{action}/mask",
                 "mask",
                 action,
@@ -91,14 +91,14 @@ class Interface:
         return [*_ports(self.spaces.states), *masks, *self._internals("internals")]
 
     @property
-    def outputs(self) -> list[Port]:
+    def outputs(self) -> list[PolicyPort]:
         """Actions and the internals after them."""
         return [*_ports(self.spaces.actions), *self._internals("next_internals")]
 
-    def _internals(self, group: str) -> Iterator[Port]:
+    def _internals(self, group: str) -> Iterator[PolicyPort]:
         for path, x in self.initial.items():
             leaf = Leaf("float", x.shape, dtype=str(x.dtype))
-            yield Port(f"{group}/{path}", "internals", path, leaf, tuple(path.split("/")))
+            yield PolicyPort(f"{group}/{path}", "internals", path, leaf, tuple(path.split("/")))
 
     def to_json(self) -> dict[str, Any]:
         """Return the description that is saved with an exported policy."""
@@ -147,15 +147,15 @@ class Interface:
         return {port.name: _drawn(port, generator, n) for port in self.inputs}
 
 
-def _ports(space: Space) -> Iterator[Port]:
+def _ports(space: Space) -> Iterator[PolicyPort]:
     group = f"{space.kind}s"
     for name, leaf in space.components.items():
         own = dataclasses.replace(leaf, dtype="int32") if leaf.has_offset else leaf
         path = () if space.single else tuple(name.split("/"))
-        yield Port("/".join((group, *path)), space.kind, name, own, path)
+        yield PolicyPort("/".join((group, *path)), space.kind, name, own, path)
 
 
-def _drawn(port: Port, generator: np.random.Generator, n: int) -> np.ndarray:
+def _drawn(port: PolicyPort, generator: np.random.Generator, n: int) -> np.ndarray:
     leaf = port.leaf
     shape = (n, *leaf.shape)
     if leaf.type == "bool":

@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from operant.envs.catalog import resolve
-from operant.envs.connection import Answer, Connection, Local
+from operant.envs.connection import Answer, Connection, LocalConnection
 from operant.envs.env_spec import refuse_same
 from operant.envs.environment import Environment
 from operant.envs.remote import check
 from operant.envs.remote import connect as elsewhere
-from operant.envs.validated_env import Checked
+from operant.envs.validated_env import ValidatedEnv
 from operant.errors import UsageError, value_error, whole
 
 
-class Vectorized(Local):
+class VectorizedConnection(LocalConnection):
     """A vectorizable environment in this process, with several episodes side by side."""
 
-    def __init__(self, environment: Checked, num_parallel: int, own: bool = True) -> None:
+    def __init__(self, environment: ValidatedEnv, num_parallel: int, own: bool = True) -> None:
         super().__init__(environment, own)
         self.num_actors = num_parallel
 
@@ -151,7 +151,7 @@ def _local(environments: Sequence[Any], limit: int | None) -> list[Connection]:
     for environment in environments:
         own = not _is_object(environment)
         try:
-            made.append(Local(Environment.create(environment, max_episode_timesteps=limit), own))
+            made.append(LocalConnection(Environment.create(environment, max_episode_timesteps=limit), own))
         except BaseException:
             close(made)
             raise
@@ -165,9 +165,9 @@ def _copies(
     own = not _is_object(environment)
     first = Environment.create(environment, max_episode_timesteps=limit)
     if num_parallel is None:
-        return [Local(first, own)]
+        return [LocalConnection(first, own)]
     if first.is_vectorizable() and not evaluation:
-        return [Vectorized(first, num_parallel, own)]
+        return [VectorizedConnection(first, num_parallel, own)]
     if not own:
         raise UsageError(
             f"{first!r} is one object and cannot run {num_parallel} times. "
@@ -178,7 +178,7 @@ def _copies(
     except BaseException:
         first.close()
         raise
-    return [Local(first), *others]
+    return [LocalConnection(first), *others]
 
 
 def _check_equal(connections: Sequence[Connection]) -> None:

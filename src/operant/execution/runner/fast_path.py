@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import jax
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from operant.agents.base.learner import Learner
 from operant.envs.catalog import resolve
@@ -19,9 +19,9 @@ from operant.envs.native.validate import accepted
 from operant.envs.vector import create
 from operant.envs.vector.base import VectorEnv
 from operant.execution.agent import Agent
-from operant.execution.interactive import Lent
-from operant.execution.runner.interaction import Plan
-from operant.execution.runner.run_statistics import Ledger
+from operant.execution.interactive import DetachedState
+from operant.execution.runner.interaction import RunLimits
+from operant.execution.runner.run_statistics import RunStatistics
 from operant.training import signals
 from operant.training.drivers.device import DeviceDriver
 from operant.training.drivers.host import HostDriver
@@ -30,7 +30,7 @@ _SHOWN = {"visualize", "render_mode"}
 """Arguments of an environment that is shown on screen: a second copy of it must not be made."""
 
 
-class Shortcut:
+class FastPath:
     """Runs an agent with a driver of training runs, for as long as whole blocks keep exactly within the limits.
 
     A block is what one update of the agent consumes: a number of rows of all actors. Whole blocks meet a limit on updates
@@ -50,10 +50,10 @@ class Shortcut:
         self._source = source = resolve(environment, max_episode_timesteps=max_episode_timesteps)
         self._serves = ""
         if source.reward_shaping is None:
-            plain = isinstance(source.target, EnvSpec) and not _SHOWN & source.arguments.keys()
+            plain = isinstance(source.target, GymnasiumSpec) and not _SHOWN & source.arguments.keys()
             self._serves = "device" if source.is_native else "host" if plain else ""
 
-    def run(self, agent: Agent, plan: Plan, ledger: Ledger, seed: int) -> None:
+    def run(self, agent: Agent, plan: RunLimits, ledger: RunStatistics, seed: int) -> None:
         """Go as far as whole blocks pass no limit; do nothing if the agent, the plan or the environment needs single steps."""
         in_step = self._serves == "device" or plan.batch_agent_calls or self._n == 1
         blocks = self._blocks(agent.learner, plan, ledger)
@@ -77,7 +77,7 @@ class Shortcut:
                 driver.forget()
 
     @staticmethod
-    def _advance(driver: DeviceDriver | HostDriver, blocks: int, ledger: Ledger) -> None:
+    def _advance(driver: DeviceDriver | HostDriver, blocks: int, ledger: RunStatistics) -> None:
         """Run that many blocks, and count them."""
         began, step = time.perf_counter(), driver.step
         finished, into = driver.advance(blocks), ledger.training
@@ -95,7 +95,7 @@ class Shortcut:
             self._vector.close()
         self._vector = self._device = None
 
-    def _blocks(self, learner: Learner, plan: Plan, ledger: Ledger) -> int:
+    def _blocks(self, learner: Learner, plan: RunLimits, ledger: RunStatistics) -> int:
         """Return how many blocks may be run before a limit is passed."""
         if plan.num_episodes is not None or plan.sync_episodes:
             return 0
@@ -106,7 +106,7 @@ class Shortcut:
             left.append((plan.num_timesteps - ledger.timesteps) // (learner.rows * self._n))
         return min(left, default=0)
 
-    def _on_device(self, agent: Agent, lent: Lent) -> DeviceDriver:
+    def _on_device(self, agent: Agent, lent: DetachedState) -> DeviceDriver:
         if self._device is None or self._device.learner is not agent.learner:
             env = accepted(self._source.make(), self._source.name)
             limit = self._source.max_episode_timesteps
@@ -119,7 +119,7 @@ class Shortcut:
         self._device.restore(lent.train, {"world": world})
         return self._device
 
-    def _on_host(self, agent: Agent, lent: Lent, seed: int) -> HostDriver:
+    def _on_host(self, agent: Agent, lent: DetachedState, seed: int) -> HostDriver:
         assert agent.engine is not None
         if self._vector is None:
             self._vector = create.create(

@@ -19,11 +19,11 @@ import numpy as np
 from operant.envs.environment import take
 from operant.envs.vector.base import seed_of
 from operant.execution.agent import Agent
-from operant.execution.runner.run_statistics import Ledger
-from operant.execution.runner.slots import Feedback, Seat, join
+from operant.execution.runner.run_statistics import RunStatistics
+from operant.execution.runner.slots import EnvSlot, StepResult, join
 
 
-class Plan(NamedTuple):
+class RunLimits(NamedTuple):
     """How far a run goes, and how; see `Runner.run`."""
 
     num_episodes: int | None = None
@@ -46,7 +46,9 @@ class Interaction:
         seed: root of the environments' seeds.
     """
 
-    def __init__(self, agent: Agent, seats: Sequence[Seat], plan: Plan, ledger: Ledger, seed: int) -> None:
+    def __init__(
+        self, agent: Agent, seats: Sequence[EnvSlot], plan: RunLimits, ledger: RunStatistics, seed: int
+    ) -> None:
         self.agent = agent
         self.seats = seats
         self.plan = plan
@@ -100,7 +102,7 @@ class Interaction:
                     self._begin(seat)
         return any(began)
 
-    def _begin(self, seat: Seat) -> bool:
+    def _begin(self, seat: EnvSlot) -> bool:
         plan, count = self.plan, seat.size
         if self.stopping:
             return False
@@ -120,7 +122,7 @@ class Interaction:
 
     # Steps
 
-    def _serve(self, seats: Sequence[Seat]) -> None:
+    def _serve(self, seats: Sequence[EnvSlot]) -> None:
         """Take the answers of these environments, and send the next requests."""
         brought = [(seat, feedback) for seat in seats for feedback in seat.receive()]
         self._tell([each for each in brought if each[0].trains])
@@ -139,7 +141,7 @@ class Interaction:
             self._act(learning)
             self._look_at_limits()
 
-    def _tell(self, brought: list[tuple[Seat, Feedback]]) -> None:
+    def _tell(self, brought: list[tuple[EnvSlot, StepResult]]) -> None:
         if not brought:
             return
         began = time.perf_counter()
@@ -159,7 +161,7 @@ class Interaction:
             )
         self.tally.agent_clock += time.perf_counter() - began
 
-    def _count(self, seat: Seat, feedback: Feedback) -> None:
+    def _count(self, seat: EnvSlot, feedback: StepResult) -> None:
         actor, plan, ledger = seat.first + feedback.actor, self.plan, self.ledger
         self.tally.add(actor, feedback.reward)
         ledger.updates = self.agent.updates - self._updates_before
@@ -187,7 +189,7 @@ class Interaction:
         if limit is not None and self.ledger.updates >= limit:
             self.stopping = True
 
-    def _go_on(self, seats: Sequence[Seat]) -> list[tuple[Seat, list[int]]]:
+    def _go_on(self, seats: Sequence[EnvSlot]) -> list[tuple[EnvSlot, list[int]]]:
         """Find the actors that may take another timestep, and cut the episodes of the others."""
         acting, parallel, states = [], list[int](), list[Any]()
         for seat in seats:
@@ -212,7 +214,7 @@ class Interaction:
             self.tally.agent_clock += time.perf_counter() - began
         return acting
 
-    def _grant(self, seat: Seat) -> bool:
+    def _grant(self, seat: EnvSlot) -> bool:
         if not seat.counts:  # beside others: with synchronised episodes, its last one is run to the end
             return not self.stopping or (self.plan.sync_episodes and not self._called_off)
         if self.stopping or self._granted == self.plan.num_timesteps:
@@ -222,7 +224,7 @@ class Interaction:
 
     # Acting
 
-    def _act(self, acting: list[tuple[Seat, list[int]]]) -> None:
+    def _act(self, acting: list[tuple[EnvSlot, list[int]]]) -> None:
         """Act for the actors of several environments, and send each its actions."""
         agent, began = self.agent, time.perf_counter()
         seat, actors = acting[0]
@@ -241,7 +243,7 @@ class Interaction:
             self.tally.agent_clock += time.perf_counter() - began
             self._send(acting, chosen)
 
-    def _send(self, acting: list[tuple[Seat, list[int]]], chosen: Any) -> None:
+    def _send(self, acting: list[tuple[EnvSlot, list[int]]], chosen: Any) -> None:
         place = 0
         for seat, actors in acting:
             own = {actor: take(chosen, place + i) for i, actor in enumerate(actors)}
@@ -257,7 +259,7 @@ class Interaction:
                     own[actor] = own[actor] if self._start_internals is None else own[actor][0]
             seat.execute(join([own[actor] for actor in seat.running]))
 
-    def _evaluate(self, seat: Seat) -> Any:
+    def _evaluate(self, seat: EnvSlot) -> Any:
         """Act for all actors of an environment without recording or learning."""
         began, internals = time.perf_counter(), None
         if self._start_internals is not None:
@@ -272,5 +274,5 @@ class Interaction:
         return chosen
 
     @staticmethod
-    def _state(seat: Seat, actor: int) -> Any:
+    def _state(seat: EnvSlot, actor: int) -> Any:
         return seat.states if seat.single else take(seat.states, seat.running.index(actor))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from operant.checkpoint import durable
 from operant.errors import shown, value_error
-from operant.tracking.logger_group import Tracker
+from operant.tracking.logger_group import LoggerGroup
 from operant.tracking.record import Record
 from operant.tracking.tensorboard import TensorBoard
 
@@ -20,7 +20,7 @@ SAVE_SECONDS = 300.0
 RECORD_SECONDS = 1.0
 
 
-class Following:
+class RunnerLogger:
     """A callback of `Runner.run`.
 
     Args:
@@ -37,7 +37,7 @@ class Following:
         self._name = name or "agent"
         _expect_place(self._directory, self._name)
         place, _, folder = (summaries or "").partition(",")
-        self._sink = None if summaries is None else Tracker([TensorBoard(Path(place) / folder)])
+        self._sink = None if summaries is None else LoggerGroup([TensorBoard(Path(place) / folder)])
         self._horizon = horizon
         self._began = self._saved = self._recorded = time.monotonic()
 

@@ -20,7 +20,7 @@ LISTS = {
 """What is written, and the attribute of a `Runner` that holds it."""
 
 
-class Repeats:
+class RunCollector:
     """Collects runs."""
 
     def __init__(self) -> None:

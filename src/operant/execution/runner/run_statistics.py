@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from operant.checkpoint import durable
 from operant.errors import SpecError, as_folder, value_error, whole
 from operant.execution.runner.bar import Bar, figure
-from operant.execution.runner.slots import Seat, Tally
+from operant.execution.runner.slots import EnvSlot, SlotStatistics
 from operant.training.callbacks import callbacks_of, none_refuses
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ BEST = "best-model"
 """Name under which the best agent is saved."""
 
 
-class Episodes:
+class EpisodeLists:
     """The finished episodes, as lists in the order in which they ended."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Episodes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Calls:
+class Callbacks:
     """The user's callbacks and how often they are called."""
 
     callbacks: tuple[Callable[..., Any], ...]
@@ -56,7 +56,7 @@ class Calls:
     timesteps: int | None
 
     @classmethod
-    def read(cls, callback: Any, episodes: Any, timesteps: Any) -> Calls:
+    def read(cls, callback: Any, episodes: Any, timesteps: Any) -> Callbacks:
         """Check the arguments of `Runner.run`."""
         callbacks = callbacks_of(callback, "a callable (runner, parallel) -> bool, or a list of such")
         episodes = whole("callback_episode_frequency", episodes, optional=True)
@@ -69,7 +69,7 @@ class Calls:
 
 
 @dataclasses.dataclass(frozen=True)
-class Scoring:
+class EvaluationOptions:
     """How the agent is scored, and where the best one is saved."""
 
     horizon: int
@@ -77,7 +77,7 @@ class Scoring:
     directory: str | Path | None
 
     @classmethod
-    def read(cls, evaluation_callback: Any, horizon: int, directory: Any) -> Scoring:
+    def read(cls, evaluation_callback: Any, horizon: int, directory: Any) -> EvaluationOptions:
         """Check the arguments of `Runner.run`."""
         if directory is not None and not isinstance(directory, str | Path):
             raise value_error("save_best_agent", "a directory", directory)
@@ -103,11 +103,11 @@ class Scoring:
         return sum(returns[-self.horizon :]) / self.horizon if len(returns) >= self.horizon else None
 
 
-class Order(NamedTuple):
+class RunOptions(NamedTuple):
     """What a run is asked to report."""
 
-    calls: Calls
-    scoring: Scoring
+    calls: Callbacks
+    scoring: EvaluationOptions
     mean_horizon: int
     comm: bool
     """Whether there is communication to report."""
@@ -123,11 +123,11 @@ class Order(NamedTuple):
         evaluation_callback: Any = None,
         directory: Any = None,
         comm: bool = False,
-    ) -> Order:
+    ) -> RunOptions:
         """Check the arguments of `Runner.run`."""
         horizon = whole("mean_horizon", horizon)
-        calls = Calls.read(callback, every_episodes, every_timesteps)
-        return cls(calls, Scoring.read(evaluation_callback, horizon, directory), horizon, comm)
+        calls = Callbacks.read(callback, every_episodes, every_timesteps)
+        return cls(calls, EvaluationOptions.read(evaluation_callback, horizon, directory), horizon, comm)
 
     @property
     def tells(self) -> bool:
@@ -136,7 +136,7 @@ class Order(NamedTuple):
         return bool(self.calls.callbacks) or (scoring.function, scoring.directory) != (None, None)
 
 
-class Ledger:
+class RunStatistics:
     """The record of one run.
 
     Args:
@@ -146,12 +146,12 @@ class Ledger:
         evaluation: whether a separate environment evaluates beside the others.
     """
 
-    def __init__(self, runner: Runner, order: Order, actors: int, evaluation: bool) -> None:
+    def __init__(self, runner: Runner, order: RunOptions, actors: int, evaluation: bool) -> None:
         self.timesteps = self.episodes = self.updates = 0
         self.best = -math.inf
-        self.tally = Tally(actors)
-        self.training = Episodes()
-        self.evaluations = Episodes() if evaluation else self.training
+        self.tally = SlotStatistics(actors)
+        self.training = EpisodeLists()
+        self.evaluations = EpisodeLists() if evaluation else self.training
         self.bar: Bar | None = None
         self.driver = "interactive"
         """What drives the run, or the greater part of it."""
@@ -170,7 +170,7 @@ class Ledger:
         every = self._order.calls.timesteps
         return every is None or self.timesteps % every != 0 or self._order.calls.go_on(self._runner, parallel)
 
-    def episode(self, parallel: int, seat: Seat) -> bool:
+    def episode(self, parallel: int, seat: EnvSlot) -> bool:
         """Record an episode; return whether the callbacks let the run go on."""
         reported = seat.connection.episode_return() if seat.single else None
         if reported is not None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from operant.agents.base.agent_spec import define
+from operant.agents.base.agent_spec import parse_agent
 from operant.envs.connection import Connection
 from operant.envs.vector.base import seed_of
 from operant.errors import (
@@ -23,10 +23,10 @@ from operant.errors import (
 from operant.execution.agent import Agent, specified
 from operant.execution.runner import connections
 from operant.execution.runner.bar import Bar
-from operant.execution.runner.fast_path import Shortcut
-from operant.execution.runner.interaction import Interaction, Plan
-from operant.execution.runner.run_statistics import Ledger, Order, flags
-from operant.execution.runner.slots import Seat
+from operant.execution.runner.fast_path import FastPath
+from operant.execution.runner.interaction import Interaction, RunLimits
+from operant.execution.runner.run_statistics import RunOptions, RunStatistics, flags
+from operant.execution.runner.slots import EnvSlot
 from operant.training import signals
 
 WRITERS = ("recorder", "saver", "summarizer")
@@ -98,7 +98,7 @@ class Runner:
             evaluation=evaluation, remote=remote, blocking=blocking, host=host, port=port,
             token_file=token_file, certificate=certificate,
         )  # fmt: skip
-        self._seats: list[Seat] = []
+        self._seats: list[EnvSlot] = []
         try:
             learning = self.environments[:-1] if evaluation else self.environments
             self.agent = _agent(agent, self.environments[0], sum(c.num_actors for c in learning))
@@ -108,16 +108,16 @@ class Runner:
         first = 0
         for i, connection in enumerate(self.environments):
             trains = not (evaluation and i == len(self.environments) - 1)
-            self._seats.append(Seat(connection, first, trains, counts=trains))
+            self._seats.append(EnvSlot(connection, first, trains, counts=trains))
             first += connection.num_actors
         self._actors = first
-        self._shortcut: Shortcut | None = None
+        self._shortcut: FastPath | None = None
         if environments is None and remote is None and not evaluation:
-            self._shortcut = Shortcut(environment, max_episode_timesteps, first)
+            self._shortcut = FastPath(environment, max_episode_timesteps, first)
         self._runs = 0
         self._running = False
         self._closed = False
-        self._ledger = Ledger(self, Order.read(), first, evaluation)
+        self._ledger = RunStatistics(self, RunOptions.read(), first, evaluation)
 
     # What was recorded
 
@@ -288,7 +288,7 @@ class Runner:
         flags(**manner, use_tqdm=use_tqdm, evaluation=evaluation)
         if not isinstance(num_sleep_secs, int | float) or not 0 <= num_sleep_secs < math.inf:
             raise value_error("num_sleep_secs", "a number of at least 0", num_sleep_secs)
-        order = Order.read(
+        order = RunOptions.read(
             callback=callback,
             every_episodes=callback_episode_frequency,
             every_timesteps=callback_timestep_frequency,
@@ -298,8 +298,8 @@ class Runner:
             comm=self.is_environment_remote,
         )
         self._expect_end(limits, evaluation, bool(order.calls.callbacks))
-        plan = Plan(num_episodes, num_timesteps, num_updates, **manner, num_sleep_secs=num_sleep_secs)
-        self._ledger = Ledger(self, order, self._actors, self.evaluation)
+        plan = RunLimits(num_episodes, num_timesteps, num_updates, **manner, num_sleep_secs=num_sleep_secs)
+        self._ledger = RunStatistics(self, order, self._actors, self.evaluation)
         for seat in self._seats:
             seat.drain()
             seat.trains = seat.counts and not evaluation
@@ -382,7 +382,7 @@ class Runner:
         self.close()
 
 
-class _Described:
+class _ConnectionSpecs:
     """What an agent asks an environment for, answered by a connection."""
 
     def __init__(self, connection: Connection) -> None:
@@ -409,7 +409,7 @@ def read(agent: Any) -> Any:
     loaded = isinstance(agent, Mapping) and "directory" in agent
     given = dict(agent) if loaded else specified(agent)
     if not loaded or given.get("agent") is not None:
-        given["agent"] = define(given["agent"])
+        given["agent"] = parse_agent(given["agent"])
     if loaded and isinstance(given["directory"], str | Path) and Path(given["directory"]).is_dir():
         given["directory"] = str(working_directory() / given["directory"])
     return given | {name: _placed(given[name]) for name in WRITERS if name in given}
@@ -434,7 +434,7 @@ def _agent(agent: Any, connection: Connection, actors: int) -> Agent:
                 f"Agent: {made.spaces.to_spec()}. Environment: {connection.spaces.to_spec()}."
             )
     elif isinstance(agent, Mapping) and "directory" in agent:
-        given = {"environment": _Described(connection), **agent}
+        given = {"environment": _ConnectionSpecs(connection), **agent}
         made = Agent.load(**given)
         if made.parallel_interactions < actors and "parallel_interactions" not in agent:
             made.close()
@@ -467,4 +467,6 @@ def _created(agent: Any, connection: Connection, actors: int) -> Agent:
             raise SpecError(
                 f"The agent takes {name} from the Runner's environment. Leave it out of the agent."
             )
-    return Agent.create(**{"parallel_interactions": actors, **given, "environment": _Described(connection)})
+    return Agent.create(
+        **{"parallel_interactions": actors, **given, "environment": _ConnectionSpecs(connection)}
+    )

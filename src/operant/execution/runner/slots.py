@@ -10,10 +10,10 @@ import numpy as np
 
 from operant.envs.connection import Answer, Connection
 from operant.envs.environment import rows, take
-from operant.execution.runner.connections import Vectorized
+from operant.execution.runner.connections import VectorizedConnection
 
 
-class Feedback(NamedTuple):
+class StepResult(NamedTuple):
     """What the last step brought one actor."""
 
     actor: int
@@ -25,7 +25,7 @@ class Feedback(NamedTuple):
     """Whether the action got no answer, because the environment was lost."""
 
 
-class Seat:
+class EnvSlot:
     """One environment and its actors.
 
     Args:
@@ -65,7 +65,7 @@ class Seat:
         # Set before it is sent, and until its answer arrives: `drain` takes care of a run interrupted in between.
         self.request, self.counted = "reset", frozenset(range(count))
         self.running, self.acting, self.seconds = [], [], 0.0
-        if isinstance(self.connection, Vectorized):
+        if isinstance(self.connection, VectorizedConnection):
             self.connection.send_reset(seed, count)
         else:
             self.connection.send_reset(seed)
@@ -75,7 +75,7 @@ class Seat:
         self.request = "execute"
         self.connection.send_execute(actions)
 
-    def receive(self) -> list[Feedback]:
+    def receive(self) -> list[StepResult]:
         """Take the answer; return what the step brought the actors that the agent acted for."""
         answer = self.connection.receive()
         request, self.request = self.request, ""
@@ -90,12 +90,12 @@ class Seat:
             return []
         return self._feedback_of_one(answer) if self.single else self._feedback(answer)
 
-    def _feedback_of_one(self, answer: Answer) -> list[Feedback]:
+    def _feedback_of_one(self, answer: Answer) -> list[StepResult]:
         terminal = int(answer.terminal)
         self.running, self.states = [] if terminal else [0], answer.states
-        return [Feedback(0, float(answer.reward), terminal, answer.states, bool(answer.lost))]
+        return [StepResult(0, float(answer.reward), terminal, answer.states, bool(answer.lost))]
 
-    def _feedback(self, answer: Answer) -> list[Feedback]:
+    def _feedback(self, answer: Answer) -> list[StepResult]:
         before = self.running
         terminals = np.broadcast_to(answer.terminal, len(before)).tolist()
         rewards = np.broadcast_to(answer.reward, len(before)).tolist()
@@ -110,7 +110,7 @@ class Seat:
             self.states = take(answer.states, list(range(len(after))))
         acting = set(self.acting)
         return [
-            Feedback(
+            StepResult(
                 actor,
                 reward,
                 terminal,
@@ -127,7 +127,7 @@ class Seat:
         self.request, self.running, self.acting = "", [], []
 
 
-class Tally:
+class SlotStatistics:
     """The running episode of each actor, and the clock of the agent."""
 
     def __init__(self, actors: int) -> None:

@@ -21,11 +21,11 @@ from operant.spec.spaces.space import RESERVED, Flat, Kind, Space, Spaces
 INFINITE = 1e6
 """A bound of a Box that is this large counts as none: environments give large numbers where there is no limit."""
 
-Node: TypeAlias = "Part | dict[Any, Node] | tuple[Node, ...]"
+Node: TypeAlias = "SpacePart | dict[Any, Node] | tuple[Node, ...]"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Part:
+class SpacePart:
     """How one elementary Gymnasium space maps to components: to one, or entry by entry to several."""
 
     names: tuple[str, ...]
@@ -107,7 +107,7 @@ class Part:
         return self.dtype.type(array) if self.scalar and not batched else array
 
 
-class Mask(NamedTuple):
+class MaskForm(NamedTuple):
     """One of the forms that a mask may take in an observation."""
 
     shape: tuple[int, ...]
@@ -115,7 +115,7 @@ class Mask(NamedTuple):
     names: tuple[str, ...]
     """Names of the masks in it: of one, or of several that are concatenated."""
     pieces: tuple[tuple[int, ...], ...] = ()
-    """As in `Part`."""
+    """As in `SpacePart`."""
 
 
 class SpaceCodec:
@@ -127,7 +127,7 @@ class SpaceCodec:
         self._name = ""
         self._storage: np.dtype[Any] | None = None
         self._shape: tuple[int, ...] = ()
-        if isinstance(node, Part) and node.direct:
+        if isinstance(node, SpacePart) and node.direct:
             self._name, self._storage, self._shape = node.names[0], node.storage, node.shape
         self._ndim = len(self._shape)
 
@@ -213,8 +213,8 @@ class Codec:
         return self.action.decode({name: value[index] for name, value in action.items()}, False)
 
 
-def _parts(node: Node, path: tuple[Any, ...]) -> Iterable[tuple[tuple[Any, ...], Part]]:
-    if isinstance(node, Part):
+def _parts(node: Node, path: tuple[Any, ...]) -> Iterable[tuple[tuple[Any, ...], SpacePart]]:
+    if isinstance(node, SpacePart):
         yield path, node
         return
     for key, branch in node.items() if isinstance(node, dict) else enumerate(node):
@@ -222,7 +222,7 @@ def _parts(node: Node, path: tuple[Any, ...]) -> Iterable[tuple[tuple[Any, ...],
 
 
 def _build(node: Node, flat: Mapping[str, Any], batched: bool) -> Any:
-    if isinstance(node, Part):
+    if isinstance(node, SpacePart):
         return node.decode(flat, batched)
     if isinstance(node, dict):
         return {key: _build(branch, flat, batched) for key, branch in node.items()}
@@ -301,9 +301,9 @@ def _is_empty(space: Any) -> bool:
     )
 
 
-def _mask_forms(actions: Space, node: Node) -> dict[str, list[Mask]]:
+def _mask_forms(actions: Space, node: Node) -> dict[str, list[MaskForm]]:
     """Return the forms that the masks of actions may take, by the name of the entry in the observation."""
-    forms: dict[str, list[Mask]] = {}
+    forms: dict[str, list[MaskForm]] = {}
     shapes = {
         name: (*leaf.shape, leaf.num_values)
         for name, leaf in actions.components.items()
@@ -311,15 +311,15 @@ def _mask_forms(actions: Space, node: Node) -> dict[str, list[Mask]]:
     }
     for name, shape in shapes.items():
         own = (mask_name(name),)
-        forms[own[0]] = [Mask(shape, own)]
+        forms[own[0]] = [MaskForm(shape, own)]
         if len(shape) > 1:
-            forms[own[0]].append(Mask((math.prod(shape),), own, (shape,)))
+            forms[own[0]].append(MaskForm((math.prod(shape),), own, (shape,)))
     for _, part in _parts(node, ()):
         if part.split:
             pieces = tuple(shapes[name] for name in part.names)
             whole = mask_name(part.names[0].rpartition("/")[0] or "action")
             size = sum(map(math.prod, pieces))
-            forms[whole] = [Mask((size,), tuple(map(mask_name, part.names)), pieces)]
+            forms[whole] = [MaskForm((size,), tuple(map(mask_name, part.names)), pieces)]
     return forms
 
 
@@ -330,7 +330,7 @@ class _Reader:
         self.kind = kind
         self.frames = frames or 1
         self.channels_first = channels_first
-        self.masks: dict[str, list[Mask]] = {}
+        self.masks: dict[str, list[MaskForm]] = {}
         self.found: list[str] = []
         self.stacks = 0
         self.beside: list[Any] = []
@@ -408,7 +408,7 @@ class _Reader:
     def _discrete(self, space: Any, name: str) -> tuple[Any, Node]:
         leaf = Leaf("int", (), int(space.n), int(space.start))
         start = np.asarray(space.start) if leaf.has_offset else None
-        return leaf, Part((name or self.kind,), (), space.dtype, leaf.storage, scalar=True, start=start)
+        return leaf, SpacePart((name or self.kind,), (), space.dtype, leaf.storage, scalar=True, start=start)
 
     def _choices(self, space: Any, name: str, counts: NDArray, start: Any) -> tuple[Any, Node]:
         """Read an array of choices: one component if all have as many values, else one for each entry."""
@@ -417,22 +417,22 @@ class _Reader:
         storage = np.dtype(STORAGE["int"][0])
         if np.all(counts == counts.flat[0]):
             leaf = Leaf("int", space.shape, int(counts.flat[0]), start)
-            return leaf, Part((name or self.kind,), space.shape, space.dtype, storage, start=offset)
+            return leaf, SpacePart((name or self.kind,), space.shape, space.dtype, storage, start=offset)
         leaves = {
             str(i): Leaf("int", (), int(count), int(first))
             for i, (count, first) in enumerate(zip(counts.flat, start.flat, strict=True))
         }
         names = tuple(f"{name}/{key}" if name else key for key in leaves)
-        return leaves, Part(names, space.shape, space.dtype, storage, split=True, start=offset)
+        return leaves, SpacePart(names, space.shape, space.dtype, storage, split=True, start=offset)
 
     def _bool(self, space: Any, name: str) -> tuple[Any, Node]:
         stored = np.dtype(np.bool_)
         if (mask := self._mask(space, name)) is not None:
             self.found.extend(mask.names)
-            return None, Part(mask.names, space.shape, space.dtype, stored, pieces=mask.pieces)
-        return Leaf("bool", space.shape), Part((name or self.kind,), space.shape, space.dtype, stored)
+            return None, SpacePart(mask.names, space.shape, space.dtype, stored, pieces=mask.pieces)
+        return Leaf("bool", space.shape), SpacePart((name or self.kind,), space.shape, space.dtype, stored)
 
-    def _mask(self, space: Any, name: str) -> Mask | None:
+    def _mask(self, space: Any, name: str) -> MaskForm | None:
         return next((form for form in self.masks.get(name, ()) if form.shape == space.shape), None)
 
     def _box(self, space: Any, name: str) -> tuple[Any, Node]:
@@ -456,7 +456,7 @@ class _Reader:
         clip = np.isfinite(space.low).any() or np.isfinite(space.high).any()
         bounds = {"low": space.low, "high": space.high} if clip else {}
         names = (name or self.kind,)
-        return leaf, Part(names, space.shape, space.dtype, leaf.storage, moved=moved, **bounds)
+        return leaf, SpacePart(names, space.shape, space.dtype, leaf.storage, moved=moved, **bounds)
 
     def _is_stack(self, shape: tuple[int, ...], first: bool) -> bool:
         return self.frames > 1 and len(shape) > 1 and shape[0 if first else -1] == self.frames

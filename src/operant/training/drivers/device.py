@@ -12,26 +12,26 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
-from operant.agents.base.learner import ENV, Learner, Train, reset_carry, without_replay
+from operant.agents.base.learner import ENV, Learner, TrainState, reset_carry, without_replay
 from operant.agents.base.protocol import fold
 from operant.envs.native import native_env
 from operant.envs.native.native_env import NativeEnv
 from operant.envs.validation_errors import state_label
 from operant.errors import EnvironmentError
 from operant.training.drivers.devices import Devices
-from operant.training.episodes import Finished
+from operant.training.episodes import EpisodeResult
 from operant.training.loop import Agree
-from operant.types import Array, Arrays, Block, Key, Tree
+from operant.types import Array, Arrays, Key, Rollout, Tree
 
 CHECK_STEPS = 8192
 """Environment steps of one call: few enough that the clock and the target are looked at often, many enough that this costs
 nothing. Fixed, not measured, so that a run stops at the same step every time."""
 
 
-class World(NamedTuple):
-    """The environments' part of a device run: everything beside `Train` that is needed to continue it."""
+class RunnerState(NamedTuple):
+    """The environments' part of a device run: everything beside `TrainState` that is needed to continue it."""
 
-    actors: native_env.Actors
+    actors: native_env.NativeActors
     carry: Tree
     first: Bool[Array, " N"]
     """Whether the actor begins an episode with the next row."""
@@ -40,7 +40,7 @@ class World(NamedTuple):
     length: Int[Array, " N"]
 
 
-class Ends(NamedTuple):
+class EpisodeEnds(NamedTuple):
     """Episodes that ended, per row and actor; and values that were not finite, which end none: see `DeviceRun.collect`."""
 
     ended: Bool[Array, "R N"]
@@ -63,14 +63,16 @@ class DeviceRun:
         self.watched = [name for name, leaf in leaves.items() if leaf.storage.kind == "f"]
         """Components of the state that are floats, which could be NaN or infinite."""
 
-    def begin(self, key: Key) -> World:
+    def begin(self, key: Key) -> RunnerState:
         """Start the environments of a run with this key."""
         actors = native_env.start(self.env, fold(key, ENV), self.n)
         carry = self.learner.algorithm.initial_carry(self.n)
         n = self.n
-        return World(actors, carry, jnp.ones(n, bool), jnp.zeros(n, jnp.float32), jnp.zeros(n, jnp.int32))
+        return RunnerState(
+            actors, carry, jnp.ones(n, bool), jnp.zeros(n, jnp.float32), jnp.zeros(n, jnp.int32)
+        )
 
-    def restart(self, key: Key, rows: Array, last: Arrays) -> World:
+    def restart(self, key: Key, rows: Array, last: Arrays) -> RunnerState:
         """Begin new episodes in a run with this key, after one more row, number `rows`, that closes the open ones with these last observations."""
         world = self.begin(key)
         actors = world.actors._replace(
@@ -79,14 +81,14 @@ class DeviceRun:
         return world._replace(actors=actors)
 
     def iterate(
-        self, train: Train, world: World, meter: Array, count: Array, limit: int
-    ) -> tuple[Train, World, Array, Ends]:
+        self, train: TrainState, world: RunnerState, meter: Array, count: Array, limit: int
+    ) -> tuple[TrainState, RunnerState, Array, EpisodeEnds]:
         """Run `count` blocks (at most `limit`): collect, learn. Return the episodes that ended, with an axis of blocks first.
 
         `count` is an argument, not a shape: running fewer blocks at the end compiles nothing.
         """
         shape = (limit, self.learner.rows, self.n)
-        ends = Ends(
+        ends = EpisodeEnds(
             jnp.zeros(shape, bool),
             jnp.zeros(shape[:2], jnp.int32),
             jnp.zeros(shape, jnp.float32),
@@ -107,7 +109,9 @@ class DeviceRun:
         actors, begun = world.actors, self._faults(world.actors.observation)
         world = world._replace(actors=self._cut(actors, actors.ended | (begun > 0)))
 
-        def one(i: Array, carry: tuple[Train, World, Array, Ends]) -> tuple[Train, World, Array, Ends]:
+        def one(
+            i: Array, carry: tuple[TrainState, RunnerState, Array, EpisodeEnds]
+        ) -> tuple[TrainState, RunnerState, Array, EpisodeEnds]:
             train, world, meter, ends = carry
             own = jax.tree.map(lambda x: x[i], noise)
             block, world, ended = self.collect(train, world, own, env_key)
@@ -120,7 +124,9 @@ class DeviceRun:
         fault = ends.fault.at[0, 0].set(jnp.where(begun > 0, begun, ends.fault[0, 0]))
         return train, world, meter, ends._replace(fault=fault)
 
-    def collect(self, train: Train, world: World, noise: Tree, env_key: Key) -> tuple[Block, World, Ends]:
+    def collect(
+        self, train: TrainState, world: RunnerState, noise: Tree, env_key: Key
+    ) -> tuple[Rollout, RunnerState, EpisodeEnds]:
         """Collect one block with the current parameters.
 
         A row whose step gives a value that is not finite becomes that of its episode's last observation: its action does not
@@ -130,7 +136,7 @@ class DeviceRun:
         acting = learner.acting(train)
         carry = reset_carry(learner.algorithm, world.carry, world.first)
 
-        def row(world: World, noise: Tree) -> tuple[World, tuple[Any, ...]]:
+        def row(world: RunnerState, noise: Tree) -> tuple[RunnerState, tuple[Any, ...]]:
             seen = world.actors
             action = learner.act(acting, seen.observation, world.carry, world.first, noise, explore=True)
             actors, after = native_env.step(self.env, seen, learner.emit(action.action), env_key)
@@ -140,9 +146,9 @@ class DeviceRun:
             actors = self._cut(actors, actors.ended | ~sound)
             reward = world.reward + after.reward
             length = world.length + (~seen.ended).astype(jnp.int32)
-            ends = Ends(actors.ended & sound, jnp.sum(valid, dtype=jnp.int32), reward, length, fault)
+            ends = EpisodeEnds(actors.ended & sound, jnp.sum(valid, dtype=jnp.int32), reward, length, fault)
             goes_on = ~actors.ended
-            world = World(
+            world = RunnerState(
                 actors, action.carry, ~valid, jnp.where(goes_on, reward, 0.0), jnp.where(goes_on, length, 0)
             )
             parts = (
@@ -156,11 +162,11 @@ class DeviceRun:
         observation = jax.tree.map(
             lambda x, last: jnp.concatenate([x, last[None]]), observation, world.actors.observation
         )
-        block = Block(observation, action, reward, terminated, truncated, valid, extras, carry)
+        block = Rollout(observation, action, reward, terminated, truncated, valid, extras, carry)
         return block, world, ends
 
     def _faults(self, observation: Arrays, reward: Float[Array, " N"] | None = None) -> UInt[Array, " N"]:
-        """Find what is not finite, as in `Ends.fault`."""
+        """Find what is not finite, as in `EpisodeEnds.fault`."""
         fault = jnp.zeros(self.n, jnp.uint16)
         if reward is not None:
             fault = (~jnp.isfinite(reward)).astype(jnp.uint16)
@@ -170,7 +176,7 @@ class DeviceRun:
             fault = jnp.where((fault == 0) & bad, jnp.uint16(code), fault)
         return fault
 
-    def _cut(self, actors: native_env.Actors, ended: Bool[Array, " N"]) -> native_env.Actors:
+    def _cut(self, actors: native_env.NativeActors, ended: Bool[Array, " N"]) -> native_env.NativeActors:
         """Let these actors begin another episode with the next row; replace values of observations that are not finite by 0."""
         observation = dict(actors.observation)
         for name in self.watched:
@@ -178,7 +184,7 @@ class DeviceRun:
             observation[name] = jnp.where(jnp.isfinite(x), x, jnp.zeros((), x.dtype))
         return actors._replace(observation=observation, ended=ended)
 
-    def fault(self, ends: Ends, name: str) -> str | None:
+    def fault(self, ends: EpisodeEnds, name: str) -> str | None:
         """Describe the first value that was not finite, if any, for an environment of this name; leaves of `ends` are `[blocks, rows, ...]`."""
         if not ends.fault.any():
             return None
@@ -211,7 +217,7 @@ class DeviceDriver:
         SpecError: the actors cannot be divided evenly among the devices.
     """
 
-    unreported: Sequence[Finished] = ()
+    unreported: Sequence[EpisodeResult] = ()
     """Episodes that ended in a call of `advance` that failed."""
     deadline: float = math.inf
     """Has no effect: a compiled block is completed."""
@@ -223,7 +229,7 @@ class DeviceDriver:
         n: int,
         key: Key,
         devices: Devices | None = None,
-        train: Train | None = None,
+        train: TrainState | None = None,
         name: str = "",
     ) -> None:
         self.learner = learner
@@ -234,8 +240,8 @@ class DeviceDriver:
         self.block_steps = learner.rows * n
         self.blocks = max(1, CHECK_STEPS // self.block_steps)
         train = jax.jit(learner.init)(key, learner.hyper()) if train is None else train
-        self.train: Train = self.devices.everywhere(train)
-        self.world: World = self.devices.shared(jax.jit(self.loop.begin)(key), n)
+        self.train: TrainState = self.devices.everywhere(train)
+        self.world: RunnerState = self.devices.shared(jax.jit(self.loop.begin)(key), n)
         self.step = 0
         self._empty = self.devices.making(learner.meter)
         self._meter = self._empty()
@@ -250,7 +256,7 @@ class DeviceDriver:
             self._compiled = self.devices.compile(loop, arguments, donate=(0, 1, 2))
         return self._compiled
 
-    def advance(self, blocks: int) -> list[Finished]:
+    def advance(self, blocks: int) -> list[EpisodeResult]:
         """Run that many blocks (at most `self.blocks`); return the episodes that ended, in order of time.
 
         Raises:
@@ -262,7 +268,7 @@ class DeviceDriver:
         self.train, self.world, self._meter, ends = loop(
             self.train, self.world, self._meter, np.int32(blocks)
         )
-        ends = Ends(*(x[:blocks] for x in jax.device_get(ends)))
+        ends = EpisodeEnds(*(x[:blocks] for x in jax.device_get(ends)))
         finished, self.step = finished_episodes(ends, self.step)
         if (fault := self.loop.fault(ends, self.name)) is not None:
             self.unreported = finished
@@ -278,7 +284,7 @@ class DeviceDriver:
         self.world = self.devices.shared(world, self.loop.n)
 
     @property
-    def learnt(self) -> Train:
+    def learnt(self) -> TrainState:
         """The learning state without a replay memory."""
         return without_replay(self.train)
 
@@ -300,11 +306,11 @@ class DeviceDriver:
         """Return the shapes of a snapshot."""
         return self.snapshot()
 
-    def put(self, train: Train) -> None:
+    def put(self, train: TrainState) -> None:
         """Replace the learning state, before the run begins."""
         self.train = self.devices.everywhere(train)
 
-    def restore(self, train: Train, snapshot: dict[str, Any], step: int | None = None) -> None:
+    def restore(self, train: TrainState, snapshot: dict[str, Any], step: int | None = None) -> None:
         """Continue exactly where `train` and the snapshot were taken."""
         self.train = self.devices.everywhere(train)
         self.world = self.devices.shared(snapshot["world"], self.loop.n)
@@ -325,11 +331,11 @@ class DeviceDriver:
         return old, new
 
 
-def finished_episodes(ends: Ends, step: int) -> tuple[list[Finished], int]:
+def finished_episodes(ends: EpisodeEnds, step: int) -> tuple[list[EpisodeResult], int]:
     """Return the episodes that ended and the step after them; leaves of `ends` are `[blocks, rows, ...]`."""
     ended, valid, reward, length = (x.reshape(-1, *x.shape[2:]) for x in ends[:4])
     steps = step + np.cumsum(valid, dtype=np.int64)
     rows, actors = np.divmod(np.flatnonzero(ended), ended.shape[-1])
     # Numbers are converted a column at a time, in half the time: with thousands of actors tens of thousands of episodes end in a call.
     columns = (steps[rows], reward[rows, actors], length[rows, actors], actors)
-    return list(map(Finished, *(column.tolist() for column in columns))), int(steps[-1])
+    return list(map(EpisodeResult, *(column.tolist() for column in columns))), int(steps[-1])

@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from operant.agents.base.compiled import Engine
-from operant.agents.base.learner import Learner, Train, reset_carry, without_replay
-from operant.envs.vector.base import Step, VectorEnv
-from operant.training.episodes import Accounts, Finished
-from operant.types import Action, Block, Tree
+from operant.agents.base.compiled import CompiledAgent
+from operant.agents.base.learner import Learner, TrainState, reset_carry, without_replay
+from operant.envs.vector.base import VectorEnv, VectorStep
+from operant.training.episodes import EpisodeResult, EpisodeStatistics
+from operant.types import Action, Rollout, Tree
 
 CHECK_STEPS = 512
 """Environment steps of one call: few enough that the clock and the target are looked at often, many enough that this costs
@@ -33,10 +33,10 @@ class HostDriver:
     that was open then is closed by its true last observation, like an episode cut by a time limit.
     """
 
-    def __init__(self, engine: Engine, env: VectorEnv, seed: int) -> None:
+    def __init__(self, engine: CompiledAgent, env: VectorEnv, seed: int) -> None:
         self.engine = engine
         self.env = env
-        self.accounts = Accounts(engine.n)
+        self.accounts = EpisodeStatistics(engine.n)
         self.step = engine.counter("timesteps")
         self.block_steps = engine.learner.rows * engine.n
         self.blocks = max(1, CHECK_STEPS // self.block_steps)
@@ -55,21 +55,21 @@ class HostDriver:
         self._recurrent = bool(jax.tree.leaves(self._carry))
         self._broken = False
         """Whether the environments stopped within a block, so that their episodes cannot continue."""
-        self.unreported: Sequence[Finished] = ()
+        self.unreported: Sequence[EpisodeResult] = ()
         """Episodes that ended in blocks that were learnt from, in a call of `advance` that failed later."""
         self.deadline = math.inf
         """Time (`time.perf_counter`) from which an incomplete block is discarded."""
-        self._buffer: Block = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shape)
+        self._buffer: Rollout = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shape)
         self._extras = jax.tree.leaves(self._buffer.extras)
         self._reset_carry = jax.jit(lambda carry, first: reset_carry(engine.learner.algorithm, carry, first))
 
-    def advance(self, blocks: int = 1) -> list[Finished]:
+    def advance(self, blocks: int = 1) -> list[EpisodeResult]:
         """Collect and learn from that many blocks; return the episodes that ended.
 
         If an environment fails, or the deadline passes, the incomplete block is discarded, and the next call begins new
         episodes (see `restore`).
         """
-        finished: list[Finished] = []
+        finished: list[EpisodeResult] = []
         self.unreported = finished
         with contextlib.suppress(_Abandoned):
             for _ in range(blocks):
@@ -81,7 +81,7 @@ class HostDriver:
         self.unreported = ()
         return finished
 
-    def _block(self, finished: list[Finished]) -> Block:
+    def _block(self, finished: list[EpisodeResult]) -> Rollout:
         """Collect one block; if the last one broke off, begin new episodes first."""
         if self._broken:
             self._begin_anew(self._begin())
@@ -102,15 +102,15 @@ class HostDriver:
             self._observation = self.env.reset(self._seed)
         return self._observation
 
-    def _follow(self, actions: dict[str, np.ndarray]) -> Step:
+    def _follow(self, actions: dict[str, np.ndarray]) -> VectorStep:
         """Return what follows the actions: a step, or the start of the episodes that `restore` has begun."""
         if self._fresh is None:
             return self.env.step(actions)
         observation, self._fresh = self._fresh, None
         no = np.zeros(self.engine.n, bool)
-        return Step(observation, np.zeros(self.engine.n, np.float32), no, no)
+        return VectorStep(observation, np.zeros(self.engine.n, np.float32), no, no)
 
-    def _collect(self, finished: list[Finished]) -> Block:
+    def _collect(self, finished: list[EpisodeResult]) -> Rollout:
         """Fill the buffer with the rows of one block."""
         engine, env, buffer = self.engine, self.env, self._buffer
         observation, action = self._begin(), self._next
@@ -150,12 +150,12 @@ class HostDriver:
         return buffer
 
     @property
-    def train(self) -> Train:
+    def train(self) -> TrainState:
         """Everything that is needed to continue, except the environments."""
         return self.engine.train
 
     @property
-    def learnt(self) -> Train:
+    def learnt(self) -> TrainState:
         """The same without a replay memory."""
         return without_replay(self.engine.train)
 
@@ -182,7 +182,7 @@ class HostDriver:
         return self.engine.scale_lr(factor)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what is needed to continue beside the engine's `Train`, as a tree of arrays; valid between blocks."""
+        """Return what is needed to continue beside the engine's `TrainState`, as a tree of arrays; valid between blocks."""
         return {"observation": dict(self._begin()), "ended": self._ended.copy()}
 
     def snapshot_like(self) -> dict[str, Any]:
@@ -193,12 +193,12 @@ class HostDriver:
             "ended": self._ended,
         }
 
-    def put(self, train: Train) -> None:
+    def put(self, train: TrainState) -> None:
         """Replace the learning state, before the run begins."""
         self.engine.put(train)
         self._next = None
 
-    def restore(self, train: Train, snapshot: dict[str, Any], step: int | None = None) -> None:
+    def restore(self, train: TrainState, snapshot: dict[str, Any], step: int | None = None) -> None:
         """Continue from a snapshot: the environments restart, the open episodes are cut.
 
         Row 0 becomes the last row of every open episode, with the last observation of the earlier process. Thus the
@@ -217,5 +217,5 @@ class HostDriver:
         self._observation = last
         self._ended = np.ones(self.engine.n, bool)
         self._first = np.zeros(self.engine.n, bool)
-        self.accounts = Accounts(self.engine.n)
+        self.accounts = EpisodeStatistics(self.engine.n)
         self._broken = False

@@ -12,16 +12,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from operant.agents.base.learner import Learner, Train, without_replay
+from operant.agents.base.learner import Learner, TrainState, without_replay
 from operant.envs.native.native_env import NativeEnv
 from operant.errors import UsageError
 from operant.spec.runtime import processors
-from operant.training.drivers.device import CHECK_STEPS, DeviceRun, Ends, World, finished_episodes
-from operant.training.episodes import Finished
+from operant.training.drivers.device import (
+    CHECK_STEPS,
+    DeviceRun,
+    EpisodeEnds,
+    RunnerState,
+    finished_episodes,
+)
+from operant.training.episodes import EpisodeResult
 from operant.types import Array, Key, Tree
 
 
-class Population:
+class MultiSeedRunner:
     """Independent runs on a native environment, one per key.
 
     On an accelerator `vmap` makes them one program with one more axis. On CPU one program is called for each run, by as many
@@ -59,14 +65,16 @@ class Population:
         hyper = learner.hyper() if hyper is None else hyper
         hyper = jnp.broadcast_to(hyper, (self.size, hyper.shape[-1]))
         self.mapped = jax.default_backend() != "cpu" if mapped is None else mapped
-        self._runs = (_Mapped if self.mapped else _Apart)(learner, self.loop, keys, hyper, self.blocks)
+        self._runs = (_VmapRuns if self.mapped else _SeparateRuns)(
+            learner, self.loop, keys, hyper, self.blocks
+        )
         self.steps = np.zeros(self.size, np.int64)
-        self.unreported: list[list[Finished]] = [[] for _ in range(self.size)]
+        self.unreported: list[list[EpisodeResult]] = [[] for _ in range(self.size)]
         """Each run's episodes that ended in a call of `advance` that failed for another run."""
         self.faults: list[str | None] = [None] * self.size
         """What was wrong with each run's environments in the last call of `advance`; such a run began new episodes."""
 
-    def advance(self, blocks: int = 1, wanted: Collection[int] | None = None) -> list[list[Finished]]:
+    def advance(self, blocks: int = 1, wanted: Collection[int] | None = None) -> list[list[EpisodeResult]]:
         """Run that many blocks (at most `self.blocks`); return each run's finished episodes, in order of time.
 
         Args:
@@ -78,11 +86,11 @@ class Population:
         """
         blocks = min(blocks, self.blocks)
         wanted = range(self.size) if wanted is None else sorted(wanted)
-        finished: list[list[Finished]] = [[] for _ in range(self.size)]
+        finished: list[list[EpisodeResult]] = [[] for _ in range(self.size)]
         self.unreported = [[] for _ in range(self.size)]
         advanced, error = self._runs.advance(blocks, wanted)
         for i, ends in advanced:
-            own = Ends(*(x[:blocks] for x in ends))
+            own = EpisodeEnds(*(x[:blocks] for x in ends))
             finished[i], self.steps[i] = finished_episodes(own, int(self.steps[i]))
             self.faults[i] = self.loop.fault(own, self.name)
             if self.faults[i] is not None:
@@ -98,14 +106,14 @@ class Population:
         world = jax.jit(self.loop.restart)(train.key, train.counters.rows, world.actors.observation)
         self._runs.put(index, "world", world)
 
-    def train(self, index: int) -> Train:
+    def train(self, index: int) -> TrainState:
         """Return a run's learning state, good until the population advances."""
-        train: Train = self._runs.get(index, "train")
+        train: TrainState = self._runs.get(index, "train")
         return train
 
-    def learnt(self, index: int) -> Train:
+    def learnt(self, index: int) -> TrainState:
         """Return a run's learning state without its replay memory, good until the population advances."""
-        learnt: Train = self._runs.get(index, "learnt")
+        learnt: TrainState = self._runs.get(index, "learnt")
         return learnt
 
     def scale_lr(self, index: int, factor: float) -> tuple[float, float]:
@@ -114,9 +122,9 @@ class Population:
         self._runs.put(index, "learnt", learnt)
         return old, new
 
-    def world(self, index: int) -> World:
+    def world(self, index: int) -> RunnerState:
         """Return the environments' part of a run, good until the population advances."""
-        world: World = self._runs.get(index, "world")
+        world: RunnerState = self._runs.get(index, "world")
         return world
 
     def metrics(self, index: int) -> dict[str, float]:
@@ -129,7 +137,9 @@ class Population:
         """Return how many of a run's gradient steps were left out since the last call of `metrics`."""
         return self.learner.skipped(np.asarray(self._runs.get(index, "meter")))
 
-    def put(self, index: int, train: Train, world: World | None = None, step: int | None = None) -> None:
+    def put(
+        self, index: int, train: TrainState, world: RunnerState | None = None, step: int | None = None
+    ) -> None:
         """Replace the state of a run, and set its step (default: that of its counters)."""
         self._runs.put(index, "train", train)
         if world is not None:
@@ -140,18 +150,18 @@ class Population:
 Part = Literal["train", "learnt", "world", "meter"]
 
 
-class State(NamedTuple):
+class SeedState(NamedTuple):
     """What a call of the compiled loop replaces: of one run, or of all with one more axis."""
 
-    train: Train
-    world: World
+    train: TrainState
+    world: RunnerState
     meter: Array
 
     def part(self, name: Part) -> Tree:
         """Return a part; `learnt` is the learning state without its replay memory."""
         return without_replay(self.train) if name == "learnt" else getattr(self, name)
 
-    def replaced(self, name: Part, value: Tree) -> State:
+    def replaced(self, name: Part, value: Tree) -> SeedState:
         """Replace a part."""
         if name != "learnt":
             return self._replace(**{name: value})
@@ -159,19 +169,19 @@ class State(NamedTuple):
         return self._replace(train=value if whole else value._replace(memory=self.train.memory))
 
 
-_Advanced: TypeAlias = tuple[list[tuple[int, Ends]], BaseException | None]
+_Advanced: TypeAlias = tuple[list[tuple[int, EpisodeEnds]], BaseException | None]
 """The ends of each run that advanced, and the first error of those that failed."""
 
 
-class _Apart:
+class _SeparateRuns:
     """Each run by itself: one program for all, called for each, by as many threads as there are cores."""
 
     def __init__(self, learner: Learner, loop: DeviceRun, keys: Key, hyper: Array, blocks: int) -> None:
         init, begin = jax.jit(learner.init), jax.jit(loop.begin)
-        self._states: list[State] = []
+        self._states: list[SeedState] = []
         for i in range(keys.shape[0]):
             key = _of(keys, i)
-            state = State(init(key, hyper[i]), begin(key), learner.meter())
+            state = SeedState(init(key, hyper[i]), begin(key), learner.meter())
             # One after the other, for the reason that `begun` says.
             self._states.append(jax.block_until_ready(state))
         self._loop = functools.partial(loop.iterate, limit=blocks)
@@ -191,9 +201,9 @@ class _Apart:
         """Let the wanted runs advance."""
         loop = self.compiled
 
-        def call(index: int) -> tuple[State, Ends]:
+        def call(index: int) -> tuple[SeedState, EpisodeEnds]:
             *state, ends = loop(*self._states[index], np.int32(blocks))
-            return State(*state), jax.device_get(ends)
+            return SeedState(*state), jax.device_get(ends)
 
         calls = {i: self._threads.submit(call, i) for i in wanted}
         try:
@@ -218,14 +228,14 @@ class _Apart:
         self._states[index] = self._states[index].replaced(part, value)
 
 
-class _Mapped:
+class _VmapRuns:
     """All runs as one, with one more axis."""
 
     def __init__(self, learner: Learner, loop: DeviceRun, keys: Key, hyper: Array, blocks: int) -> None:
         train = jax.jit(functools.partial(begun, learner))(keys, hyper)
         world = jax.jit(jax.vmap(loop.begin))(keys)
         self._size = keys.shape[0]
-        self._state = State(train, world, jnp.stack([learner.meter()] * self._size))
+        self._state = SeedState(train, world, jnp.stack([learner.meter()] * self._size))
         self._loop = functools.partial(loop.iterate, limit=blocks)
 
     @functools.cached_property
@@ -236,9 +246,9 @@ class _Mapped:
     def advance(self, blocks: int, wanted: Sequence[int]) -> _Advanced:
         """Let all runs advance."""
         *state, ends = self.compiled(*self._state, np.int32(blocks))
-        self._state = State(*state)
+        self._state = SeedState(*state)
         ends = jax.device_get(ends)
-        return [(i, Ends(*(x[i] for x in ends))) for i in range(self._size)], None
+        return [(i, EpisodeEnds(*(x[i] for x in ends))) for i in range(self._size)], None
 
     def get(self, index: int, part: Part) -> Any:
         return _of(self._state.part(part), np.int32(index))
@@ -247,7 +257,7 @@ class _Mapped:
         self._state = self._state.replaced(part, _with(self._state.part(part), np.int32(index), value))
 
 
-class Member:
+class SeedDriver:
     """One run of a population as a driver for the training loop, except that only the population advances, all runs at once.
 
     Args:
@@ -255,19 +265,19 @@ class Member:
         index: which of them this is.
     """
 
-    unreported: Sequence[Finished] = ()
+    unreported: Sequence[EpisodeResult] = ()
     """Always empty: the population says what failed."""
     deadline: float = math.inf
     """Has no effect: a compiled block is completed."""
 
-    def __init__(self, population: Population, index: int) -> None:
+    def __init__(self, population: MultiSeedRunner, index: int) -> None:
         self.population = population
         self.index = index
         self.blocks = population.blocks
         self.block_steps = population.block_steps
 
     @property
-    def train(self) -> Train:
+    def train(self) -> TrainState:
         """The learning state."""
         return self.population.train(self.index)
 
@@ -277,7 +287,7 @@ class Member:
         return self.population.learner
 
     @property
-    def learnt(self) -> Train:
+    def learnt(self) -> TrainState:
         """The learning state without its replay memory."""
         return self.population.learnt(self.index)
 
@@ -286,7 +296,7 @@ class Member:
         """Environment steps so far."""
         return int(self.population.steps[self.index])
 
-    def advance(self, blocks: int) -> list[Finished]:
+    def advance(self, blocks: int) -> list[EpisodeResult]:
         """Refuse: a member advances with the others."""
         raise UsageError("A member of a population advances with the others: call Population.advance.")
 
@@ -306,11 +316,11 @@ class Member:
         """Return the shapes of a snapshot."""
         return self.snapshot()
 
-    def put(self, train: Train) -> None:
+    def put(self, train: TrainState) -> None:
         """Replace the learning state, before the run begins."""
         self.population.put(self.index, train)
 
-    def restore(self, train: Train, snapshot: dict[str, Any], step: int | None = None) -> None:
+    def restore(self, train: TrainState, snapshot: dict[str, Any], step: int | None = None) -> None:
         """Continue exactly where `train` and the snapshot were taken."""
         self.population.put(self.index, train, snapshot["world"], step)
 
@@ -319,7 +329,7 @@ class Member:
         return self.population.scale_lr(self.index, factor)
 
 
-def begun(learner: Learner, keys: Key, hyper: Array) -> Train:
+def begun(learner: Learner, keys: Key, hyper: Array) -> TrainState:
     """Initialise the learning state of each of `S` runs, with keys `[S]` and traced options `[S, H]`.
 
     On CPU one after the other: JAX's kernels for batches of matrices, such as the factorisations of orthogonal initialisers, wait for
