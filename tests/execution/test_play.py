@@ -180,7 +180,7 @@ def test_a_run_plays_with_its_own_time_limit(tmp_path):
     assert play(PlayConfig(run_dir=path, max_episode_timesteps=30)).lengths == [30]
 
 
-NOTHING_LIMITS = "tests.test_play:Endless"
+NOTHING_LIMITS = "tests.execution.test_play:Endless"
 
 
 class Endless(gymnasium.Wrapper):

@@ -765,7 +765,7 @@ def test_a_file_and_its_keras_model_train_alike(tmp_path):
 @pytest.mark.slow
 def test_the_examples_of_the_page_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[1] / "docs" / "models.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
     names = {}
     for block in re.findall(r"```python\n(.*?)```", page, re.S):
         exec(compile(block, "docs/models.md", "exec"), names)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from tests.info_envs import Goal, Own
-from tests.test_metrics import NET, SMALL, rows
+from tests.tracking.test_metrics import NET, SMALL, rows
 
 import operant
 from operant.cli import main
@@ -29,7 +29,7 @@ KEYS = ("is_success", "distance")
 @pytest.fixture(autouse=True)
 def importable(monkeypatch):
     """Workers find the environments as this process does."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[1])
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
 
 
 def synchronous(n=3):

@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.test_agent import NET, ROLLOUT
-from tests.test_going_on import create, play
+from tests.execution.test_agent import NET, ROLLOUT
+from tests.training.test_going_on import create, play
 
 from operant import Agent, Runner, checkpoint
 from operant.agents.base.agent_spec import parse_agent

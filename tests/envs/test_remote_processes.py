@@ -19,7 +19,7 @@ from operant.envs import Environment
 from operant.envs.remote import connect
 from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[1]
 
 
 def slow(*values):

@@ -409,7 +409,7 @@ def test_games_are_trained_alike_however_they_are_given(given):
 
 @pytest.mark.parametrize("given", ["a function", pytest.param("functions", marks=pytest.mark.slow)])
 def test_lives_are_counted_in_this_process_also_where_a_function_makes_the_games(given, monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[1])
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
     monkeypatch.setattr(create, "PROCESSES_PAY_SECONDS", 0.0)
     monkeypatch.setattr(create, "processors", lambda: 2)
     run = RunConfig.from_dict({"env": "lives", "max_steps": 1, "n_envs": 2})
@@ -430,8 +430,8 @@ def test_lives_are_counted_in_this_process_also_where_a_function_makes_the_games
 @pytest.mark.parametrize("mode", ["auto", "processes"])
 def test_a_run_in_games_of_a_function_goes_on_with_what_it_had(mode, monkeypatch, tmp_path):
     """As it was before such games were trained as others are, which its file does not say."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[1])
-    told = {"env": "tests.test_atari:lives", "max_steps": 8, "n_envs": 2, "vector": mode, "quiet": True}
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
+    told = {"env": "tests.envs.test_atari:lives", "max_steps": 8, "n_envs": 2, "vector": mode, "quiet": True}
     run = RunConfig.from_dict({**told, "seed": 1, "run_dir": str(tmp_path)}).to_dict()
     (tmp_path / "run.json").write_text(
         json.dumps({"agent": {"type": "a2c", "model": [4], "n_steps": 4}, "run": run})

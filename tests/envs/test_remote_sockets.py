@@ -32,7 +32,7 @@ from operant.envs.remote.service import describe
 from operant.envs.vector.spawn import LostError
 from operant.errors import EnvironmentError, SpecError, UsageError
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[1]
 HOST = "127.0.0.1"
 TOKEN = "0123456789abcdef0123456789abcdef"
 

@@ -29,7 +29,7 @@ from operant.tuning.ranges import Range, corners, split
 from operant.tuning.trial import TrialLostError, TrialProcess, numbered
 from operant.tuning.tune import TuneConfig, draw, from_study, plan, tune
 
-TESTS = str(Path(__file__).parent)
+TESTS = str(Path(__file__).parents[1])
 PRETENDED = (
     f"import sys; sys.path.insert(0, {TESTS!r}); from pretended_trial import work; work(int(sys.argv[1]))"
 )

@@ -23,7 +23,7 @@ from operant.spec import options
 from operant.spec.run import SHORT, RunnerConfig
 from operant.tracking.tensorboard import TensorBoard
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "benchmarks" / "configs").glob("*.json"))
 TINY = {
     "agent": "ppo", "n_steps": 8, "mini_batches": 2, "ppo_epochs": 1, "model": [{"type": "dense", "size": 8}],

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.agents.test_conformance import random_observation
 from tests.small_agents import (
     MODEL,
     RECURRENT,
@@ -17,7 +18,6 @@ from tests.small_agents import (
     networks,
     small,
 )
-from tests.test_conformance import random_observation
 
 import operant
 from operant.agents.base.agent_spec import parse_agent
@@ -307,7 +307,7 @@ def test_a_memory_too_small_for_sequences_is_refused():
 
 
 def test_a_sign_is_remembered_with_recurrent_networks_and_not_without():
-    from tests import test_probes as probes
+    from tests.agents import test_probes as probes
 
     probe = "probe/memory-continuous"
     probes.check("ddpg", probe, probes.on_device("ddpg", probe))
@@ -319,7 +319,7 @@ def test_a_sign_is_remembered_with_recurrent_networks_and_not_without():
 @pytest.mark.exhaustive
 def test_states_forgotten_between_sequences_fail_the_probe(monkeypatch):
     """Control: rows of the answer are replayed without what came before them."""
-    from tests import test_probes as probes
+    from tests.agents import test_probes as probes
 
     states = sequences.states
     monkeypatch.setattr(

@@ -20,7 +20,7 @@ from operant import checkpoint
 from operant.cli import main
 from operant.execution.algorithm.fit import Trainer
 
-EXAMPLES = sorted((Path(__file__).parent / "data" / "examples").glob("*.py"))
+EXAMPLES = sorted((Path(__file__).parents[1] / "data" / "examples").glob("*.py"))
 COMMANDS = [
     "train a2c --env PongNoFrameskip-v4 --n-env 16 --target-reward 19 --preprocess",
     "train a2c --env PongNoFrameskip-v4 --target-reward 19 --n-envs 16 --preprocess --checkpoints a2c-pong.tf",
@@ -129,7 +129,7 @@ def shrink(monkeypatch):
     monkeypatch.setattr(Trainer, "__init__", built)
 
 
-USAGE = Path(__file__).parent / "data" / "examples" / "usage"
+USAGE = Path(__file__).parents[1] / "data" / "examples" / "usage"
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from operant.envs import Environment
 from operant.envs.remote import connect
 from operant.errors import EnvironmentError, SpecError, UsageError
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[1]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(

@@ -263,7 +263,7 @@ def knobs(name: str) -> dict[str, Knob]:
 def missing(config: type[Config]) -> list[str]:
     """Return the options without a line."""
     return [
-        f"tests/test_knobs.py has no line for {option!r} of {owner}. Add another legal value to KNOBS[{owner!r}]."
+        f"tests/agents/test_knobs.py has no line for {option!r} of {owner}. Add another legal value to KNOBS[{owner!r}]."
         for option, owner in declared(config).items()
         if option not in KNOBS.get(owner, {})
     ]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TOKEN = secrets.token_hex(16)
 PATHS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 

@@ -27,7 +27,7 @@ from operant.checkpoint import arrays, durable, manifest
 from operant.errors import CheckpointError, SpecError
 from operant.spec import Config, option
 
-V1 = Path(__file__).parent / "data" / "checkpoint-v1"
+V1 = Path(__file__).parents[1] / "data" / "checkpoint-v1"
 
 
 class Point(NamedTuple):

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.agents.test_conformance import random_observation
+from tests.ops.test_distributional import projected_slowly
 from tests.small_agents import MODEL, RECURRENT, Countdown, compiled, countdown, differing, learner, networks
-from tests.test_conformance import random_observation
-from tests.test_distributional import projected_slowly
 
 from operant.agents import dqn
 from operant.agents.base.protocol import fold
@@ -294,7 +294,7 @@ def test_all_options_together_run_and_repeat():
 
 @pytest.mark.slow
 def test_a_sign_is_remembered_with_a_recurrent_network_and_not_without():
-    from tests import test_probes as probes
+    from tests.agents import test_probes as probes
 
     probes.check("dqn", "probe/memory", probes.on_device("dqn", "probe/memory"))
     found = probes.on_device("dqn", "probe/memory", **networks("dqn", MODEL))
@@ -305,7 +305,7 @@ def test_a_sign_is_remembered_with_a_recurrent_network_and_not_without():
 @pytest.mark.slow
 def test_a_state_forgotten_between_sequences_fails_the_probe(monkeypatch):
     """Control: rows of the answer are replayed without what came before them."""
-    from tests import test_probes as probes
+    from tests.agents import test_probes as probes
 
     evaluated = evaluate
     monkeypatch.setattr(

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.agents.test_conformance import random_observation
+from tests.ops.test_distributional import projected_slowly
 from tests.small_agents import MODEL, Countdown, assert_close, compiled, differing, learner
-from tests.test_conformance import random_observation
-from tests.test_distributional import projected_slowly
-from tests.test_drivers import assert_agree
+from tests.training.test_drivers import assert_agree
 
 from operant.agents import dqn
 from operant.agents.base.agent_spec import parse_agent
@@ -440,7 +440,7 @@ LEARNERS = {
 @pytest.fixture
 def probes():
     """The functions of the probe tests, which know the settings of every agent."""
-    from tests import test_probes
+    from tests.agents import test_probes
 
     return test_probes
 

@@ -11,7 +11,7 @@ from operant.errors import SpecError
 from operant.tracking import METRICS, Console, EpisodeRecord, LoggerGroup, Record, metrics_page
 from operant.training.loop import Outcome
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 class Terminal(io.StringIO):

@@ -19,7 +19,7 @@ import gymnasium
 import jax
 import numpy as np
 import pytest
-from tests.test_agent import CHOICE, NET, REPLAY, ROLLOUT, STATE
+from tests.execution.test_agent import CHOICE, NET, REPLAY, ROLLOUT, STATE
 
 from operant import Agent, Environment, Runner, checkpoint
 from operant.agents.base.agent_spec import parse_agent

@@ -7,7 +7,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.test_metrics import NET, SMALL, rows
+from tests.tracking.test_metrics import NET, SMALL, rows
 
 import operant
 from operant.errors import SpecError
